@@ -1,7 +1,7 @@
-"""The four-state rule: when a device computed, when it only communicated or copied, and when it was idle.
+"""Device states: a device computes, only communicates, only copies, or is idle.
 
-Computing wins over communication, and communication over copies, so the states add up to the
-window, to the nanosecond.
+Computing takes precedence over communication, and communication over copies, so the four states add
+up to the window exactly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,39 +16,43 @@ from lflops.trace.recorded import DeviceEvent
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of a device in each state; the first four add up to the window."""
+    """Nanoseconds of a device in each state; the four states add up to the window.
+
+    Attributes:
+        computing: Time with a fill, or with a kernel that does not communicate.
+        exposed_communication: Time with communication and without computing.
+        exposed_copies: Time with a copy, and without computing or communication.
+        idle: Time with no work.
+        communication: Time with communication, exposed or not.
+        copies: Time with a copy, exposed or not.
+    """
 
     window: int
-    # a kernel ran that is no communication, or a fill
     computing: int
-    # it communicated and computed nothing
     exposed_communication: int
-    # it copied, and neither computed nor communicated
     exposed_copies: int
-    # none of these
     idle: int
-    # all of it, exposed or not
     communication: int
     copies: int
 
     @property
     def busy(self) -> int:
-        """The window without the idle time."""
+        """Window without idle time."""
         return self.window - self.idle
 
     @property
     def overlapped_communication(self) -> int:
-        """Communication that computing hides."""
+        """Communication time overlapped by computing."""
         return self.communication - self.exposed_communication
 
     @property
     def overlapped_copies(self) -> int:
-        """Copies that computing or communication hides."""
+        """Copy time overlapped by computing or communication."""
         return self.copies - self.exposed_copies
 
 
 class Timeline(NamedTuple):
-    """A device's busy stretches between two moments."""
+    """Busy intervals of a device between two moments, by kind of work."""
 
     start: int
     end: int
@@ -58,30 +62,32 @@ class Timeline(NamedTuple):
 
 
 def communicates(work: DeviceEvent) -> bool:
+    """Return whether the work is a collective's kernel."""
     return work.kind == "kernel" and (
         work.collective is not None or is_collective_kernel(work.name)
     )
 
 
 def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
-    """When the work computed, communicated and copied, between two moments."""
+    """Return when the work computed, communicated and copied between two moments."""
     computing: Intervals = []
     communicating: Intervals = []
     copying: Intervals = []
     for each in work:
-        if each.end > start and each.start < end:
-            stretch = max(each.start, start), min(each.end, end)
-            (
-                copying
-                if each.kind == "copy"
-                else communicating
-                if communicates(each)
-                else computing
-            ).append(stretch)
+        if each.end <= start or each.start >= end:
+            continue
+        interval = (max(each.start, start), min(each.end, end))
+        if each.kind == "copy":
+            copying.append(interval)
+        elif communicates(each):
+            communicating.append(interval)
+        else:
+            computing.append(interval)
     return Timeline(start, end, joined(computing), joined(communicating), joined(copying))
 
 
 def timeline(found: Timeline) -> DeviceTimeline:
+    """Return the time in each state."""
     window = [(found.start, found.end)]
     computing, exposed_communication, exposed_copies, idle = shares(
         window, found.computing, found.communicating, found.copying
@@ -98,10 +104,11 @@ def timeline(found: Timeline) -> DeviceTimeline:
 
 
 def idle_stretches(found: Timeline) -> Intervals:
-    return outside(
-        [(found.start, found.end)], joined(found.computing + found.communicating + found.copying)
-    )
+    """Return the intervals without any work."""
+    busy = joined(found.computing + found.communicating + found.copying)
+    return outside([(found.start, found.end)], busy)
 
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:
+    """Return the sum of several timelines."""
     return DeviceTimeline(**sums(list(timelines), *DeviceTimeline.__struct_fields__))

@@ -1,4 +1,4 @@
-"""Files of traces: those of a folder, one that is read, one that is written."""
+"""Finding, reading and writing trace files."""
 
 import contextlib
 import gzip
@@ -13,14 +13,18 @@ from msgspec import Raw
 
 from lflops.errors import ProfileError
 
-_BEGIN = 1 << 16
 GZIP = b"\x1f\x8b"
-AT_BYTE = re.compile(r" \(byte (\d+)\)")
+"""First bytes of a gzip file."""
+
+_BEGIN = 1 << 16
+"""Bytes that are searched for `"traceEvents"`."""
+
+_AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
-"""C++ writes these where a rate is a division by 0. JSON has no such numbers."""
+"""C++ writes these if a rate is a division by 0. JSON has no such numbers."""
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading a damaged event raises."""
+"""Errors from reading a damaged event."""
 
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 _ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")
@@ -28,28 +32,26 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder, by their names; a `ProfileError` where there is none."""
+    """Return the traces of a folder by name; raise `ProfileError` if there is none."""
     if not folder.is_dir():
-        raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
+        raise ProfileError(f"{folder}: is not a folder: pass a folder with the traces of a window")
     found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
     if not found:
         raise ProfileError(
-            f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
+            f"{folder}: contains no trace: pass a folder with files that torch.profiler wrote, "
+            "*.pt.trace.json or *.pt.trace.json.gz"
         )
     return found
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank in a trace's name, as in `host_3.1234.pt.trace.json`; `None` where it has none."""
+    """Return the rank in a trace's name such as `host_3.1234.pt.trace.json`, or `None`."""
     named = _RANK.search(path.name)
     return int(named[1]) if named else None
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is meant as a trace, rather than as a profile.
-
-    By its name, or by how it begins.
-    """
+    """Return whether a file is a trace rather than a profile, by its name or its first bytes."""
     if _ANY_TRACE.search(path.name):
         return True
     try:
@@ -62,53 +64,66 @@ def is_trace(path: Path) -> bool:
 
 @contextlib.contextmanager
 def as_trace(path: Path) -> Iterator[None]:
-    """A context for what is read of a trace: a `ProfileError` names the file that is none."""
+    """Turn errors from reading a trace into a `ProfileError` that names the file."""
     try:
         yield
     except (*DAMAGE, RecursionError) as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+        raise ProfileError(f"{path}: is not a torch.profiler trace: {error}") from error
 
 
 def read(path: Path, kind: Any) -> Any:
-    """Read a trace, packed or not, as a value of that type.
+    """Read a trace, compressed or not, as a value of a type.
 
-    A `ProfileError` names a file that cannot be read.
+    Raises:
+        ProfileError: The file cannot be read or is no trace.
     """
     try:
         content = path.read_bytes()
         text = gzip.decompress(content) if content[:2] == GZIP else content
     except (OSError, EOFError, zlib.error) as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+        raise ProfileError(f"{path}: is not a torch.profiler trace: {error}") from error
     with as_trace(path):
         return decoded(text, kind)
 
 
 def decoded(text: bytes, kind: Any) -> Any:
-    """Decode a whole trace as a value of that type, infinite rates as null.
+    """Decode a whole trace as a value of a type, with infinite rates as null.
 
-    A `ValueError` says in which line the JSON is broken.
+    Raises:
+        ValueError: The JSON is malformed; the message has the line and the column.
     """
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
-        if (finite := without_infinities(text)) != text:
+        finite = without_infinities(text)
+        if finite != text:
             return decoded(finite, kind)
-        if not (found := AT_BYTE.search(str(error))):
+        found = malformed_at(error)
+        if found is None:
             raise
-        before = text[: int(found[1])]
-        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-        raise ValueError(f"line {line}, column {column}: {str(error)[: found.start()]}") from None
+        byte, problem = found
+        before = text[: byte + 1]
+        line = before.count(b"\n") + 1
+        column = len(before) - before.rfind(b"\n")
+        raise ValueError(f"line {line}, column {column}: {problem}") from None
+
+
+def malformed_at(error: msgspec.DecodeError) -> tuple[int, str] | None:
+    """Return the position and the problem in an error about malformed JSON, if it has them."""
+    message = str(error)
+    found = _AT_BYTE.search(message)
+    return (int(found[1]) - 1, message[: found.start()]) if found else None
 
 
 def without_infinities(text: bytes) -> bytes:
-    """JSON text with null in place of infinite numbers."""
+    """Replace infinite numbers in JSON text by null."""
     return _NO_NUMBER.sub(b": null", text)
 
 
 def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
-    """All of a trace but its events, which begin behind this."""
+    """Write everything of a trace that comes before its events."""
     file.write(b"{\n")
     for key, value in parts.items():
         file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
@@ -117,9 +132,9 @@ def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
 
 @contextlib.contextmanager
 def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
-    """A file that is there once it is finished.
+    """Open a compressed file that appears only when it is complete.
 
-    Until then its name is none that readers of traces look for.
+    Until then it has a name that readers of traces do not look for.
     """
     part = into.with_name(f"{into.name}.part")
     try:

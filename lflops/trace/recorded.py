@@ -1,10 +1,9 @@
-"""What a trace recorded, as a value: work of devices, calls of the host, and the spans that were named.
+"""The value of a recorded trace: device work, host calls and named spans.
 
-All times are nanoseconds.
-
-A file has microseconds as decimal text. They never become floats: Kineto's times begin with the
-quarter, and from its 51st day on floats of them lie 1/1024 µs from each other. What is computed
-from them is off by a nanosecond, and a slice would end before one that it contains.
+All times are integers of nanoseconds. A trace file has microseconds as decimal text, which never
+becomes a float: Kineto's times count from the start of the quarter, and from its 51st day on, floats
+of them are 1/1024 µs apart. Times computed from them would be off by a nanosecond, and a slice would
+end before a slice that it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,12 +14,14 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Raw, Struct
 
-STEP, NODE = "ProfilerStep#", "autograd::engine::evaluate_function: "
-"""Begin the names of the profiler's steps, and of the nodes of backward."""
+STEP = "ProfilerStep#"
+"""Prefix of the names of the profiler's steps."""
+NODE = "autograd::engine::evaluate_function: "
+"""Prefix of the names of backward nodes."""
 
 
 class Collective(Struct, frozen=True, gc=False):
-    """What a communication kernel was launched for, as the trace names it."""
+    """Message of a collective, as the trace records it."""
 
     name: str
     in_elements: int | None
@@ -32,7 +33,12 @@ class Collective(Struct, frozen=True, gc=False):
 
 
 class DeviceEvent(Struct, gc=False):
-    """One kernel, copy or fill."""
+    """A kernel, copy or fill on a device.
+
+    Attributes:
+        correlation: Number of the runtime call that launched it.
+        external: Number of the operator that launched it; 0 if the trace does not record it.
+    """
 
     kind: Literal["kernel", "copy", "fill"]
     name: str
@@ -40,15 +46,17 @@ class DeviceEvent(Struct, gc=False):
     stream: int
     start: int
     end: int
-    # the number of the runtime call that launched it
     correlation: int
-    # the number of the operator that launched it, in traces that tell it; 0 is none
     external: int
     collective: Collective | None = None
 
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
 
 class RuntimeCall(Struct, gc=False):
-    """A call of the device's library on the host."""
+    """A host call of the device's runtime or driver."""
 
     external: ClassVar[int] = 0
     spans_threads: ClassVar[bool] = False
@@ -57,6 +65,10 @@ class RuntimeCall(Struct, gc=False):
     start: int
     end: int
     correlation: int
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
 
 
 class Inputs(NamedTuple):
@@ -68,34 +80,41 @@ class Inputs(NamedTuple):
 
 
 class OperatorCall(Struct, gc=False):
-    """A call of an operator on the host."""
+    """A call of an operator on the host.
+
+    Attributes:
+        inputs: The operator's inputs, or `None` if shapes were not recorded.
+        sequence: Sequence number, which a backward node shares with its forward operator; -1 is none.
+        forward_thread: For a backward node, torch's number of the forward's thread; 0 is none.
+        spans_threads: Whether the call ended on another thread. Such a call contains nothing.
+    """
 
     name: str
     thread: int
     start: int
     end: int
     external: int
-    # `None` where shapes were not recorded
     inputs: Inputs | None = None
-    sequence: int = (
-        -1
-        # of a node of backward, and of the operator that it is the backward of; -1 is none
-    )
-    forward_thread: int = (
-        # of a node of backward: torch's number of the thread of its forward; 0 is none
-        0
-    )
+    sequence: int = -1
+    forward_thread: int = 0
     collective: Collective | None = None
-    spans_threads: bool = (
-        # whether it ended on another thread, so that nothing is inside of it
-        False
-    )
+    spans_threads: bool = False
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
 
 
 class Span(Struct, gc=False):
-    """A named stretch of time on a thread.
+    """A named span on a thread.
 
-    A step, a scope of `record_function`, a module frame of `with_stack`, or a slice of lflops.
+    Attributes:
+        kind: A profiler step, a scope of `record_function`, a module frame of `with_stack`, or a
+            module slice that lflops added.
+        phase: Phase of a module slice.
+        collective: Message of a collective's scope, if the trace records it.
+        external: As for an operator; only set for events in memory.
+        spans_threads: As for an operator; only set for events in memory.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -103,61 +122,65 @@ class Span(Struct, gc=False):
     thread: int
     start: int
     end: int
-    # of a slice of lflops
     phase: str = "forward"
-    # of the scope of a collective, where it tells its message
     collective: Collective | None = None
-    # as of an operator; read of events in memory alone, as the next
     external: int = 0
     spans_threads: bool = False
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
 
 
 HostItem = Span | OperatorCall | RuntimeCall
 
 
 class MemoryPeak(Struct, frozen=True):
-    """The largest numbers of bytes that the allocator of a device reported."""
+    """The largest numbers of bytes that a device's allocator reported."""
 
     allocated: int
     reserved: int
 
 
 class RecordedTrace(Struct, kw_only=True):
-    """One file, or what Kineto has in memory, read."""
+    """The content of a trace file, or of the events that Kineto holds in memory.
+
+    Attributes:
+        rank: Rank in the file's header, or `None`.
+        groups: Number of process groups, or `None` if unknown.
+        devices: Device names by device number.
+        has_stack: Whether Python frames were recorded.
+        negative: Number of events with a negative duration, which is treated as 0.
+        unread: Number of events of unknown categories, by category.
+        damaged: Number of events left out because they cannot be read.
+        damage: Error of the first damaged event.
+        first: First moment of the recording on the host; 0 without an event.
+        last: Last moment of the recording on the host; 0 without an event.
+    """
 
     work: list[DeviceEvent] = []
     runtime: list[RuntimeCall] = []
     operators: list[OperatorCall] = []
     spans: list[Span] = []
     file: str = ""
-    # from the file; `None` where it does not tell
     rank: int | None = None
     world_size: int | None = None
-    # how many process groups there are; `None` where it does not tell
     groups: int | None = None
-    # the names by the devices' numbers
     devices: dict[int, str] = {}
     memory: dict[int, MemoryPeak] = {}
-    # whether Python's frames were recorded
     has_stack: bool = False
-    # how many events had a negative length; they are taken as 0 ns long
     negative: int = 0
-    # events of a kind that nothing here knows, by category
     unread: dict[str, int] = {}
-    # how many events are left out because they cannot be read
     damaged: int = 0
-    # what is wrong with the first of them
     damage: str = ""
     events: int = 0
-    # the recording's first and last moment on the host; both 0 without an event
     first: int = 0
     last: int = 0
 
     def on_host(self) -> Iterator[HostItem]:
-        """All that the host did.
+        """Iterate over everything on the host.
 
-        Of what begins and ends at once, a span is around an operator, and an operator around a
-        call.
+        Where times are equal, a span contains an operator, and an operator contains a runtime call.
         """
         return chain(self.spans, self.operators, self.runtime)
 
@@ -165,36 +188,34 @@ class RecordedTrace(Struct, kw_only=True):
 ZERO = Raw(b"0.000")
 
 _EXACT = Context(prec=60)
-# microseconds: 30 000 years
 _LARGEST = Decimal(10) ** 18
+"""Upper limit of a time in microseconds: 30,000 years."""
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`.
+    """Return start and end in nanoseconds, from the JSON texts of an event's `ts` and `dur`.
 
-    Without `dur` it has no length.
+    Fractions of a nanosecond are rounded at both ends, so that an event inside another event stays
+    inside it. Raises `ValueError` for a text that is no number of microseconds.
     """
-    # Fractions of a nanosecond are rounded at both ends, so that an event inside of another one
-    # stays inside. A `ValueError` says which of them is no number of microseconds.
-    start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
+    start = _parse_kineto_time(bytes(ts))
+    length = _parse_kineto_time(bytes(dur))
     if start is not None and length is not None:
         return start, start + length
-    begin, took = (
-        _decimal(bytes(each).strip(b'"'))
-        for each in (ts, dur)
-        # some profilers write a text
-    )
-    return _rounded(begin), _rounded(_EXACT.add(begin, took))
+    exact_start = _parse_decimal(bytes(ts))
+    exact_length = _parse_decimal(bytes(dur))
+    return _rounded(exact_start), _rounded(_EXACT.add(exact_start, exact_length))
 
 
 def microseconds(nanoseconds: int) -> Raw:
-    """The JSON text of a time, exact: microseconds with three places, as Kineto writes them."""
+    """Return a time's exact JSON text: microseconds with three places, as Kineto writes them."""
     whole, places = divmod(abs(nanoseconds), 1000)
-    return Raw(b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", whole, places))
+    sign = b"-" if nanoseconds < 0 else b""
+    return Raw(b"%b%d.%03d" % (sign, whole, places))
 
 
-def _as_kineto_writes(text: bytes) -> int | None:
-    """Nanoseconds, where the text has exactly three places.
+def _parse_kineto_time(text: bytes) -> int | None:
+    """Return nanoseconds of a text with exactly three decimal places, or `None` for other texts.
 
     This is four times as fast as a decimal.
     """
@@ -204,14 +225,17 @@ def _as_kineto_writes(text: bytes) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _decimal(text: bytes) -> Decimal:
+def _parse_decimal(text: bytes) -> Decimal:
+    # Some profilers write times as strings.
+    text = text.strip(b'"')
     try:
         value = Decimal(text.decode())
     except (InvalidOperation, UnicodeDecodeError):
         value = _LARGEST
     if not value.is_finite() or value.copy_abs() >= _LARGEST:
+        shown = text[:40].decode(errors="replace") or "nothing"
         raise ValueError(
-            f"a time of {text[:40].decode(errors='replace') or 'nothing'}: `ts` and `dur` are numbers of microseconds below 1e18"
+            f"a time of {shown}: `ts` and `dur` are numbers of microseconds below 1e18"
         )
     return value
 
@@ -221,15 +245,15 @@ def _rounded(value: Decimal) -> int:
 
 
 class Slice(Protocol):
-    """Anything from one moment to another, in nanoseconds."""
+    """Anything with a start and an end, in nanoseconds."""
 
     @property
     def start(self) -> int:
-        """Its first moment."""
+        """First moment of the slice."""
 
     @property
     def end(self) -> int:
-        """Its last moment."""
+        """Last moment of the slice."""
 
 
 Opened = TypeVar("Opened", bound=Slice)
@@ -238,9 +262,10 @@ Sliced = TypeVar("Sliced", bound=Slice)
 
 @dataclass(slots=True)
 class SliceTimes:
-    """All slices of one name.
+    """Calls and nanoseconds of all slices with one name.
 
-    Nanoseconds, inclusive and own, of the host and of the device's work that was launched in them.
+    Device times are of work that was launched inside the slices. Times are inclusive, or with the
+    prefix `self_` without the slices inside.
     """
 
     name: str
@@ -254,12 +279,17 @@ class SliceTimes:
 def outer_first(
     slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True
 ) -> Iterator[Sliced]:
-    """The slices of one thread in the order of time, the outer ones first."""
-    # `opened` is the stack of the slices around the one that comes: those that have ended are taken
-    # from it. The caller appends what is to be around the next ones. A slice that ends after the
-    # innermost one around it is inside of that if it `may_cross`, and else of none that it crosses.
+    """Iterate over a thread's slices by start, outer slices before the slices they contain.
+
+    Args:
+        slices: Slices of one thread.
+        opened: Stack of the slices around the current slice. Slices that have ended are popped from
+            it; the caller appends each slice that may contain the next ones.
+        may_cross: Whether a slice that ends after the innermost slice around it is still inside
+            that slice. Otherwise it is inside no slice that it crosses.
+    """
     for each in sorted(slices, key=lambda each: (each.start, -each.end)):
-        start, last = each.start, each.start if may_cross else each.end
-        while opened and (opened[-1].end <= start or opened[-1].end < last):
+        must_contain = each.start if may_cross else each.end
+        while opened and (opened[-1].end <= each.start or opened[-1].end < must_contain):
             opened.pop()
         yield each

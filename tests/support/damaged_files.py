@@ -42,7 +42,7 @@ import lflops
 from lflops.cli.main import main as shell
 from lflops.errors import LflopsError
 from lflops.integrations.deepspeed.api import arguments_of
-from lflops.trace.analysis.collectives import MERGED
+from lflops.trace.analysis.merge import MERGED
 from lflops.trace.convert import place
 from tests.memory.snapshots.test_causes import PLANTED
 from tests.memory.snapshots.test_modules import PYTHON, Words, training

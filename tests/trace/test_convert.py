@@ -251,7 +251,7 @@ def test_the_copies_of_a_folder_are_beside_it(
     assert 0 == main(["trace", "compat", str(folder), "--json"])
     assert {"files": [*map(str, copies)], "damaged": [0, 0]} == json.loads(capsys.readouterr().out)
     assert 2 == main(["trace", "compat", str(tmp_path / "missing")])
-    assert "missing: is no folder" in capsys.readouterr().err
+    assert "missing: is not a folder" in capsys.readouterr().err
 
 
 DAMAGED = {
@@ -309,11 +309,11 @@ def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None
         trace.write_bytes(content)
         with pytest.raises(
             ProfileError,
-            match=r"a\.pt\.trace\.json: is no trace .*: line 3, column 16: JSON is malformed",
+            match=r"a\.pt\.trace\.json: is not a .* trace: line 3, column 16: JSON is malformed",
         ):
             compat(trace)
     trace.write_bytes(gzip.compress(text, mtime=0)[:12] + b"\xff" * 30)
-    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace"):
+    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
         compat(trace)
 
 
@@ -331,9 +331,7 @@ def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
     """By its name, and nothing is written."""
     (folder := tmp_path / "w").mkdir()
     (trace := folder / "a.pt.trace.json").write_text(f'{{"traceEvents": {events}}}')
-    with pytest.raises(
-        ProfileError, match=r"a\.pt\.trace\.json: is no trace as torch.profiler writes them"
-    ):
+    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
         compat(trace)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file() and path != trace]
 

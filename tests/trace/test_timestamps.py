@@ -17,7 +17,7 @@ from msgspec import Raw
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
 from lflops.trace import recorded as times
-from lflops.trace.analysis.collectives import MERGED, merge
+from lflops.trace.analysis.merge import MERGED, merge
 from lflops.trace.annotate import Calls, annotate
 from lflops.trace.convert import compat
 from tests.support.quarters import DAY, MOMENTS, exact, span, write
@@ -190,6 +190,6 @@ def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
         (tmp_path / f"a_{rank}.1.pt.trace.json").write_text(text)
     assert 1 == merge(tmp_path).damaged
     with pytest.raises(
-        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace as torch.profiler writes them"
+        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
     ):
         compat(tmp_path / "a_0.1.pt.trace.json")

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lflops.model.module_tree import ModuleTree
-from lflops.trace.analysis.collectives import merge
+from lflops.trace.analysis.merge import merge
 from lflops.trace.annotate import PROCESS, Calls, annotate
 from lflops.trace.record.tracer import Tracer
 from tests.support.traces_by_hand import gpu_traces

@@ -10,8 +10,8 @@ from lflops.cli.diff import memory_limit, refuse_unknown
 from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.report.html import write
 from lflops.report.text import counted, plain
-from lflops.trace.analysis.collectives import MERGED, merge as merge_traces
 from lflops.trace.analysis.compare import compare, trace_limits
+from lflops.trace.analysis.merge import MERGED, merge as merge_traces
 from lflops.trace.analysis.page import trace_page
 from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.analysis.sentences import clock_lines

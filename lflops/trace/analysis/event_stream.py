@@ -1,7 +1,7 @@
 """The events of a trace file in portions, so that a file of any size is read in bounded memory.
 
 A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each
-piece is cut after its last whole event and decoded as a separate array, so no text outlives its
+piece is cut after its last complete event and decoded as a separate array, so no text outlives its
 piece.
 """
 
@@ -19,18 +19,25 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.trace.files import AT_BYTE, GZIP, as_trace, rank_in_name, without_infinities
+from lflops.trace.files import GZIP, as_trace, malformed_at, rank_in_name, without_infinities
 
 _PIECE = 1 << 22
-# bytes of the longest event, header or trailer that is read
+"""Bytes that are read at a time."""
 _LONGEST = 1 << 26
-# bytes of the largest file, unpacked
+"""Most bytes of an event, of the header or of the trailer."""
 _LARGEST = 1 << 33
+"""Most bytes of an uncompressed file."""
+
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-_TAIL, _CUTS = 1 << 16, 8
+"""Looks like the border between two events, but may be inside an event."""
+_TAIL = 1 << 16
+"""Bytes at the end of a piece that are searched for a border."""
+_CUTS = 8
+"""Number of possible borders that are tried."""
 
 _Event = TypeVar("_Event")
+_File = gzip.GzipFile | BufferedReader
 
 
 class _Distributed(Struct, frozen=True):
@@ -45,170 +52,200 @@ class _Device(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True):
-    """What a trace says of itself, before its events or after them."""
+    """A trace's fields besides its events, which may stand before or after the events."""
 
     base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
     devices: tuple[_Device, ...] = msgspec.field(default=(), name="deviceProperties")
 
     def rank(self, path: Path) -> int | None:
-        """The rank that it says, or else the file's name."""
-        told = self.distributed.rank if self.distributed else None
-        return rank_in_name(path) if told is None else told
+        """Return the rank in the header, or else in the file's name."""
+        if self.distributed is not None and self.distributed.rank is not None:
+            return self.distributed.rank
+        return rank_in_name(path)
 
 
 class TraceStream(Generic[_Event]):
-    """One trace file, packed or not, which its first bytes show.
+    """Reads one trace file, compressed or not.
 
-    What the trace says of itself is in `header`, complete when all events have been read. Events
-    that are not of the kind are left out: `damaged` is how many, `damage` what is wrong with the
-    first.
+    Attributes:
+        header: The trace's header, complete when all events have been read.
+        damaged: Number of events left out because they are not of the expected type.
+        damage: Error of the first damaged event.
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
+        """Prepare to read events of a type from a file."""
         self.header = Header()
-        self.damaged, self.damage = 0, ""
+        self.damaged = 0
+        self.damage = ""
         self._path = path
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._single = msgspec.json.Decoder(kind)
         self._read = 0
-        # of the first byte that is not decoded yet
-        self._line = self._column = 1
+        # Place of the first byte that is not decoded yet.
+        self._line = 1
+        self._column = 1
 
     def portions(self) -> Iterator[list[_Event]]:
-        """The events, some thousands at a time.
+        """Iterate over the events, some thousands at a time.
 
-        A `ProfileError` names a file that cannot be read, or is no trace.
+        Raises:
+            ProfileError: The file cannot be read or is no trace.
         """
         try:
             with as_trace(self._path), self._path.open("rb") as raw:
-                packed = raw.read(2) == GZIP
+                is_compressed = raw.read(2) == GZIP
                 raw.seek(0)
-                yield from self._portions(gzip.GzipFile(fileobj=raw) if packed else raw)
+                yield from self._portions(gzip.GzipFile(fileobj=raw) if is_compressed else raw)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ProfileError(f"{self._path}: cannot be read: {reason}") from error
 
-    def _portions(self, file: gzip.GzipFile | BufferedReader) -> Iterator[list[_Event]]:
-        head, rest = self._head(file)
-        self._pass(head + b"[")
+    def _portions(self, file: _File) -> Iterator[list[_Event]]:
+        head, rest = self._read_head(file)
+        self._count_lines(head + b"[")
         missing = _PIECE
         while True:
-            piece = self._piece(file, missing)
+            piece = self._read_piece(file, missing)
             text = rest + piece
-            found = self._leading(text)
-            if found is None and (finite := without_infinities(text)) != text:
-                text, found = finite, self._leading(finite)
+            found = self._leading_events(text)
+            if found is None:
+                finite = without_infinities(text)
+                if finite != text:
+                    text = finite
+                    found = self._leading_events(text)
             if found is not None:
                 events, rest = found
-                self._pass(text[: len(text) - len(rest)])
+                self._count_lines(text[: len(text) - len(rest)])
                 missing = _PIECE
                 yield events
                 continue
             end = _end_of_array(text)
             if end is not None:
-                if end > 2:
-                    yield self._decoded(b"[" + text[: end - 1])
                 break
             if not piece or len(text) > _LONGEST:
-                raise ValueError(self._fault(text, is_whole=not piece))
-            rest, missing = text, len(text)
+                raise ValueError(self._problem(text, is_whole=not piece))
+            rest = text
+            missing = len(text)
+        if end > 2:
+            yield self._decode(b"[" + text[: end - 1])
         if head:
-            tail = text[end - 1 :] + b"".join(
-                islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE)
-            )
-            self.header = msgspec.json.decode(without_infinities(head + b"[]" + tail), type=Header)
+            trailer = text[end - 1 :] + self._read_trailer(file)
+            whole = without_infinities(head + b"[]" + trailer)
+            self.header = msgspec.json.decode(whole, type=Header)
 
-    def _head(self, file: gzip.GzipFile | BufferedReader) -> tuple[bytes, bytes]:
-        """The text before the list of events, and what has been read of the list."""
+    def _read_head(self, file: _File) -> tuple[bytes, bytes]:
+        """Return the text before the list of events, and the beginning of the list."""
         text = b""
-        while piece := self._piece(file, _PIECE):
+        while piece := self._read_piece(file, _PIECE):
             text += piece
-            # a list of events without a header is a trace too
-            if text.lstrip()[:1] == b"[":
-                return b"", text.lstrip()[1:]
-            for start in _EVENTS.finditer(text):
-                head = text[: start.end() - 1]
-                try:
-                    msgspec.json.decode(head + b"[]}", type=Header)
-                except msgspec.ValidationError:
-                    raise
-                except msgspec.DecodeError:
-                    # it stands within a text, or in another object
-                    continue
-                return head, text[start.end() :]
-            if len(text) > _LONGEST or text.lstrip()[:1] != b"{":
+            start = text.lstrip()
+            # A list of events without a header is a trace too.
+            if start.startswith(b"["):
+                return b"", start[1:]
+            for match in _EVENTS.finditer(text):
+                head = text[: match.end() - 1]
+                if _is_header(head):
+                    return head, text[match.end() :]
+            if len(text) > _LONGEST or not start.startswith(b"{"):
                 break
         if not text.strip():
             raise ValueError("the file is empty")
         raise ValueError('it has no list of events, "traceEvents"')
 
-    def _piece(self, file: gzip.GzipFile | BufferedReader, size: int) -> bytes:
+    def _read_trailer(self, file: _File) -> bytes:
+        pieces = iter(lambda: file.read(_PIECE), b"")
+        return b"".join(islice(pieces, _LONGEST // _PIECE))
+
+    def _read_piece(self, file: _File, size: int) -> bytes:
         piece = file.read(size)
         self._read += len(piece)
         if self._read > _LARGEST:
             raise ValueError(f"it has more than {_LARGEST >> 30} GiB of text; record fewer steps")
         return piece
 
-    def _pass(self, text: bytes) -> None:
-        """Count the lines of text that is decoded."""
+    def _count_lines(self, text: bytes) -> None:
+        """Move the place of the first undecoded byte behind a text."""
         self._line += text.count(b"\n")
-        self._column = len(text) - text.rfind(b"\n") if b"\n" in text else self._column + len(text)
+        if b"\n" in text:
+            self._column = len(text) - text.rfind(b"\n")
+        else:
+            self._column += len(text)
 
-    def _fault(self, text: bytes, *, is_whole: bool) -> str:
-        """Why a text, which has all that follows or its beginning, is not the rest of a list of events."""
+    def _problem(self, text: bytes, *, is_whole: bool) -> str:
+        """Explain why a text is not the rest of a list of events.
+
+        `is_whole` tells that no text follows.
+        """
         try:
             msgspec.json.decode(b"[" + text, type=list[Raw])
         except msgspec.DecodeError as error:
-            if found := AT_BYTE.search(str(error)):
-                self._pass(text[: int(found[1]) - 1])
-                return f"line {self._line}, column {self._column}: {str(error)[: found.start()]}"
+            found = malformed_at(error)
+            if found is not None:
+                # The position counts the bracket.
+                position, problem = found
+                self._count_lines(text[:position])
+                return f"line {self._line}, column {self._column}: {problem}"
         if is_whole:
             return "the text ends before the list of events does, so the file is truncated"
-        return f"line {self._line}, column {self._column}: comes an event of more than {_LONGEST >> 20} MiB"
+        limit = _LONGEST >> 20
+        return f"line {self._line}, column {self._column}: an event has more than {limit} MiB"
 
     def skip(self, error: Exception) -> None:
         """Count an event that is left out."""
         self.damaged += 1
         self.damage = self.damage or str(error)
 
-    def _decoded(self, text: bytes) -> list[_Event]:
-        """The events of a list."""
+    def _decode(self, text: bytes) -> list[_Event]:
+        """Decode a list of events, without the damaged ones."""
         try:
             return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
-            found = []
-            for each in msgspec.json.decode(text, type=list[Raw]):
-                try:
-                    found.append(self._single.decode(each))
-                except (msgspec.ValidationError, UnicodeDecodeError) as error:
-                    self.skip(error)
-            return found
+            pass
+        found = []
+        for each in msgspec.json.decode(text, type=list[Raw]):
+            try:
+                found.append(self._single.decode(each))
+            except (msgspec.ValidationError, UnicodeDecodeError) as error:
+                self.skip(error)
+        return found
 
-    def _leading(self, text: bytes) -> tuple[list[_Event], bytes] | None:
-        """The whole events that a text begins with, and the rest.
+    def _leading_events(self, text: bytes) -> tuple[list[_Event], bytes] | None:
+        """Return the complete events at the beginning of a text, and the rest.
 
-        `None` where no cut is one between two events of the list.
+        Returns `None` if no possible border is the border between two events.
         """
-        cuts = [match.start() + 1 for match in _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))]
+        borders = _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))
+        cuts = [match.start() + 1 for match in borders]
         for cut in reversed(cuts[-_CUTS:]):
             try:
-                return self._decoded(b"[" + text[:cut] + b"]"), text[cut:].lstrip().removeprefix(
-                    b","
-                )
+                events = self._decode(b"[" + text[:cut] + b"]")
             except msgspec.DecodeError:
                 continue
+            return events, text[cut:].lstrip().removeprefix(b",")
         return None
+
+
+def _is_header(head: bytes) -> bool:
+    """Return whether a text up to `"traceEvents": ` is the start of a trace.
+
+    Otherwise these words stand inside a string or another object.
+    """
+    try:
+        msgspec.json.decode(head + b"[]}", type=Header)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _end_of_array(text: bytes) -> int | None:
-    """Where the array ends that has the text after its first bracket.
-
-    `None` where it does not end.
-    """
+    """Return where an array ends, given the text after its first bracket; `None` if it does not."""
+    decoder = json.JSONDecoder(parse_int=len, strict=False)
     try:
-        return json.JSONDecoder(parse_int=len, strict=False).raw_decode(
-            "[" + text.decode("latin-1")
-        )[1]
+        _, end = decoder.raw_decode("[" + text.decode("latin-1"))
     except ValueError:
         return None
+    return end

@@ -1,12 +1,11 @@
-"""Ties the device's work to what launched it on the host.
-
-The operator, the modules and the scopes around the launch.
+"""Ties device work to the operator, the modules and the scopes that launched it on the host.
 
     host     scope [ aten::linear [ aten::addmm [ cudaLaunchKernel ] ] ]
-    device                                          kernel               own work of addmm, inclusive of linear and of the scope
+    device                                          kernel     self time of addmm, inclusive time of
+                                                               linear and of the scope
 
-On each thread what the host does is nested by its times. The launch's number, `correlation`, is the
-kernel's too.
+On each thread, host items are nested by their times. A launch and its kernel share a number, the
+`correlation`.
 """
 
 from collections import Counter, defaultdict
@@ -37,35 +36,44 @@ _OperatorKey = tuple[str, Inputs | None]
 
 @dataclass(slots=True)
 class OperatorSums(SliceTimes):
-    """All calls of an operator with one set of inputs."""
+    """All calls of an operator with equal inputs.
+
+    A call is counted if its cost is known and it is not part of another counted call.
+
+    Attributes:
+        inputs: The inputs, or `None` if shapes were not recorded.
+        counted_calls: Number of counted calls.
+        counted_device: Inclusive device time of the counted calls.
+        unsupported_device: Device self time outside all counted calls.
+        has_operators: Whether it called another operator.
+        has_tf32: Whether a kernel of its counted calls is named after TF32, which fp32 inputs do
+            not show.
+    """
 
     inputs: Inputs | None = None
-    counted_calls: int = (
-        # calls whose cost counts: those within an operator that is counted itself are its parts
-        0
-    )
-    # the device's time of these, inclusive
+    counted_calls: int = 0
     counted_device: int = 0
-    # its own device time in no operator that is counted
     unsupported_device: int = 0
-    # whether it called another operator
     has_operators: bool = False
-    # whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell
     has_tf32: bool = False
 
 
 @dataclass(slots=True)
 class SpanSums(SliceTimes):
-    """All stretches of a module or a scope in one phase."""
+    """All spans of a module or scope in one phase."""
 
     kind: str = "scope"
     phase: str = "forward"
 
 
 class Launch(NamedTuple):
-    """What launched some work of the device.
+    """The origin of some device work.
 
-    The call, the innermost operator, the one that is counted, the collective.
+    Attributes:
+        call: The runtime call.
+        operator: The innermost operator around the call.
+        counted: The counted operator around the call.
+        collective: The collective around the call.
     """
 
     call: RuntimeCall | None = None
@@ -77,267 +85,356 @@ class Launch(NamedTuple):
 NOT_RECORDED = Launch()
 
 
+class CountedCall(NamedTuple):
+    """A call of an operator whose cost counts, and whether activation checkpointing repeats it."""
+
+    start: int
+    operator: OperatorSums
+    is_recompute: bool
+
+
 @dataclass(slots=True)
 class HostWalk:
-    """What the host did, summed, and the launch of each piece of work, by the launch's number."""
+    """Sums over the host items of a trace, and the launches of its device work.
+
+    Attributes:
+        operators: Sums by operator name and inputs.
+        spans: Sums by kind, name and phase of a module or scope.
+        launches: Launches by the work's `correlation`.
+        counted: The counted calls.
+        by_external: Origins of work without a recorded launch, by the work's `external`.
+    """
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
     spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
-    # Each counted call: when it began, the operator, and whether it computes again what forward
-    # computed
-    counted: list[tuple[int, OperatorSums, bool]] = field(default_factory=list)
-    # Of work whose launch was not recorded, by the number that its operator has too
+    counted: list[CountedCall] = field(default_factory=list)
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceEvent) -> Launch:
-        """Find what launched a piece of work; `NOT_RECORDED` where the trace does not tell."""
-        return self.launches.get(work.correlation) or self.by_external.get(
-            work.external, NOT_RECORDED
-        )
+        """Return the origin of a piece of work, `NOT_RECORDED` if the trace does not show it."""
+        found = self.launches.get(work.correlation)
+        if found is not None:
+            return found
+        return self.by_external.get(work.external, NOT_RECORDED)
 
     def call(self, work: DeviceEvent) -> RuntimeCall | None:
+        """Return the runtime call that launched a piece of work."""
         return self.launch(work).call
 
 
 @dataclass(slots=True)
 class _Open:
+    """A host item around the current position of the walk.
+
+    Attributes:
+        operator: The innermost operator, this item included.
+        operator_end: End of that operator.
+        is_within_counted: Whether this item or an item around it is a counted operator.
+        is_backward: Whether it is inside a backward node whose forward module is known.
+        module: The innermost module; in backward, the module of the node's forward.
+        node: The outermost backward node.
+        again: The outermost operator in that node that is a forward operator.
+        span: Sums of this item, if it is a module or scope.
+        is_counted: Whether this item is a counted operator.
+    """
+
     start: int
     end: int
     collective: Collective | None = None
-    # What the slices within it inherit:
-    # the innermost one, this one included
     operator: OperatorSums | None = None
     operator_end: int = 0
     is_within_counted: bool = False
     is_backward: bool = False
-    module: str | None = (
-        # the innermost module; in backward the one whose forward made the node
-        None
-    )
-    # the outermost node of backward
+    module: str | None = None
     node: OperatorCall | None = None
-    # the outermost operator in it that is one of forward
     again: OperatorCall | None = None
-    # What is its own:
     span: SpanSums | None = None
     is_counted: bool = False
+
+    def inherit(self, around: "_Open") -> None:
+        """Copy what holds for everything inside the item around this item."""
+        self.operator = around.operator
+        self.operator_end = around.operator_end
+        self.is_within_counted = around.is_within_counted
+        self.is_backward = around.is_backward
+        self.module = around.module
+        self.node = around.node
+        self.again = around.again
 
 
 def walk(
     trace: RecordedTrace, work: Iterable[DeviceEvent], is_counted: Callable[[OperatorCall], bool]
 ) -> HostWalk:
-    """Go through what each thread did, for some work of the device."""
-    # `is_counted` tells whether an operator has a cost. Operators within one that has are its
-    # parts, and not counted again.
+    """Walk through the host items of each thread and attribute device work to them.
+
+    Args:
+        trace: The trace.
+        work: The device work to attribute.
+        is_counted: Returns whether the cost of an operator is known. Operators inside such an
+            operator are parts of it and not counted again.
+    """
     found = HostWalk()
-    nanoseconds = summed((each.correlation, each.end - each.start) for each in work)
+    nanoseconds = summed((each.correlation, each.duration) for each in work)
     walker = _Walker(found, nanoseconds, is_counted)
-    places = _slice_threads(trace)
-    launching = (call for call in trace.runtime if call.correlation in nanoseconds)
-    asked: Iterator[HostItem] = chain(trace.spans, trace.operators, launching)
-    by_thread = grouped(asked, lambda each: places.get(each.thread, each.thread))
-    threads = {span.thread for span in trace.spans}
-    for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
-        walker.thread(by_thread[thread])
-    found.counted = [
-        (call.start, sums, is_again)
-        for (call, sums, *_), is_again in zip(walker.counted, walker.recomputed(), strict=True)
-    ]
-    known = {call.external: call for call in trace.operators if call.external}
+    for items in _items_by_thread(trace, nanoseconds):
+        walker.walk_thread(items)
+    found.counted = walker.counted_calls()
+    operators = {call.external: call for call in trace.operators if call.external}
     for each in work:
         launch = found.launches.get(each.correlation, NOT_RECORDED)
         if launch.counted is not None and precision_by_name(each.name) == "tf32":
             launch.counted.has_tf32 = True
-        if launch is NOT_RECORDED and each.external in known:
-            walker.unlaunched(each, known[each.external])
+        if launch is NOT_RECORDED and each.external in operators:
+            walker.add_without_launch(each, operators[each.external])
     return found
 
 
-def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """The threads that the slices of lflops, which have their own tracks, were recorded on.
+def _items_by_thread(
+    trace: RecordedTrace, launching: Mapping[int, int]
+) -> Iterator[Sequence[HostItem]]:
+    """Iterate over the items of each thread, threads with spans first."""
+    threads_of_slices = _slice_threads(trace)
+    calls = (call for call in trace.runtime if call.correlation in launching)
+    items: Iterator[HostItem] = chain(trace.spans, trace.operators, calls)
+    by_thread = grouped(items, lambda item: threads_of_slices.get(item.thread, item.thread))
+    with_spans = {span.thread for span in trace.spans}
+    for thread in sorted(by_thread, key=lambda thread: (thread not in with_spans, thread)):
+        yield by_thread[thread]
 
-    Where no node tells, the one of the steps.
+
+def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
+    """Return the recorded thread of each track of lflops' module slices.
+
+    A track that no backward node identifies belongs to the thread of the steps.
     """
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
-    steps = Counter(span.thread for span in trace.spans if span.kind == "step")
     slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
-    trainers = {track: steps.most_common(1)[0][0] for track, _ in slices} if steps else {}
-    return trainers | threads_of_tracks(slices, nodes)
+    steps = Counter(span.thread for span in trace.spans if span.kind == "step")
+    threads = {}
+    if steps:
+        thread_of_steps, _ = steps.most_common(1)[0]
+        threads = dict.fromkeys((track for track, _ in slices), thread_of_steps)
+    return threads | threads_of_tracks(slices, nodes)
 
 
-@dataclass(slots=True)
+class _Counted(NamedTuple):
+    """A counted call, the backward node around it, and the forward operator inside that node."""
+
+    call: OperatorCall
+    operator: OperatorSums
+    node: OperatorCall | None
+    again: OperatorCall | None
+
+
 class _Walker:
-    found: HostWalk
-    nanoseconds: Mapping[int, int]
-    is_counted: Callable[[OperatorCall], bool]
-    module_of: dict[int, str] = field(default_factory=dict)
-    # Each counted call with its operator, the node of backward around it, and the operator of
-    # forward in that
-    counted: list[tuple[OperatorCall, OperatorSums, OperatorCall | None, OperatorCall | None]] = (
-        field(default_factory=list)
-    )
-    nodes: defaultdict[int, list[OperatorCall]] = field(
-        default_factory=lambda: defaultdict(list)
-        # by sequence, those in no other
-    )
-    # in no node
-    forward: list[OperatorCall] = field(default_factory=list)
+    """Walks through threads and adds to a `HostWalk`."""
 
-    def thread(self, items: Iterable[HostItem]) -> None:
+    def __init__(
+        self,
+        found: HostWalk,
+        nanoseconds: Mapping[int, int],
+        is_counted: Callable[[OperatorCall], bool],
+    ) -> None:
+        """Prepare a walk.
+
+        Args:
+            found: The result to fill.
+            nanoseconds: Time of the device work by `correlation`.
+            is_counted: Returns whether the cost of an operator is known.
+        """
+        self._found = found
+        self._nanoseconds = nanoseconds
+        self._is_counted = is_counted
+        # The module of each forward operator, by sequence number.
+        self._module_of: dict[int, str] = {}
+        self._counted: list[_Counted] = []
+        # The outermost backward nodes by sequence number, and the forward operators in no node.
+        self._nodes: defaultdict[int, list[OperatorCall]] = defaultdict(list)
+        self._forward: list[OperatorCall] = []
+
+    def walk_thread(self, items: Iterable[HostItem]) -> None:
+        """Walk through the items of one thread."""
         opened: list[_Open] = []
         for item in outer_first(items, opened):
             if isinstance(item, RuntimeCall):
-                self._launch(item, opened)
+                self._add_launch(item, opened)
                 continue
             inside = _Open(item.start, item.end, item.collective)
             if opened:
-                around = opened[-1]
-                inside.operator, inside.operator_end = around.operator, around.operator_end
-                inside.is_within_counted, inside.is_backward = (
-                    around.is_within_counted,
-                    around.is_backward,
-                )
-                inside.module, inside.node, inside.again = around.module, around.node, around.again
+                inside.inherit(opened[-1])
             if isinstance(item, Span):
-                self._span(item, inside, opened)
+                self._add_span(item, inside, opened)
             else:
-                self._operator(item, inside, opened)
+                self._add_operator(item, inside, opened)
             opened.append(inside)
 
-    def recomputed(self) -> Iterator[bool]:
-        """Tell of each counted call whether activation checkpointing makes it again, within a node of backward."""
-        # Only operators that autograd records have a sequence number there: those of checkpointing,
-        # and with `create_graph` those of backward itself. The nodes of the latter run later,
-        # outside of this node. Each thread has its own sequence.
-        numbers: defaultdict[int, Counter[int]] = defaultdict(
-            Counter
-            # of threads, as nodes have them
-        )
-        for call in self.forward:
-            numbers[call.thread].update(
-                each.forward_thread for each in self.nodes.get(call.sequence, ())
-            )
-        known = {
-            thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts
-        }
-        for _, _, node, again in self.counted:
-            if node is None or again is None:
-                yield False
+    def counted_calls(self) -> list[CountedCall]:
+        """Return the counted calls of all threads."""
+        thread_numbers = self._thread_numbers()
+        found = []
+        for each in self._counted:
+            is_recompute = self._is_recompute(each, thread_numbers)
+            found.append(CountedCall(each.call.start, each.operator, is_recompute))
+        return found
+
+    def _thread_numbers(self) -> dict[int, int]:
+        """Return torch's number of each thread, which backward nodes record for their forward."""
+        votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        for call in self._forward:
+            for node in self._nodes.get(call.sequence, ()):
+                votes[call.thread][node.forward_thread] += 1
+        return {thread: numbers.most_common(1)[0][0] for thread, numbers in votes.items()}
+
+    def _is_recompute(self, counted: _Counted, thread_numbers: Mapping[int, int]) -> bool:
+        """Return whether activation checkpointing repeats a call inside a backward node.
+
+        Inside a node, only operators that autograd records have a sequence number: operators of
+        checkpointing, and with `create_graph` operators of backward itself. The nodes of the latter
+        run later, outside this node. Each thread has its own sequence.
+        """
+        node = counted.node
+        again = counted.again
+        if node is None or again is None:
+            return False
+        for later in self._nodes.get(again.sequence, ()):
+            if later.start < node.end:
                 continue
-            later = [
-                each.forward_thread
-                for each in self.nodes.get(again.sequence, ())
-                if each.start >= node.end
-            ]
-            yield not any(
-                number == known[again.thread]
-                if again.thread in known
-                else number not in known.values()
-                for number in later
-            )
+            if again.thread in thread_numbers:
+                is_its_node = later.forward_thread == thread_numbers[again.thread]
+            else:
+                is_its_node = later.forward_thread not in thread_numbers.values()
+            if is_its_node:
+                return False
+        return True
 
-    def unlaunched(self, work: DeviceEvent, call: OperatorCall) -> None:
+    def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
         """Add work whose launch was not recorded to the operator that it names."""
-        sums = self._sums(call)
-        sums.device += work.end - work.start
-        sums.self_device += work.end - work.start
-        sums.unsupported_device += work.end - work.start
-        self.found.by_external[work.external] = Launch(operator=sums)
+        sums = self._operator_sums(call)
+        sums.device += work.duration
+        sums.self_device += work.duration
+        sums.unsupported_device += work.duration
+        self._found.by_external[work.external] = Launch(operator=sums)
 
-    def _sums(self, call: OperatorCall) -> OperatorSums:
+    def _operator_sums(self, call: OperatorCall) -> OperatorSums:
         key = call.name, call.inputs
-        return self.found.operators.get(key) or self.found.operators.setdefault(
-            key, OperatorSums(call.name, inputs=call.inputs)
-        )
+        sums = self._found.operators.get(key)
+        if sums is None:
+            sums = OperatorSums(call.name, inputs=call.inputs)
+            self._found.operators[key] = sums
+        return sums
 
-    def _spans(self, kind: str, name: str, phase: str) -> SpanSums:
+    def _span_sums(self, kind: str, name: str, phase: str) -> SpanSums:
         key = kind, name, phase
-        return self.found.spans.get(key) or self.found.spans.setdefault(
-            key, SpanSums(name, kind=kind, phase=phase)
-        )
+        sums = self._found.spans.get(key)
+        if sums is None:
+            sums = SpanSums(name, kind=kind, phase=phase)
+            self._found.spans[key] = sums
+        return sums
 
-    def _operator(self, call: OperatorCall, inside: _Open, opened: Sequence[_Open]) -> None:
-        sums, took = self._sums(call), call.end - call.start
+    def _add_operator(self, call: OperatorCall, inside: _Open, opened: Sequence[_Open]) -> None:
+        sums = self._operator_sums(call)
         sums.calls += 1
-        sums.self_host += took
-        if inside.operator is None or not any(
-            each.operator is not None and each.operator.name == call.name for each in opened
-        ):
-            sums.host += took
-        if inside.operator is not None:
-            inside.operator.has_operators = True
-            inside.operator.self_host -= min(call.end, inside.operator_end) - call.start
-        inside.operator, inside.operator_end = sums, call.end
+        sums.self_host += call.duration
+        if not _is_open(call.name, opened):
+            sums.host += call.duration
+        around = inside.operator
+        if around is not None:
+            around.has_operators = True
+            around.self_host -= min(call.end, inside.operator_end) - call.start
+        inside.operator = sums
+        inside.operator_end = call.end
         is_node = call.name.startswith(NODE)
         self._find_node(call, inside, is_node=is_node)
-        if not inside.is_within_counted and self.is_counted(call):
-            inside.is_counted = inside.is_within_counted = True
+        if not inside.is_within_counted and self._is_counted(call):
+            inside.is_counted = True
+            inside.is_within_counted = True
             sums.counted_calls += 1
-            self.counted.append((call, sums, inside.node, inside.again))
+            self._counted.append(_Counted(call, sums, inside.node, inside.again))
         if is_node:
-            backward_of = self.module_of.get(call.sequence)
-            if backward_of is not None:
-                inside.span = self._spans("module", backward_of, "backward")
-                inside.span.calls += 1
-                inside.module, inside.is_backward = backward_of, True
+            self._enter_backward(call, inside)
         elif call.sequence >= 0 and inside.module is not None and not inside.is_backward:
-            self.module_of[call.sequence] = inside.module
+            self._module_of[call.sequence] = inside.module
+
+    def _enter_backward(self, node: OperatorCall, inside: _Open) -> None:
+        """Attribute a backward node to the module of its forward, if that is known."""
+        module = self._module_of.get(node.sequence)
+        if module is not None:
+            inside.span = self._span_sums("module", module, "backward")
+            inside.span.calls += 1
+            inside.module = module
+            inside.is_backward = True
 
     def _find_node(self, call: OperatorCall, inside: _Open, *, is_node: bool) -> None:
         if inside.node is None or inside.node.end <= call.start:
-            inside.node, inside.again = call if is_node else None, None
+            inside.node = call if is_node else None
+            inside.again = None
             if is_node:
-                self.nodes[call.sequence].append(call)
+                self._nodes[call.sequence].append(call)
             elif call.sequence >= 0:
-                self.forward.append(call)
+                self._forward.append(call)
         elif inside.again is None or inside.again.end <= call.start:
-            is_of_forward = (
-                not is_node
-                and call.sequence not in {-1, inside.node.sequence}
-                and not call.forward_thread
-            )
-            inside.again = call if is_of_forward else None
+            has_own_sequence = call.sequence not in {-1, inside.node.sequence}
+            is_forward = not is_node and has_own_sequence and not call.forward_thread
+            inside.again = call if is_forward else None
 
-    def _span(self, span: Span, inside: _Open, opened: Sequence[_Open]) -> None:
+    def _add_span(self, span: Span, inside: _Open, opened: Sequence[_Open]) -> None:
         kind = "module" if span.kind == "slice" else span.kind
-        name = (
-            span.name.removeprefix("nn.Module: ")
-            if span.kind == "module"
-            else span.name or "(model)"
-        )
-        inside.span = self._spans(kind, name, span.phase)
+        if span.kind == "module":
+            name = span.name.removeprefix("nn.Module: ")
+        else:
+            name = span.name or "(model)"
+        inside.span = self._span_sums(kind, name, span.phase)
         inside.span.calls += 1
         if not any(each.span is inside.span for each in opened):
-            inside.span.host += span.end - span.start
+            inside.span.host += span.duration
         if kind == "module":
             inside.module = name
 
-    def _launch(self, call: RuntimeCall, stack: Sequence[_Open]) -> None:
-        """Give the work of a launch to all that is open."""
-        took = self.nanoseconds[call.correlation]
-        innermost = counted = None
-        inner_spans: set[str] = set()
-        names: set[str] = set()
-        seen: set[int] = set()
-        for each in reversed(stack):
-            if each.operator is not None and each.operator.name not in names:
-                names.add(each.operator.name)
-                each.operator.device += took
+    def _add_launch(self, call: RuntimeCall, opened: Sequence[_Open]) -> None:
+        """Add the work of a launch to every operator, module and scope around it.
+
+        A recursive operator or span receives the work once.
+        """
+        took = self._nanoseconds[call.correlation]
+        innermost: OperatorSums | None = None
+        counted: OperatorSums | None = None
+        collective: Collective | None = None
+        operators: set[str] = set()
+        spans: set[int] = set()
+        span_kinds: set[str] = set()
+        for each in reversed(opened):
+            operator = each.operator
+            if operator is not None and operator.name not in operators:
+                operators.add(operator.name)
+                operator.device += took
                 if innermost is None:
-                    innermost = each.operator
+                    innermost = operator
                     innermost.self_device += took
-            if each.is_counted and each.operator is not None:
-                counted = each.operator
+            if each.is_counted and operator is not None:
+                counted = operator
                 counted.counted_device += took
-            if each.span is not None and id(each.span) not in seen:
-                seen.add(id(each.span))
-                each.span.device += took
-                if each.span.kind not in inner_spans:
-                    inner_spans.add(each.span.kind)
-                    each.span.self_device += took
+            span = each.span
+            if span is not None and id(span) not in spans:
+                spans.add(id(span))
+                span.device += took
+                if span.kind not in span_kinds:
+                    span_kinds.add(span.kind)
+                    span.self_device += took
+            collective = _better_described(each.collective, collective)
         if innermost is not None and counted is None:
             innermost.unsupported_device += took
-        about = [each.collective for each in stack if each.collective is not None]
-        collective = min(about, key=lambda each: each.group_size is None, default=None)
-        self.found.launches[call.correlation] = Launch(call, innermost, counted, collective)
+        self._found.launches[call.correlation] = Launch(call, innermost, counted, collective)
+
+
+def _is_open(operator: str, opened: Sequence[_Open]) -> bool:
+    return any(each.operator is not None and each.operator.name == operator for each in opened)
+
+
+def _better_described(outer: Collective | None, inner: Collective | None) -> Collective | None:
+    """Return the outer description of a collective, unless only the inner one has a group size."""
+    if outer is None:
+        return inner
+    if inner is not None and inner.group_size is not None and outer.group_size is None:
+        return inner
+    return outer

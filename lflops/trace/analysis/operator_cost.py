@@ -1,12 +1,12 @@
-"""What a recorded operator computed and moved, from the shapes of its inputs, by the formulas that count live calls.
+"""Cost of a recorded operator, from the shapes of its inputs and the formulas that count live calls.
 
-What the inputs do not tell is unknown: a cost is exact, or it is `None`.
+A cost is exact, or it is `None` because the inputs do not determine it.
 """
 
 import ast
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,35 +36,40 @@ class _Tables(Struct, forbid_unknown_fields=True):
 
 
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
-_DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
-_COMPARING, _SELECTING = frozenset(_TABLES.comparing.split()), frozenset(_TABLES.selecting.split())
-_SAME_AS_FIRST, _UNREAD = (
-    frozenset(_TABLES.same_as_first.split()),
-    frozenset(_TABLES.unread.split()),
-)
-_PRODUCTS = {name: places for names, places in _TABLES.products.items() for name in names.split()}
+_COMPARING = frozenset(_TABLES.comparing.split())
+_SELECTING = frozenset(_TABLES.selecting.split())
+_SAME_AS_FIRST = frozenset(_TABLES.same_as_first.split())
+_UNREAD = frozenset(_TABLES.unread.split())
+_NORMALISED = frozenset(_TABLES.normalised.split())
+_PRODUCTS: dict[str, tuple[int, int]] = {}
+for _names, _places in _TABLES.products.items():
+    _PRODUCTS |= dict.fromkeys(_names.split(), _places)
 
-BYTES = {
-    name: size
-    for name, (_, size) in _TABLES.types.items()
-    # of an element, by the type's name in traces
-}
+_DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
+BYTES = {name: size for name, (_, size) in _TABLES.types.items()}
+"""Bytes of an element, by the type's name in traces."""
+
+_LARGEST = 1 << 48
+"""No dimension of a tensor is larger."""
 
 
 class Argument(NamedTuple):
-    """One argument of a call."""
+    """One argument of a call.
 
-    # of a tensor; of a list of tensors, their shapes; `None` where it is no tensor
+    Attributes:
+        shape: Shape of a tensor, list of shapes of a list of tensors, or else `None`.
+        type: Name of the element type; of the first tensor for a list of tensors.
+        value: Text of a value that is no tensor; empty if absent or not recorded.
+    """
+
     shape: Any
-    # the element type's name; of a list of tensors, that of the first
     type: str
-    # of all else, as text; empty where there is none, or it was not recorded
     value: str
 
 
 @functools.lru_cache(1 << 16)
 def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
-    """The arguments in the schema's order; `None` where the text is none of torch's."""
+    """Parse the arguments of a call, or return `None` for text that torch did not write."""
     try:
         shapes = msgspec.json.decode(inputs.shapes, type=list[Any])
         types = msgspec.json.decode(inputs.types, type=list[Any])
@@ -75,61 +80,64 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
     for place, shape in enumerate(shapes):
         kind = types[place] if place < len(types) else ""
         value = values[place] if place < len(values) else ""
-        is_tensor = (
-            isinstance(kind, list)
-            or kind in BYTES
-            or (bool(shape) and kind not in {"", "Scalar", "ScalarList", "GenericList"})
-        )
-        of_first = kind[0] if isinstance(kind, list) and kind else kind
-        found.append(Argument(_shape(shape) if is_tensor else None, str(of_first), str(value)))
+        is_tensor = _is_tensor(kind, has_shape=bool(shape))
+        element_type = kind[0] if isinstance(kind, list) and kind else kind
+        found.append(Argument(_shape(shape) if is_tensor else None, str(element_type), str(value)))
     return tuple(found)
 
 
+def _is_tensor(kind: Any, *, has_shape: bool) -> bool:
+    if isinstance(kind, list) or kind in BYTES:
+        return True
+    return has_shape and kind not in {"", "Scalar", "ScalarList", "GenericList"}
+
+
 def _shape(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], list):
+    if not isinstance(value, list):
+        return None
+    if value and isinstance(value[0], list):
         return [tuple(each) for each in value]
-    return tuple(value) if isinstance(value, list) else None
+    return tuple(value)
 
 
 @functools.lru_cache(1 << 16)
 def precision_of(inputs: Inputs | None) -> str | None:
-    """The precision of the first floating tensor, as `hardware.DTYPES` call it."""
-    for argument in (arguments(inputs) or ()) if inputs is not None else ():
+    """Return the precision of the first floating-point tensor, by its name in `hardware.DTYPES`."""
+    if inputs is None:
+        return None
+    for argument in arguments(inputs) or ():
         if argument.shape is not None and argument.type in _DTYPES:
             return _DTYPES[argument.type]
     return None
 
 
-# a dimension over it is none of a tensor's
-_LARGEST = 1 << 48
-
-
 class TracedCost(NamedTuple):
-    """One call."""
+    """Cost of one call.
 
-    # Multiply-accumulates; what is computed once more is not in them
+    Attributes:
+        macs: Multiply-accumulates, without recomputation.
+        executed_macs: Multiply-accumulates with recomputation, without work that a mask skips.
+        flops: FLOPs with recomputation: 2 × MACs and all other operations.
+        bytes_moved: Bytes if inputs are read once and the result is written once, or `None` if
+            unknown.
+        recompute_macs: Multiply-accumulates of recomputation.
+    """
+
     macs: int
-    # without what a mask leaves out, and with what is computed once more
     executed_macs: int
-    # 2 x `macs`, with what is computed once more and what is no multiply-accumulate
     flops: int
-    # inputs read once and the result written once; `None` is unknown
     bytes_moved: int | None
-    # what is computed once more, with what a mask leaves out
     recompute_macs: int = 0
 
     @property
     def executed_flops(self) -> int:
-        """`flops` without what a mask leaves out."""
-        return (
-            self.flops - 2 * (self.macs - self.executed_macs)
-            if self.executed_macs < self.macs
-            else self.flops
-        )
+        """`flops` without work that a mask skips."""
+        skipped_macs = max(self.macs - self.executed_macs, 0)
+        return self.flops - 2 * skipped_macs
 
 
-class _Unknown(Exception):  # noqa: N818 - it says that something is unknown, and is caught here
-    """The trace does not tell."""
+class _Unknown(Exception):  # noqa: N818 - it is no error, and is caught here
+    """The inputs do not determine the cost."""
 
 
 _FAILURES = (
@@ -143,230 +151,220 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""What formulas and the reading of values raise for inputs that do not fit.
+"""Errors that formulas and parsing raise for inputs that do not fit. A trace may come from anywhere."""
 
-A trace is a file from anywhere.
-"""
+
+class _Call(NamedTuple):
+    """A call whose cost is wanted."""
+
+    name: str
+    arguments: Sequence[Argument]
+    has_values: bool
+
+    def value(self, place: int) -> Any:
+        """Return an argument's shape or value, or `None` if the argument was not passed."""
+        argument = self.arguments[place]
+        if argument.shape is not None:
+            return argument.shape
+        if not self.has_values:
+            raise _Unknown
+        return ast.literal_eval(argument.value) if argument.value else None
 
 
 @functools.lru_cache(1 << 16)
 def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
-    """The cost of one call; `None` where it is unknown, or nothing is computed."""
-    given = arguments(inputs) if inputs is not None else None
-    if not given or inputs is None or any(_is_too_large(argument.shape) for argument in given):
+    """Return the cost of one call, or `None` if it is unknown or nothing is computed."""
+    given = None if inputs is None else arguments(inputs)
+    if inputs is None or not given or any(map(_has_invalid_size, given)):
         return None
-    has_values = inputs.values != b"[]"
     try:
         if name in FORMULAS:
-            return _by_formula(name, FORMULAS[name], given, has_values=has_values)
-        return (
-            _by_convention(name.removeprefix("aten::"), given)
-            if name.startswith("aten::")
-            else None
-        )
+            call = _Call(name, given, inputs.values != b"[]")
+            return _cost_by_formula(call, FORMULAS[name])
+        if name.startswith("aten::"):
+            return _cost_by_convention(name.removeprefix("aten::"), given)
     except _FAILURES:
         return None
+    return None
 
 
-def _is_too_large(shape: Any) -> bool:
-    flat = (
-        [size for each in shape for size in (each if isinstance(each, tuple) else (each,))]
-        if shape
-        else []
-    )
-    return not all(isinstance(size, int) and 0 <= size < _LARGEST for size in flat)
+def _has_invalid_size(argument: Argument) -> bool:
+    for size in argument.shape or ():
+        sizes = size if isinstance(size, tuple) else (size,)
+        if not all(isinstance(each, int) and 0 <= each < _LARGEST for each in sizes):
+            return True
+    return False
 
 
-def _by_formula(
-    name: str, function: Formula, given: Sequence[Argument], *, has_values: bool
-) -> TracedCost:
-    """The formula's result for the shapes, with what it asks for by name from where the schema has it."""
-    places = PLACES.get(name, {})
+def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
+    """Apply a formula to the shapes, and to the values that it takes as keywords."""
+    places = PLACES.get(call.name, {})
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    values = [_value(given[place], has_values=has_values) for place, _ in enumerate(positional)]
-    if name not in PLACES and any(
-        each.kind is each.KEYWORD_ONLY and each.name != "out" for each in parameters
-    ):
+    keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    if call.name not in PLACES and any(each.name != "out" for each in keywords):
         raise _Unknown
-    out = _result(name, given, places, has_values=has_values)
+    out = _result_shape(call, places)
+    values = [call.value(place) for place in range(len(positional))]
     named: dict[str, Any] = {}
-    for each in parameters:
-        if each.kind is not each.KEYWORD_ONLY:
-            continue
-        if each.name == "out":
+    for keyword in keywords:
+        place = places.get(keyword.name)
+        if keyword.name == "out":
             if out is None:
                 raise _Unknown
             named["out"] = out
-        elif each.name in places and places[each.name] < len(given):
-            if each.name == "beta" and not has_values:
-                # it decides whether a bias is added, and 1 is the usual value
-                continue
-            named[each.name] = _value(given[places[each.name]], has_values=has_values)
-        elif each.default is each.empty:
+        elif place is not None and place < len(call.arguments):
+            # `beta` decides whether a bias is added. Without values, it has its default.
+            if keyword.name != "beta" or call.has_values:
+                named[keyword.name] = call.value(place)
+        elif keyword.default is keyword.empty:
             raise _Unknown
     found = function(*values, **named)
-    if any("complex" in argument.type.lower() for argument in given):
+    if any("complex" in argument.type.lower() for argument in call.arguments):
         raise _Unknown
-    return _traced(found if isinstance(found, Cost) else Cost(found), _bytes(given, out))
+    cost = found if isinstance(found, Cost) else Cost(found)
+    return _traced_cost(cost, _bytes_moved(call.arguments, out))
 
 
-def _traced(cost: Cost, moved: int | None) -> TracedCost:
+def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
     if cost.is_upper_bound:
         raise _Unknown
-    again = cost.recompute or Cost()
-    executed = sum(
-        each.macs if each.executed_macs is None else each.executed_macs for each in (cost, again)
-    )
+    recompute = cost.recompute or Cost()
     return TracedCost(
-        cost.macs,
-        executed,
-        2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops,
-        moved,
-        again.macs,
+        macs=cost.macs,
+        executed_macs=_executed_macs(cost) + _executed_macs(recompute),
+        flops=2 * (cost.macs + recompute.macs) + cost.other_flops + recompute.other_flops,
+        bytes_moved=bytes_moved,
+        recompute_macs=recompute.macs,
     )
 
 
-def _value(argument: Argument, *, has_values: bool) -> Any:
-    """A shape, a value, or `None` where the argument was not given."""
-    if argument.shape is not None:
-        return argument.shape
-    if not has_values:
-        raise _Unknown
-    return ast.literal_eval(argument.value) if argument.value else None
+def _executed_macs(cost: Cost) -> int:
+    return cost.macs if cost.executed_macs is None else cost.executed_macs
 
 
-def _result(
-    name: str, given: Sequence[Argument], places: Mapping[str, int], *, has_values: bool
-) -> Shape | None:
-    """The shape of the result, where it is known how it follows from the inputs."""
-    base = name.removeprefix("aten::").rstrip("_")
+def _result_shape(call: _Call, places: Mapping[str, int]) -> Shape | None:
+    """Return the shape of the result, or `None` if the inputs do not determine it."""
+    base = call.name.removeprefix("aten::").rstrip("_")
+    shapes = [argument.shape for argument in call.arguments]
     if base in _PRODUCTS:
-        first, second = (given[place].shape for place in _PRODUCTS[base])
-        return (*first[:-1], second[-1])
+        first, second = _PRODUCTS[base]
+        return (*shapes[first][:-1], shapes[second][-1])
     if base in _TABLES.products_with_vectors:
-        return tuple(given[_TABLES.products_with_vectors[base]].shape[:1])
-    if base in _TABLES.normalised.split():
-        same: Shape | None = given[0].shape
+        matrix = shapes[_TABLES.products_with_vectors[base]]
+        return tuple(matrix[:1])
+    if base in _NORMALISED:
+        same: Shape | None = shapes[0]
         return same
-    if "backward" in base or "stride" not in places:
-        return None
-    transposed = "transpose" in base or (
-        "transposed" in places and _value(given[places["transposed"]], has_values=has_values)
-    )
-    x, weight = given[0].shape, given[1].shape
-    space = len(x) - 2
-    stride, padding, dilation, more, groups = (
-        _geometry(given[places[key]], space, has_values=has_values)
-        if key in places
-        else [default] * space
-        for key, default in (
-            ("stride", 1),
-            ("padding", 0),
-            ("dilation", 1),
-            ("output_padding", 0),
-            ("groups", 1),
-        )
-    )
+    if "stride" in places and "backward" not in base:
+        return _convolution_result(call, places, is_transposed="transpose" in base)
+    return None
+
+
+def _convolution_result(
+    call: _Call, places: Mapping[str, int], *, is_transposed: bool
+) -> Shape | None:
+    batch, _, *sizes = call.arguments[0].shape
+    weight = call.arguments[1].shape
     kernel = weight[2:]
-    if transposed:
-        sizes = [
-            (x[2 + i] - 1) * stride[i]
-            - 2 * padding[i]
-            + dilation[i] * (kernel[i] - 1)
-            + more[i]
-            + 1
-            for i in range(space)
-        ]
-        return (x[0], weight[1] * groups[0], *sizes)
-    return (
-        x[0],
-        weight[0],
-        *(
-            (x[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-            for i in range(space)
-        ),
-    )
+    dimensions = len(sizes)
+
+    def option(name: str, default: int) -> list[int]:
+        """Return a number for each dimension."""
+        if name not in places:
+            return [default] * dimensions
+        value = call.value(places[name])
+        numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)]
+        return numbers * dimensions if len(numbers) == 1 else numbers
+
+    stride = option("stride", 1)
+    padding = option("padding", 0)
+    dilation = option("dilation", 1)
+    output_padding = option("output_padding", 0)
+    groups = option("groups", 1)
+    if "transposed" in places:
+        is_transposed = is_transposed or bool(call.value(places["transposed"]))
+    result = []
+    for i, size in enumerate(sizes):
+        reach = dilation[i] * (kernel[i] - 1)
+        if is_transposed:
+            result.append((size - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i] + 1)
+        else:
+            result.append((size + 2 * padding[i] - reach - 1) // stride[i] + 1)
+    channels = weight[1] * groups[0] if is_transposed else weight[0]
+    return (batch, channels, *result)
 
 
-def _geometry(argument: Argument, space: int, *, has_values: bool) -> list[int]:
-    value = _value(argument, has_values=has_values)
-    numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)]
-    return numbers * space if len(numbers) == 1 else numbers
+def _tensors(given: Iterable[Argument]) -> list[Argument]:
+    return [argument for argument in given if argument.shape is not None]
 
 
-def _bytes(given: Sequence[Argument], out: Shape | None) -> int | None:
-    """Each tensor once, and the result in the type of the first."""
-    if out is None:
+def _first_tensor(given: Iterable[Argument]) -> Argument | None:
+    for argument in _tensors(given):
+        if argument.type in BYTES:
+            return argument
+    return None
+
+
+def _bytes_moved(given: Sequence[Argument], out: Shape | None) -> int | None:
+    """Return the bytes of each tensor and of a result with the type of the first tensor."""
+    read = _bytes_read(given)
+    first = _first_tensor(given)
+    if out is None or read is None or first is None:
         return None
-    read = _read(given)
-    size = next(
-        (
-            BYTES[argument.type]
-            for argument in given
-            if argument.shape is not None and argument.type in BYTES
-        ),
-        None,
-    )
-    return None if read is None or size is None else int(read + prod(out) * size)
+    return int(read + prod(out) * BYTES[first.type])
 
 
-def _read(given: Sequence[Argument]) -> int | None:
-    tensors = [argument for argument in given if argument.shape is not None]
-    if any(
-        argument.type not in BYTES or (argument.shape and isinstance(argument.shape[0], tuple))
-        for argument in tensors
-    ):
-        return None
-    return sum(int(prod(argument.shape)) * BYTES[argument.type] for argument in tensors)
+def _bytes_read(given: Iterable[Argument]) -> int | None:
+    read = 0
+    for argument in _tensors(given):
+        is_list = bool(argument.shape) and isinstance(argument.shape[0], tuple)
+        if is_list or argument.type not in BYTES:
+            return None
+        read += int(prod(argument.shape)) * BYTES[argument.type]
+    return read
 
 
-def _by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
-    """Pointwise operators and reductions: so many operations an element."""
+def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
+    """Count pointwise operators and reductions: a number of operations for each element."""
     plain = base.rstrip("_")
-    first = next(
-        (argument for argument in given if argument.shape is not None and argument.type in BYTES),
-        None,
-    )
+    first = _first_tensor(given)
     if first is None:
         return None
     if plain in PER_INPUT:
         flops = PER_INPUT[plain] * prod(first.shape) if first.type in _DTYPES else 0
-        return TracedCost(
-            0, 0, flops, _bytes(given, first.shape) if base in _SAME_AS_FIRST else None
-        )
+        moved = _bytes_moved(given, first.shape) if base in _SAME_AS_FIRST else None
+        return TracedCost(0, 0, flops, moved)
     if base in _SAME_AS_FIRST:
-        read = _read(given[1:] if base in _UNREAD else given)
-        return TracedCost(
-            0, 0, 0, None if read is None else read + prod(first.shape) * BYTES[first.type]
-        )
-    return _pointwise(base, given, first) if category_of_operator(base) == "pointwise" else None
+        read = _bytes_read(given[1:] if base in _UNREAD else given)
+        written = prod(first.shape) * BYTES[first.type]
+        return TracedCost(0, 0, 0, None if read is None else read + written)
+    if category_of_operator(base) == "pointwise":
+        return _pointwise_cost(base, given, first)
+    return None
 
 
-def _pointwise(base: str, given: Sequence[Argument], first: Argument) -> TracedCost:
+def _pointwise_cost(base: str, given: Sequence[Argument], first: Argument) -> TracedCost:
     plain = base.rstrip("_")
-    tensors = [argument for argument in given if argument.shape is not None]
-    out: Shape = (
-        first.shape
-        if base.endswith("_")
-        else functools.reduce(_broadcast, (argument.shape for argument in tensors))
-    )
-    same = [
-        BYTES[argument.type]
-        for argument in tensors
-        if argument.shape == out and argument.type in _DTYPES
-    ]
-    size = 1 if plain in _COMPARING else max(same, default=BYTES[first.type])
-    floating = (
-        any(argument.type in _DTYPES for argument in tensors)
-        and plain not in _COMPARING | _SELECTING
-    )
-    flops = PER_OUTPUT.get(plain, 1) * prod(out) if floating else 0
-    read = _read(given)
-    return TracedCost(0, 0, flops, None if read is None else read + prod(out) * size)
+    tensors = _tensors(given)
+    out: Shape = first.shape
+    if not base.endswith("_"):
+        out = functools.reduce(_broadcast, (argument.shape for argument in tensors))
+    floating = [argument for argument in tensors if argument.type in _DTYPES]
+    if plain in _COMPARING:
+        result_size = 1
+    else:
+        sizes = [BYTES[argument.type] for argument in floating if argument.shape == out]
+        result_size = max(sizes, default=BYTES[first.type])
+    flops = 0
+    if floating and plain not in _COMPARING and plain not in _SELECTING:
+        flops = PER_OUTPUT.get(plain, 1) * prod(out)
+    read = _bytes_read(given)
+    return TracedCost(0, 0, flops, None if read is None else read + prod(out) * result_size)
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
     longest = max(len(a), len(b))
-    pairs = zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True)
-    return tuple(second if one == 1 else one for one, second in pairs)
+    a = (1,) * (longest - len(a)) + a
+    b = (1,) * (longest - len(b)) + b
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))

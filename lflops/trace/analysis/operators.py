@@ -1,11 +1,9 @@
-"""The operators of a trace.
+"""Operators of a trace by name and by the shapes of their inputs, and modules and scopes.
 
-Times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof.
-
-Modules and scopes by the spans around the operators: a frame of a module has the class and a
-number, as `Linear_3`; a slice of lflops has the module's name. Backward is in the module whose
-forward made the node, where the trace has the numbers that tell. All times are of launches inside,
-so a module's time is its kernels'.
+Modules and scopes are spans around operators. A module frame of the Python stack has the class and a
+number as its name, for example `Linear_3`; a slice of lflops has the module's name. Backward belongs
+to the module whose forward created the node, if the trace has the numbers that show it. Device times
+are of kernels that were launched inside.
 """
 
 import re
@@ -17,15 +15,17 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.series import grouped, sums
 from lflops.trace.analysis.categories import Category, category_of_operator
-from lflops.trace.analysis.host_walk import HostWalk, OperatorSums
+from lflops.trace.analysis.host_walk import HostWalk, OperatorSums, SpanSums
 from lflops.trace.analysis.operator_cost import TracedCost, arguments, cost_of, precision_of
 
 MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
 """Categories of operators whose work is multiply-accumulates."""
 
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+")
+
 
 class OperatorTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one operator; nanoseconds, inclusive and its own."""
+    """Nanoseconds of all calls of one operator, inclusive and as self time."""
 
     name: str
     category: Category
@@ -37,95 +37,114 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown."""
+    """All counted calls of one operator with equal inputs; `None` is unknown.
+
+    Attributes:
+        shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other inputs.
+        types: torch's names of the element types.
+        precision: Name in `hardware.DTYPES`; TF32 if a kernel's name shows it.
+        calls: Number of calls, without calls inside another counted operator.
+        device: Inclusive device time in nanoseconds.
+        flops: FLOPs of all calls, without work that a mask skips.
+        flops_per_second: FLOPs over the device time.
+        roof_seconds: Least time that the chip needs, for the FLOPs at its peak or for the bytes at
+            its bandwidth.
+        bound: Which of these two times is longer.
+        share: `roof_seconds` over the device time; over 1 if data stayed in a cache.
+    """
 
     name: str
     category: Category
-    shapes: tuple[
-        Any, ...
-        # of each input; of a list of tensors, a list; of what is no tensor, `None`
-    ]
-    # of the elements, by torch's names
+    shapes: tuple[Any, ...]
     types: tuple[str, ...]
-    # as `hardware.DTYPES` call it; TF32 where a kernel's name says so
     precision: str | None
-    # the number of calls; calls inside of another counted operator are that one's
     calls: int
-    # nanoseconds of the device, with all below it
     device: int
-    # of all calls; `flops` without what a mask leaves out
     macs: int
     flops: int
     bytes_moved: int | None
     intensity: float | None
-    # of the device's time
     flops_per_second: float | None
-    roof_seconds: (
-        float | None
-        # what the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth
-    )
-    # which of the two takes longer
+    roof_seconds: float | None
     bound: Literal["compute", "memory"] | None
-    share: (
-        float | None
-        # `roof_seconds` over the device's time; over 1 where data stayed in a cache
-    )
+    share: float | None
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """An operator that multiplies and whose inputs do not tell how much, or were not recorded.
-
-    Nanoseconds of self time.
-    """
+    """An operator that multiplies, but whose recorded inputs do not show how much."""
 
     name: str
     calls: int
     self_device: int
 
 
-def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
-    """Sum the operators by name, the most self time first.
+class SpanTimes(Struct, frozen=True, kw_only=True):
+    """Nanoseconds of the modules or scopes whose names differ only in numbers.
 
-    The device's, or the host's where no device worked.
+    Attributes:
+        name: The name, with a star instead of each number if there are several instances.
+        phase: lflops' name of the phase; forward if the trace does not show it.
+        instances: Number of different names.
+        device: Inclusive time of the kernels launched inside.
+        self_device: Time of the kernels launched inside, but in no module or scope below.
+        host: Inclusive host time.
     """
-    times = "calls", "host", "self_host", "device", "self_device"
-    rows = [
-        OperatorTimes(name=name, category=category_of_operator(name), **sums(found, *times))
-        for name, found in grouped(walk.operators.values(), attrgetter("name")).items()
-    ]
+
+    kind: Literal["module", "scope"]
+    name: str
+    phase: str
+    instances: int
+    calls: int
+    device: int
+    self_device: int
+    host: int
+
+
+def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
+    """Sum the operators by name, those with the most self time first."""
+    rows = []
+    for name, found in grouped(host.operators.values(), attrgetter("name")).items():
+        times = sums(found, "calls", "host", "self_host", "device", "self_device")
+        rows.append(OperatorTimes(name=name, category=category_of_operator(name), **times))
     return tuple(sorted(rows, key=lambda row: (-row.self_device, -row.self_host, row.name)))
 
 
-def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
-    """The counted operators by their inputs, the most of the device's time first, or the most FLOPs."""
-    counted = (
-        (each, cost_of(each.name, each.inputs))
-        for each in walk.operators.values()
-        if each.counted_calls
-    )
-    rows = [_shape(each, cost, chip) for each, cost in counted if cost is not None]
-    return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
-
-
 def precision(operator: OperatorSums) -> str | None:
-    """The precision that an operator multiplies in."""
+    """Return the precision that an operator multiplies in."""
     by_inputs = precision_of(operator.inputs)
     return "tf32" if by_inputs == "fp32" and operator.has_tf32 else by_inputs
 
 
+def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
+    """Return the counted operators by their inputs, those with the most device time first."""
+    rows = []
+    for operator in host.operators.values():
+        cost = cost_of(operator.name, operator.inputs)
+        if operator.counted_calls and cost is not None:
+            rows.append(_shape(operator, cost, chip))
+    return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
+
+
 def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> ShapeTimes:
-    calls, seconds = operator.counted_calls, operator.counted_device / 1e9
+    calls = operator.counted_calls
+    seconds = operator.counted_device / 1e9
     flops = cost.executed_flops * calls
     moved = None if cost.bytes_moved is None else cost.bytes_moved * calls
     dtype = precision(operator)
-    compute, memory = _roof(flops, moved, dtype, chip)
-    roof = None if compute is None or memory is None else max(compute, memory)
-    given = (arguments(operator.inputs) if operator.inputs is not None else None) or ()
+    roof = None
+    bound: Literal["compute", "memory"] | None = None
+    compute_seconds = _compute_seconds(flops, dtype, chip)
+    memory_seconds = _memory_seconds(moved, chip)
+    if compute_seconds is not None and memory_seconds is not None:
+        roof = max(compute_seconds, memory_seconds)
+        if roof:
+            bound = "compute" if compute_seconds >= memory_seconds else "memory"
+    given = arguments(operator.inputs) if operator.inputs is not None else None
     return ShapeTimes(
         name=operator.name,
         category=category_of_operator(operator.name),
-        shapes=tuple(argument.shape for argument in given),
-        types=tuple(argument.type for argument in given),
+        shapes=tuple(argument.shape for argument in given or ()),
+        types=tuple(argument.type for argument in given or ()),
         precision=dtype,
         calls=calls,
         device=operator.counted_device,
@@ -135,88 +154,68 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
         intensity=flops / moved if moved else None,
         flops_per_second=flops / seconds if seconds else None,
         roof_seconds=roof,
-        bound=None
-        if compute is None or memory is None or not roof
-        else "compute"
-        if compute >= memory
-        else "memory",
+        bound=bound,
         share=roof / seconds if roof is not None and seconds else None,
     )
 
 
-def _roof(
-    flops: int, moved: int | None, dtype: str | None, chip: Hardware | None
-) -> tuple[float | None, float | None]:
+def _compute_seconds(flops: int, dtype: str | None, chip: Hardware | None) -> float | None:
     if chip is None:
-        return None, None
+        return None
+    if not flops:
+        return 0.0
     peak = chip.peak_flops_per_second.get(dtype or "")
-    bandwidth = chip.bandwidth_bytes_per_second
-    compute = 0.0 if not flops else flops / peak if peak else None
-    return compute, None if moved is None or bandwidth is None else moved / bandwidth
+    return flops / peak if peak else None
 
 
-def unsupported(walk: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Operators that multiply and are in no total, the most time first."""
-    has_device = any(each.device for each in walk.operators.values())
+def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
+    if chip is None or chip.bandwidth_bytes_per_second is None or moved is None:
+        return None
+    return moved / chip.bandwidth_bytes_per_second
 
-    def is_missing(operator: OperatorSums) -> bool:
-        if category_of_operator(operator.name) not in MULTIPLYING:
-            return False
-        if has_device:
-            return operator.unsupported_device > 0
-        return (
-            not operator.has_operators
-            and not operator.counted_calls
-            and cost_of(operator.name, operator.inputs) is None
-        )
 
-    rows = grouped(filter(is_missing, walk.operators.values()), attrgetter("name"))
-    found = (
-        UnsupportedTraceOperator(
+def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
+    """Return the operators that multiply and are in no total, those with the most time first."""
+    has_device = any(each.device for each in host.operators.values())
+    missing = [
+        each for each in host.operators.values() if _is_unsupported(each, has_device=has_device)
+    ]
+    rows = []
+    for name, found in grouped(missing, attrgetter("name")).items():
+        row = UnsupportedTraceOperator(
             name=name,
-            calls=sum(each.calls for each in group),
-            self_device=sum(each.unsupported_device for each in group),
+            calls=sum(each.calls for each in found),
+            self_device=sum(each.unsupported_device for each in found),
         )
-        for name, group in rows.items()
-    )
-    return tuple(sorted(found, key=lambda row: (-row.self_device, row.name)))
+        rows.append(row)
+    return tuple(sorted(rows, key=lambda row: (-row.self_device, row.name)))
 
 
-_NUMBER = re.compile(r"(?<![A-Za-z])\d+")
+def _is_unsupported(operator: OperatorSums, *, has_device: bool) -> bool:
+    if category_of_operator(operator.name) not in MULTIPLYING:
+        return False
+    if has_device:
+        return operator.unsupported_device > 0
+    if operator.has_operators or operator.counted_calls:
+        return False
+    return cost_of(operator.name, operator.inputs) is None
 
 
-class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Modules or scopes of one name but for its numbers; nanoseconds."""
-
-    kind: Literal["module", "scope"]
-    # with a star in place of each number, where there are several
-    name: str
-    # as lflops names it; forward also stands for what has none
-    phase: str
-    # how many different names it stands for
-    instances: int
-    calls: int
-    # of the kernels that were launched inside, with all below it
-    device: int
-    # the same without what is below it
-    self_device: int
-    # inclusive
-    host: int
-
-
-def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
-    """The modules or the scopes, the most of the device's time first, or of the host's."""
-    spans = (each for each in walk.spans.values() if each.kind == kind)
-    rows = (
-        SpanTimes(
+def span_times(host: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
+    """Return the modules or the scopes, those with the most device time first."""
+    spans = [each for each in host.spans.values() if each.kind == kind]
+    rows = []
+    for (pattern, phase), found in grouped(spans, _pattern_and_phase).items():
+        row = SpanTimes(
             kind=kind,
             name=pattern if len(found) > 1 else found[0].name,
             phase=phase,
             instances=len(found),
             **sums(found, "calls", "device", "self_device", "host"),
         )
-        for (pattern, phase), found in grouped(
-            spans, lambda each: (_NUMBER.sub("*", each.name), each.phase)
-        ).items()
-    )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.host, row.name)))
+
+
+def _pattern_and_phase(span: SpanSums) -> tuple[str, str]:
+    return _NUMBER.sub("*", span.name), span.phase

@@ -1,6 +1,6 @@
 """One HTML file that shows traces.
 
-It opens from disk, makes no request to any network, and runs no script.
+It opens from disk, makes no network request and runs no script.
 """
 
 import html
@@ -11,6 +11,7 @@ from lflops.profile.series import summed
 from lflops.report.html import document
 from lflops.report.text import plain
 from lflops.trace.analysis.categories import CATEGORIES
+from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.sentences import (
     CAUSES,
     STATES,
@@ -24,175 +25,162 @@ from lflops.trace.analysis.sentences import (
     tables,
     verdict,
 )
+from lflops.trace.analysis.steps import StepTimes
 from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
+from lflops.trace.device_states import DeviceTimeline
 
-# rows of a table. All of a trace's kernels would be a page that no browser opens.
 _LISTED = 200
+"""Most rows of a table: a page with all kernels of a trace is too large for a browser."""
 
-_COLOURS: dict[str, str] = {
+_STATE_COLOURS = {
     "computing": "var(--part-useful)",
     "exposed_communication": "var(--part-communication)",
     "exposed_copies": "var(--part-transfer)",
     "idle": "var(--part-idle)",
+    "host": "var(--bar)",
 }
+
 _STRIPED = (
     "repeating-linear-gradient(135deg, {0} 0 5px, color-mix(in oklab, {0} 55%, white) 5px 9px)"
 )
-_CAUSES: Mapping[str, str] = {
-    cause: _STRIPED.format(f"var(--class-{at})") for at, cause in enumerate(CAUSES)
+_CAUSE_COLOURS: Mapping[str, str] = {
+    cause: _STRIPED.format(f"var(--class-{place})") for place, cause in enumerate(CAUSES)
 }
 """Idle time is striped, so that no cause looks like a kind of work."""
 
-_OF_PARTS = {
-    "communication": "communication",
-    "copy": "transfer",
-    "optimizer": "optimizer",
-    "other": "other",
+_CATEGORY_COLOURS = {
+    "communication": "var(--part-communication)",
+    "copy": "var(--part-transfer)",
+    "optimizer": "var(--part-optimizer)",
+    "other": "var(--part-other)",
+    "between operators": "var(--part-all)",
 }
-_CATEGORIES: Mapping[str, str] = {
-    each: f"var(--part-{_OF_PARTS[each]})" if each in _OF_PARTS else f"var(--class-{at})"
-    for at, each in enumerate(sorted(CATEGORIES, key=_OF_PARTS.__contains__))
-} | {"between operators": "var(--part-all)"}
-"""Work by its category, in the colours that the page of a profile has for the same.
+"""Colour of each category of work; the named ones are the same as on the page of a profile."""
+_OTHER_CATEGORIES = [category for category in CATEGORIES if category not in _CATEGORY_COLOURS]
+for _place, _category in enumerate(_OTHER_CATEGORIES):
+    _CATEGORY_COLOURS[_category] = f"var(--class-{_place})"
 
-The other categories come first.
-"""
-
-_ADDED = Path(__file__).with_suffix(".css")
+_STYLE = Path(__file__).with_suffix(".css")
 
 
 def trace_page(found: TraceSummaries) -> str:
-    """The file's text: what the ranks wait for, where there are several, and a section for each trace."""
+    """Return the page's HTML: the comparison of ranks, if any, and a section for each trace."""
     names = ", ".join(plain(PurePath(summary.file).name) for summary in found.traces)
-    parts = [f"<header><h1>{_text(names)}</h1></header>"]
+    parts = ['<div id="root">', f"<header><h1>{_text(names)}</h1></header>"]
     if found.ranks is not None:
-        shown = (
-            "".join(map(_table, ranks_tables(found.ranks, _LISTED)))
-            if found.ranks.collectives
-            else ""
-        )
-        parts.append(
-            f'<section><p class="first">{_text(ranks_verdict(found.ranks))}</p>{shown}</section>'
-        )
+        parts.append(f"<section>{_ranks(found.ranks)}</section>")
     parts += [f"<section>{''.join(_trace(summary))}</section>" for summary in found.traces]
-    return document(
-        names, "\n".join(['<div id="root">', *parts, "</div>"]), style=_ADDED.read_text("utf-8")
-    )
+    parts.append("</div>")
+    return document(names, "\n".join(parts), style=_STYLE.read_text("utf-8"))
+
+
+def _ranks(skew: RankSkew) -> str:
+    sentence = f'<p class="first">{_text(ranks_verdict(skew))}</p>'
+    if not skew.collectives:
+        return sentence
+    return sentence + "".join(map(_table, ranks_tables(skew, _LISTED)))
 
 
 def _trace(summary: TraceSummary) -> Iterator[str]:
-    for index, sentence in enumerate(verdict(summary)):
-        yield f'<p class="{"plain" if index else "first"}">{_text(sentence)}</p>'
-    terms = (
-        f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>"
-        for label, value in [*facts(summary), *remarks(summary)]
-    )
-    yield f"<dl>{''.join(terms)}</dl>"
+    for place, sentence in enumerate(verdict(summary)):
+        style = "plain" if place else "first"
+        yield f'<p class="{style}">{_text(sentence)}</p>'
+    yield "<dl>"
+    for label, value in [*facts(summary), *remarks(summary)]:
+        yield f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>"
+    yield "</dl>"
     device = summary.device
     if device is not None and device.window:
-        states = {state: getattr(device, state) for state in STATES}
-        yield _chart(f"the device's {nanoseconds(device.window)}", states, STATES, _COLOURS)
+        title = f"device time: {nanoseconds(device.window)}, by state"
+        yield _chart(title, _times_by_state(device), STATES, _STATE_COLOURS)
     yield _work(summary)
     if device is not None and device.window and summary.idle:
-        labels: dict[str, str] = {cause: each.label for cause, each in CAUSES.items()}
+        title = f"idle time: {nanoseconds(device.idle)}, by cause"
+        labels: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
         idle: dict[str, int] = dict(summary.idle.items())
-        yield _chart(f"its {nanoseconds(device.idle)} of idle time, lost to", idle, labels, _CAUSES)
+        yield _chart(title, idle, labels, _CAUSE_COLOURS)
     if len(summary.steps) > 1:
-        yield "<h2>steps</h2>" + "".join(_steps(summary))
+        yield "<h2>steps</h2>"
+        longest = max(step.duration for step in summary.steps)
+        for step in summary.steps[:_LISTED]:
+            yield _step(step, longest)
     yield from map(_table, tables(summary, _LISTED))
 
 
-def _work(summary: TraceSummary) -> str:
-    """Draw what the time goes into, by category.
+def _times_by_state(timeline: DeviceTimeline) -> dict[str, int]:
+    return {state: getattr(timeline, state) for state in STATES}
 
-    The device's kernels, or what operators take on the host themselves.
-    """
-    steps, recorded = (
-        len(summary.steps) or 1,
-        sum(step.end - step.start for step in summary.steps) or summary.recorded,
-    )
-    parts: dict[str, int] = {row.category: row.device for row in summary.categories}
-    title = f"its {nanoseconds(sum(parts.values()))} of kernels and copies, by category"
-    if summary.device is None:
-        parts = summed(
-            (operator.category, operator.self_host // steps) for operator in summary.operators
-        )
-        title = (
-            f"where the {nanoseconds(recorded // steps)} of a step go on the host"
-            if summary.steps
-            else "where the host's time goes"
-        )
-    largest = dict(sorted(parts.items(), key=lambda part: -part[1]))
-    left = recorded // steps - sum(parts.values())
-    rest = {"between operators": left} if summary.device is None and left > 0 else {}
-    return (
-        _chart(title, largest | rest, {name: name for name in _CATEGORIES}, _CATEGORIES)
-        if parts
-        else ""
-    )
+
+def _work(summary: TraceSummary) -> str:
+    """Draw time by category: of device work, or without a device of a step on the host."""
+    if summary.device is not None:
+        parts: dict[str, int] = {row.category: row.device for row in summary.categories}
+        title = f"kernels and copies: {nanoseconds(sum(parts.values()))}, by category"
+        between_operators = 0
+    else:
+        steps = len(summary.steps) or 1
+        recorded = sum(step.duration for step in summary.steps) or summary.recorded
+        per_step = recorded // steps
+        parts = summed((row.category, row.self_host // steps) for row in summary.operators)
+        title = "host time, by category"
+        if summary.steps:
+            title = f"host time of a step: {nanoseconds(per_step)}, by category"
+        between_operators = per_step - sum(parts.values())
+    if not parts:
+        return ""
+    largest_first = dict(sorted(parts.items(), key=lambda part: -part[1]))
+    if between_operators > 0:
+        largest_first["between operators"] = between_operators
+    labels = {name: name for name in largest_first}
+    return _chart(title, largest_first, labels, _CATEGORY_COLOURS)
 
 
 def _chart(
     title: str, parts: Mapping[str, int], labels: Mapping[str, str], colours: Mapping[str, str]
 ) -> str:
-    return f"<h2>{_text(title)}</h2>{_bar(parts, colours, labels)}{_legend(parts, sum(parts.values()), labels, colours)}"
+    """Draw a heading, a bar divided into parts, and its legend."""
+    whole = sum(parts.values())
+    slices = []
+    legend = []
+    for name, time in parts.items():
+        if not time:
+            continue
+        label = _text(labels[name])
+        slices.append(_slice(name, time, colours[name], f"<span>{label}</span>"))
+        swatch = f'<span class="swatch" style="background: {colours[name]}"></span>'
+        figures = f"{_text(nanoseconds(time))}, {_text(share(time, whole))}"
+        legend.append(f"<li>{swatch}{label}: {figures}</li>")
+    bar = f'<div class="stack">{"".join(slices)}</div>\n'
+    return f'<h2>{_text(title)}</h2>{bar}<ul class="parts">{"".join(legend)}</ul>'
 
 
-def _bar(
-    parts: Mapping[str, int],
-    colours: Mapping[str, str],
-    labels: Mapping[str, str] | None = None,
-    *,
-    rest: int = 0,
-) -> str:
-    """Parts of one line, as long as their nanoseconds.
-
-    With labels, each has its name where there is room.
-    """
-    slices = "".join(
-        f'<div class="slice" style="flex: {time} 1 0; background: {colours[name]}" title="{_text(name)}">'
-        f"{f'<span>{_text(labels[name])}</span>' if labels else ''}</div>"
-        for name, time in parts.items()
-        if time
-    )
-    after = f'<div style="flex: {rest} 1 0"></div>' if rest else ""
-    return f'<div class="stack">{slices}{after}</div>\n'
+def _slice(name: str, time: int, colour: str, content: str) -> str:
+    """Draw one part of a bar, as long as its nanoseconds."""
+    style = f"flex: {time} 1 0; background: {colour}"
+    return f'<div class="slice" style="{style}" title="{_text(name)}">{content}</div>'
 
 
-def _legend(
-    parts: Mapping[str, int], whole: int, labels: Mapping[str, str], colours: Mapping[str, str]
-) -> str:
-    rows = (
-        f'<li><span class="swatch" style="background: {colours[name]}"></span>{_text(labels[name])}: '
-        f"{_text(nanoseconds(time))}, {_text(share(time, whole))}</li>"
-        for name, time in parts.items()
-        if time
-    )
-    return f'<ul class="parts">{"".join(rows)}</ul>'
-
-
-def _steps(summary: TraceSummary) -> Iterator[str]:
-    longest = max(step.end - step.start for step in summary.steps)
-    for step in summary.steps[:_LISTED]:
-        took = step.end - step.start
-        states = (
-            {state: getattr(step.device, state) for state in STATES}
-            if step.device is not None
-            else {"host": took}
-        )
-        bar = _bar(states, _COLOURS | {"host": "var(--bar)"}, rest=longest - took)
-        yield f'<div class="step"><span>{_text(step.name)}, {_text(nanoseconds(took))}</span>{bar}</div>'
+def _step(step: StepTimes, longest: int) -> str:
+    times = {"host": step.duration} if step.device is None else _times_by_state(step.device)
+    slices = []
+    for name, time in times.items():
+        if time:
+            slices.append(_slice(name, time, _STATE_COLOURS[name], ""))
+    if longest > step.duration:
+        slices.append(f'<div style="flex: {longest - step.duration} 1 0"></div>')
+    label = f"<span>{_text(step.name)}, {_text(nanoseconds(step.duration))}</span>"
+    bar = f'<div class="stack">{"".join(slices)}</div>\n'
+    return f'<div class="step">{label}{bar}</div>'
 
 
 def _table(table: TraceTable) -> str:
     head = "".join(f"<th>{_text(heading)}</th>" for heading in ("", *table.columns))
     rows = "".join(_row(*cells) for cells in zip(table.names, *table.columns.values(), strict=True))
-    below = "".join(f'<p class="remark">{_text(note)}</p>' for note in table.notes)
+    notes = "".join(f'<p class="remark">{_text(note)}</p>' for note in table.notes)
     listed = f"{len(table.names)} of {table.total}" if table.left_out else str(len(table.names))
-    title = (
-        f"<summary><h2>{_text(table.heading)}</h2> <span class='remark'>{listed}</span></summary>"
-    )
-    return f'<details>{title}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>{below}</details>'
+    title = f"<h2>{_text(table.heading)}</h2> <span class='remark'>{listed}</span>"
+    content = f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>{notes}'
+    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _row(name: str, *cells: str) -> str:
@@ -201,5 +189,5 @@ def _row(name: str, *cells: str) -> str:
 
 
 def _text(content: str) -> str:
-    """Escaped: names come from a file, and may hold anything."""
+    """Return content as HTML text: names come from a file and may hold anything."""
     return html.escape(plain(content))

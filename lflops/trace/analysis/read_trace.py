@@ -1,11 +1,7 @@
-"""Reads a trace file into a `RecordedTrace`.
-
-Of each event what the analysis needs, with times in whole nanoseconds.
-"""
+"""Reads a trace file into a `RecordedTrace`, with times as integers of nanoseconds."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -37,8 +33,8 @@ _NOTHING = Raw(b"{}")
 _ABSENT = Raw(b"")
 _EMPTY = Raw(b"[]")
 
-_RUNTIME = (
-    *(
+_RUNTIME = frozenset(
+    {
         "cuda_runtime",
         "cuda_driver",
         "runtime",
@@ -47,30 +43,23 @@ _RUNTIME = (
         "mtia_runtime",
         "glow_runtime",
         "hpu_op",
-    ),
-    *("privateuse1_runtime", "privateuse1_driver"),
+        "privateuse1_runtime",
+        "privateuse1_driver",
+    }
 )
-_WORK: Mapping[str, Literal["kernel", "copy", "fill"]] = {
-    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
-    **dict.fromkeys(("gpu_memcpy", "Memcpy"), "copy"),
-    **dict.fromkeys(("gpu_memset", "Memset"), "fill"),
+_WorkKind = Literal["kernel", "copy", "fill"]
+_WORK: dict[str, _WorkKind] = {
+    "kernel": "kernel",
+    "Kernel": "kernel",
+    "mtia_ccp_events": "kernel",
+    "gpu_memcpy": "copy",
+    "Memcpy": "copy",
+    "gpu_memset": "fill",
+    "Memset": "fill",
 }
-# of these kinds of events the name and the thread are needed
-_NAMED = frozenset("XBi")
-_Shapes, _Types = (
-    list[list[int | list[int]]],
-    list[str | list[str]],
-    # of the inputs of an operator; values are like types
-)
 
-_ASCEND = "Ascend Hardware"
-"""The process of a trace whose slices are what an Ascend device did. They have no category."""
-
-# begin the types of its tasks in which nothing is computed
-_ASCEND_WAITS = ("EVENT_", "NOTIFY_")
-
-_SKIPPED = {
-    *(
+_SKIPPED = frozenset(
+    {
         "ac2g",
         "async_cpu_gpu",
         "async_gpu",
@@ -79,10 +68,24 @@ _SKIPPED = {
         "gpu_annotation",
         "cuda_sync",
         "overhead",
-    ),
-    *("Trace", "python_frame", "async_task", ""),
-}
-"""Arrows, copies of what the host's events say, and what is drawn and not measured."""
+        "Trace",
+        "python_frame",
+        "async_task",
+    }
+)
+"""Arrows, copies of host events, and categories that are drawn but not measured."""
+
+_NAMED = frozenset("XBi")
+"""Types of events that need a name and a thread."""
+
+_Shapes = list[list[int | list[int]]]
+_Texts = list[str | list[str]]
+"""JSON types of an operator's input types and values."""
+
+_ASCEND = "Ascend Hardware"
+"""Name of the process whose slices are the work of an Ascend device. They have no category."""
+_ASCEND_WAITS = ("EVENT_", "NOTIFY_")
+"""Prefixes of the Ascend tasks that compute nothing."""
 
 
 class _Event(Struct, gc=False):
@@ -97,7 +100,7 @@ class _Event(Struct, gc=False):
 
 
 class _CollectiveArgs(Struct, gc=False):
-    """The fields by which newer torch describes a collective."""
+    """The arguments by which newer torch describes a collective."""
 
     collective: str | None = field(default=None, name="Collective name")
     in_elements: int | None = field(default=None, name="In msg nelems")
@@ -108,6 +111,7 @@ class _CollectiveArgs(Struct, gc=False):
     ranks: str = field(default="", name="Process Group Ranks")
 
     def value(self) -> Collective | None:
+        """Return the collective, or `None` if the event is not of a collective."""
         if self.collective is None:
             return None
         return Collective(
@@ -129,7 +133,7 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 
 
 class _AscendArgs(Struct, gc=False):
-    """The args of a slice of an Ascend device, and of the event that names its process."""
+    """The arguments of an Ascend device's slices, and of the event that names its process."""
 
     name: str = ""
     task: str = field(default="", name="Task Type")
@@ -161,25 +165,11 @@ class _SliceArgs(Struct, gc=False):
     phase: str = "forward"
 
 
-def _described(name: str, args: _OperatorArgs) -> Collective | None:
-    if args.shapes is _ABSENT:
-        return None
-    try:
-        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
-        types = msgspec.json.decode(args.types, type=list[str])
-    except msgspec.MsgspecError:
-        return None
-    if not shapes or len(set(types)) != 1:
-        return None
-    return Collective(
-        name.removeprefix(_COLLECTIVE), sum(map(prod, shapes)), None, types[0], None, "", ""
-    )
-
-
 def read_trace(path: Path) -> RecordedTrace:
-    """Read one file, packed or not.
+    """Read one file, compressed or not.
 
-    A `ProfileError` names a file that cannot be read, or is no trace.
+    Raises:
+        ProfileError: The file cannot be read or is no trace.
     """
     trace = RecordedTrace(file=str(path))
     stream = TraceStream(path, _Event)
@@ -193,44 +183,36 @@ def read_trace(path: Path) -> RecordedTrace:
     header = stream.header
     trace.rank = header.rank(path)
     if header.distributed:
-        trace.world_size, trace.groups = header.distributed.world_size, header.distributed.groups
+        trace.world_size = header.distributed.world_size
+        trace.groups = header.distributed.groups
     trace.devices = {device.id: device.name for device in header.devices if device.name}
-    trace.damaged, trace.damage = stream.damaged, stream.damage
+    trace.damaged = stream.damaged
+    trace.damage = stream.damage
     return trace
 
 
 class _Reader:
-    """Fills a trace."""
+    """Fills a trace, event by event."""
 
     def __init__(self, trace: RecordedTrace, skip: Callable[[Exception], None]) -> None:
-        self._trace, self._skip = trace, skip
+        """Prepare to fill a trace; `skip` receives the error of each damaged event."""
+        self._trace = trace
+        self._skip = skip
         self._unread: Counter[str] = Counter()
+        # Values that many events share, kept once.
         self._threads: dict[tuple[Any, Any], int] = {}
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
-        self._begun: dict[
-            tuple[Any, Any], list[_Event]
-            # events of which only the begin has been read, by thread
-        ] = {}
-        self._unsorted: dict[
-            int | str | None, list[DeviceEvent]
-            # slices without a category, by process
-        ] = {}
-        # slices without a category that are no work of an Ascend device
-        self._uncategorised = 0
+        # Events that have begun and not ended, by process and thread.
+        self._begun: dict[tuple[Any, Any], list[_Event]] = {}
+        # Slices without a category, which are device work if their process is an Ascend device:
+        # the work by process, and the number of all other such slices.
+        self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
+        self._number_uncategorised = 0
         self._ascend: set[int | str | None] = set()
-        self._takers: dict[str, Callable[[_Event], None]] = {
-            "cpu_op": self._operator,
-            "Operator": self._operator,
-            **{category: partial(self._device, kind) for category, kind in _WORK.items()},
-            "": self._without_category,
-            "user_annotation": self._annotation,
-            "python_function": self._frame,
-            MODULE: self._slice,
-            **dict.fromkeys(_RUNTIME, self._runtime),
-        }
 
     def add(self, events: list[_Event]) -> None:
+        """Add events; damaged events are skipped."""
         self._trace.events += len(events)
         for event in events:
             try:
@@ -240,73 +222,60 @@ class _Reader:
                 self._skip(error)
 
     def _add(self, event: _Event) -> None:
-        category = event.cat or ""
-        if not event.ph or (event.ph in _NAMED and None in {event.name, event.pid, event.tid}):
+        lacks_name = event.name is None or event.pid is None or event.tid is None
+        if not event.ph or (lacks_name and event.ph in _NAMED):
             raise ValueError("an event has no `ph`, `name`, `pid` or `tid`")
-        if event.ph == "B":
+        if event.ph == "X":
+            self._add_slice(event)
+        elif event.ph == "B":
             self._begun.setdefault((event.pid, event.tid), []).append(event)
-        elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
-            opened = begun.pop()
-            # a pair is one event
+        elif event.ph == "E" and self._begun.get((event.pid, event.tid)):
+            begun = self._begun[event.pid, event.tid].pop()
+            # A pair is one event.
             self._trace.events -= 1
-            self._add(
-                replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0]))
-            )
+            duration = span(event.ts)[0] - span(begun.ts)[0]
+            self._add(replace(begun, ph="X", dur=microseconds(duration)))
         elif event.ph == "M" and event.name == "process_name":
             if msgspec.json.decode(event.args, type=_AscendArgs).name == _ASCEND:
                 self._ascend.add(event.pid)
-        elif event.ph == "X":
-            taker = self._takers.get(category)
-            if taker is not None:
-                taker(event)
-            elif category not in _SKIPPED:
-                self._unread[category] += 1
-        elif category == "cpu_instant_event":
-            self._instant(event)
+        elif event.cat == "cpu_instant_event" and event.name == "[memory]":
+            self._add_memory(event)
+
+    def _add_slice(self, event: _Event) -> None:
+        category = event.cat or ""
+        if category in {"cpu_op", "Operator"}:
+            self._add_operator(event)
+        elif category in _RUNTIME:
+            self._add_runtime_call(event)
+        elif category in _WORK:
+            self._add_work(_WORK[category], event)
+        elif category == "python_function":
+            self._add_frame(event)
+        elif category == "user_annotation":
+            self._add_annotation(event)
+        elif category == MODULE:
+            self._add_module_slice(event)
+        elif not category:
+            self._add_without_category(event)
+        elif category not in _SKIPPED:
+            self._unread[category] += 1
 
     def finish(self) -> None:
-        """All events have been added: what had no category is a device's where its process is one."""
-        for process in self._ascend:
-            self._trace.work += self._unsorted.get(process, [])
-        # they name this reader, so only the garbage collector would free all that it has read
-        self._takers.clear()
-        if (
-            unsorted := 0
-            if self._ascend
-            else sum(map(len, self._unsorted.values())) + self._uncategorised
-        ):
-            self._unread["none"] += unsorted
+        """Complete the trace after its last event."""
+        if self._ascend:
+            for process in self._ascend:
+                self._trace.work += self._without_category.get(process, [])
+        else:
+            number = sum(map(len, self._without_category.values())) + self._number_uncategorised
+            if number:
+                self._unread["none"] += number
         for begun in self._begun.values():
-            self._unread.update(event.cat or "begun, and not ended" for event in begun)
+            self._unread.update(event.cat or "begun, but not ended" for event in begun)
         self._trace.unread = dict(self._unread)
-        on_host = [
-            each
-            for each in self._trace.on_host()
-            if not isinstance(each, Span) or each.kind != "slice"
-        ]
-        self._trace.first = min((each.start for each in on_host), default=0)
-        self._trace.last = max((each.end for each in on_host), default=0)
-
-    def _without_category(self, event: _Event) -> None:
-        """A slice of a process that may be an Ascend device; only the whole trace tells."""
-        args = msgspec.json.decode(event.args, type=_AscendArgs)
-        if args.task.startswith(_ASCEND_WAITS) or not args.task:
-            self._uncategorised += 1
-            return
-        start, end = self._times(event)
-        stream = (
-            args.stream
-            if args.stream is not None
-            else event.tid
-            if isinstance(event.tid, int)
-            else 0
-        )
-        kind: Literal["copy", "kernel"] = (
-            "copy" if "MEMCPY" in args.task or "SDMA" in args.task else "kernel"
-        )
-        self._unsorted.setdefault(event.pid, []).append(
-            DeviceEvent(kind, self._name(event), 0, stream, start, end, 0, 0, None)
-        )
+        # Module slices are not from torch, and may be from outside the recording.
+        moments = [item for item in self._trace.on_host() if not _is_module_slice(item)]
+        self._trace.first = min((item.start for item in moments), default=0)
+        self._trace.last = max((item.end for item in moments), default=0)
 
     def _name(self, event: _Event) -> str:
         name = event.name or ""
@@ -316,118 +285,164 @@ class _Reader:
         return self._threads.setdefault((event.pid, event.tid), len(self._threads))
 
     def _times(self, event: _Event) -> tuple[int, int]:
-        """Start and end; an event of negative length, which a clock that is set back makes, has none."""
+        """Return start and end; a negative duration, from a clock that was set back, becomes 0."""
         start, end = span(event.ts, event.dur)
         if end < start:
             self._trace.negative += 1
             end = start
         return start, end
 
-    def _device(self, kind: Literal["kernel", "copy", "fill"], event: _Event) -> None:
+    def _add_work(self, kind: _WorkKind, event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_WorkArgs)
         start, end = self._times(event)
-        device = (
-            args.device
-            if args.device is not None
-            else event.pid
-            if isinstance(event.pid, int)
-            else 0
+        work = DeviceEvent(
+            kind=kind,
+            name=self._name(event),
+            device=_number(args.device, event.pid),
+            stream=_number(args.stream, event.tid),
+            start=start,
+            end=end,
+            correlation=args.correlation,
+            external=args.external,
+            collective=args.value(),
         )
-        stream = (
-            args.stream
-            if args.stream is not None
-            else event.tid
-            if isinstance(event.tid, int)
-            else 0
-        )
-        self._trace.work.append(
-            DeviceEvent(
-                kind,
-                self._name(event),
-                device,
-                stream,
-                start,
-                end,
-                args.correlation,
-                args.external,
-                args.value(),
-            )
-        )
+        self._trace.work.append(work)
 
-    def _runtime(self, event: _Event) -> None:
+    def _add_without_category(self, event: _Event) -> None:
+        """Keep a slice that may be work of an Ascend device, which only the whole trace shows."""
+        args = msgspec.json.decode(event.args, type=_AscendArgs)
+        if not args.task or args.task.startswith(_ASCEND_WAITS):
+            self._number_uncategorised += 1
+            return
+        start, end = self._times(event)
+        is_copy = "MEMCPY" in args.task or "SDMA" in args.task
+        work = DeviceEvent(
+            kind="copy" if is_copy else "kernel",
+            name=self._name(event),
+            device=0,
+            stream=_number(args.stream, event.tid),
+            start=start,
+            end=end,
+            correlation=0,
+            external=0,
+        )
+        self._without_category.setdefault(event.pid, []).append(work)
+
+    def _add_runtime_call(self, event: _Event) -> None:
         correlation = msgspec.json.decode(event.args, type=_RuntimeArgs).correlation
         start, end = self._times(event)
-        self._trace.runtime.append(
-            RuntimeCall(self._name(event), self._thread(event), start, end, correlation)
-        )
+        call = RuntimeCall(self._name(event), self._thread(event), start, end, correlation)
+        self._trace.runtime.append(call)
 
-    def _operator(self, event: _Event) -> None:
-        name, thread = self._name(event), self._thread(event)
+    def _add_operator(self, event: _Event) -> None:
+        name = self._name(event)
         if name.startswith(STEP):
-            self._trace.spans.append(Span("step", name, thread, *self._times(event)))
+            self._add_span("step", name, event)
             return
         args = msgspec.json.decode(event.args, type=_OperatorArgs)
-        inputs = None
-        if args.shapes is not _ABSENT:
-            if args.types is _ABSENT:
-                raise ValueError("an operator has `Input Dims` and no `Input type`")
-            found = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
-            if found not in self._inputs:
-                for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
-                    msgspec.json.decode(text, type=kind)
-            inputs = self._inputs.setdefault(found, found)
-        collective = (
-            msgspec.json.decode(event.args, type=_CollectiveArgs).value()
-            if name == "record_param_comms"
-            else None
-        )
+        collective = None
+        if name == "record_param_comms":
+            collective = msgspec.json.decode(event.args, type=_CollectiveArgs).value()
+        thread = self._thread(event)
+        inputs = self._shared_inputs(args)
         start, end = self._times(event)
-        self._trace.operators.append(
-            OperatorCall(
-                name,
-                thread,
-                start,
-                end,
-                args.external,
-                inputs,
-                args.sequence,
-                args.forward_thread,
-                collective,
-            )
+        call = OperatorCall(
+            name=name,
+            thread=thread,
+            start=start,
+            end=end,
+            external=args.external,
+            inputs=inputs,
+            sequence=args.sequence,
+            forward_thread=args.forward_thread,
+            collective=collective,
         )
+        self._trace.operators.append(call)
 
-    def _annotation(self, event: _Event) -> None:
+    def _shared_inputs(self, args: _OperatorArgs) -> Inputs | None:
+        """Return the inputs of an operator, as one value for all calls with equal inputs."""
+        if args.shapes is _ABSENT:
+            return None
+        if args.types is _ABSENT:
+            raise ValueError("an operator has `Input Dims` and no `Input type`")
+        inputs = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
+        if inputs not in self._inputs:
+            msgspec.json.decode(inputs.shapes, type=_Shapes)
+            msgspec.json.decode(inputs.types, type=_Texts)
+            msgspec.json.decode(inputs.values, type=_Texts)
+            self._inputs[inputs] = inputs
+        return self._inputs[inputs]
+
+    def _add_span(
+        self,
+        kind: Literal["step", "scope", "module", "slice"],
+        name: str,
+        event: _Event,
+        phase: str = "forward",
+        collective: Collective | None = None,
+    ) -> None:
         start, end = self._times(event)
+        thread = self._thread(event)
+        self._trace.spans.append(Span(kind, name, thread, start, end, phase, collective))
+
+    def _add_annotation(self, event: _Event) -> None:
         name = self._name(event)
-        named = Span(
-            "step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end
-        )
-        if name.startswith(_COLLECTIVE):
-            named.collective = _described(name, msgspec.json.decode(event.args, type=_OperatorArgs))
-        self._trace.spans.append(named)
+        if name.startswith(STEP):
+            self._add_span("step", name, event)
+        elif name.startswith(_COLLECTIVE):
+            args = msgspec.json.decode(event.args, type=_OperatorArgs)
+            self._add_span("scope", name, event, collective=_collective_of_scope(name, args))
+        else:
+            self._add_span("scope", name, event)
 
-    def _frame(self, event: _Event) -> None:
-        """A frame of the Python stack; only those of modules are kept."""
+    def _add_frame(self, event: _Event) -> None:
+        """Add a frame of the Python stack, if it is a module's."""
         self._trace.has_stack = True
         if (event.name or "").startswith(_FRAME):
-            start, end = self._times(event)
-            self._trace.spans.append(
-                Span("module", self._name(event), self._thread(event), start, end)
-            )
+            self._add_span("module", self._name(event), event)
 
-    def _slice(self, event: _Event) -> None:
+    def _add_module_slice(self, event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_SliceArgs)
-        start, end = self._times(event)
-        self._trace.spans.append(
-            Span("slice", args.module, self._thread(event), start, end, args.phase)
-        )
+        self._add_span("slice", args.module, event, phase=args.phase)
 
-    def _instant(self, event: _Event) -> None:
-        if event.name != "[memory]":
-            return
+    def _add_memory(self, event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_MemoryArgs)
         if args.device_type and args.device >= 0:
             peak = self._trace.memory.get(args.device, MemoryPeak(0, 0))
             self._trace.memory[args.device] = MemoryPeak(
-                max(peak.allocated, args.allocated), max(peak.reserved, args.reserved)
+                allocated=max(peak.allocated, args.allocated),
+                reserved=max(peak.reserved, args.reserved),
             )
+
+
+def _number(recorded: int | None, viewer: int | str | None) -> int:
+    """Return the recorded number of a device or stream, or else its number in the viewer."""
+    if recorded is not None:
+        return recorded
+    return viewer if isinstance(viewer, int) else 0
+
+
+def _is_module_slice(item: object) -> bool:
+    return isinstance(item, Span) and item.kind == "slice"
+
+
+def _collective_of_scope(name: str, args: _OperatorArgs) -> Collective | None:
+    """Return the collective of a scope, if the shapes and types of its inputs show the message."""
+    if args.shapes is _ABSENT:
+        return None
+    try:
+        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
+        types = msgspec.json.decode(args.types, type=list[str])
+    except msgspec.MsgspecError:
+        return None
+    if not shapes or len(set(types)) != 1:
+        return None
+    return Collective(
+        name=name.removeprefix(_COLLECTIVE),
+        in_elements=sum(map(prod, shapes)),
+        out_elements=None,
+        dtype=types[0],
+        group_size=None,
+        group="",
+        ranks="",
+    )

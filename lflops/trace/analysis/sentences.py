@@ -1,287 +1,378 @@
-"""A trace as sentences, the verdict first, and as tables.
-
-Headings, names, and columns of text, for a terminal and for a page.
-"""
+"""Sentences and tables about a trace, shared by the terminal and the HTML page."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import PurePath
 from typing import Any, NamedTuple
-
-import msgspec
-from msgspec import Struct
 
 from lflops import units
 from lflops.profile.records import TimingStats
 from lflops.report.text import counted, kernel_name, plain, shortened
-from lflops.trace.analysis.collectives import Clock, CollectiveTimes, RankSkew
+from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
+from lflops.trace.analysis.merge import Clock
 from lflops.trace.analysis.operators import ShapeTimes, SpanTimes
-from lflops.trace.analysis.summary import TraceSummary
+from lflops.trace.analysis.summary import DeviceSummary, TraceSummary
+from lflops.trace.analysis.utilization import TraceUtilization
 from lflops.trace.device_states import DeviceTimeline
 
 
-class IdleCause(Struct, frozen=True, forbid_unknown_fields=True):
-    """What idle time is lost to: a row of `sentences.toml`, which explains the fields."""
+class IdleCause(NamedTuple):
+    """Words for one cause of idle time.
+
+    Attributes:
+        label: Name of the cause in tables and legends.
+        when: Clause that completes "the device is idle, mostly …".
+        next: What reduces this idle time; empty if there is no general advice.
+    """
 
     label: str
     when: str
     next: str = ""
 
 
-class _Words(Struct, forbid_unknown_fields=True):
-    states: dict[str, str]
-    causes: dict[Cause, IdleCause]
+STATES = {
+    "computing": "computing",
+    "exposed_communication": "communicating only",
+    "exposed_copies": "copying only",
+    "idle": "idle",
+}
+"""Label of each device state, by its field in `DeviceTimeline`."""
 
+_FEWER_KERNELS = "launch fewer and larger kernels (torch.compile, CUDA graphs, larger batches)"
 
-_WORDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Words)
-STATES, CAUSES = _WORDS.states, _WORDS.causes
+CAUSES: dict[Cause, IdleCause] = {
+    "data_loader": IdleCause(
+        "data loader",
+        "while the host waits for the data loader",
+        "use more DataLoader workers, persistent_workers or cheaper transforms",
+    ),
+    "synchronising": IdleCause(
+        "synchronising",
+        "while the host synchronises",
+        "avoid .item(), .cpu() and printing tensors in the step",
+    ),
+    "allocating": IdleCause(
+        "allocating",
+        "while the host allocates memory",
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or warm up before the recording",
+    ),
+    "launching": IdleCause("launching", "while the host launches", _FEWER_KERNELS),
+    "operators": IdleCause(
+        "operators on the host",
+        "while the host runs operators before they launch work",
+        _FEWER_KERNELS,
+    ),
+    "python": IdleCause("Python", "while the host runs Python between operators", _FEWER_KERNELS),
+    "launch_latency": IdleCause(
+        "launch latency",
+        "between a launch and its start",
+        "launch further ahead of the device: avoid synchronisation, use CUDA graphs",
+    ),
+    "queued": IdleCause("queued work", "between kernels that were already queued"),
+    "not_recorded": IdleCause("not recorded", "for reasons that the trace does not show"),
+}
 
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
-_SMALL, _LARGE, _MOST = 0.01, 0.05, 0.6
+"""Causes that the verdict sums up as "the host prepares launches"."""
+
+_SMALL = 0.01
+"""Share of the window below which a state is not mentioned."""
+_LARGE = 0.05
+"""Share of the window above which idle time or a late start is worth a sentence."""
+_MOST = 0.6
+"""Share of the idle time from which one cause alone explains it."""
+
+_SHORT_NAME = 24
+"""Width of operator and group names that are not in the first column of a table."""
 
 
 def nanoseconds(value: int | None) -> str:
-    """A time, as `34.89 ms`."""
-    if value is not None and 0 < value < 1000:
+    """Format a time, for example `34.89 ms`."""
+    if value is None:
+        return units.UNKNOWN
+    if 0 < value < 1000:
         return f"{value} ns"
-    return units.duration(None if value is None else value / 1e9)
+    return units.duration(value / 1e9)
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole, as `62.0 %`."""
+    """Format a part of a whole, for example `62.0 %`."""
     return units.percent(part / whole if whole else None)
 
 
+def short_operator_name(name: str) -> str:
+    """Return an operator's name without torch's namespace."""
+    return name.removeprefix("aten::")
+
+
 def shapes_text(row: ShapeTimes) -> str:
-    """An operator with the shapes of its tensors, as `mm 8944×1024 1024×2816`."""
-    groups = [(shape, len(list(same))) for shape, same in itertools.groupby(row.shapes) if shape]
-    shapes = (
-        _shape_text(shape) if number == 1 else f"{number} of {_shape_text(shape)}"
-        for shape, number in groups
-    )
-    return " ".join(
-        [plain(row.name.removeprefix("aten::").removeprefix("_scaled_dot_product_")), *shapes]
-    )
+    """Format an operator with its tensor shapes, for example `mm 8944×1024 1024×2816`."""
+    name = short_operator_name(row.name).removeprefix("_scaled_dot_product_")
+    parts = [plain(name)]
+    for shape, equal in itertools.groupby(row.shapes):
+        if not shape:
+            continue
+        number = len(list(equal))
+        text = _shape_text(shape)
+        parts.append(text if number == 1 else f"{number} of {text}")
+    return " ".join(parts)
 
 
 def _shape_text(shape: Any) -> str:
-    if isinstance(shape[0], tuple):
-        return f"[{', '.join(map(_shape_text, shape[:2]))}{', …' if len(shape) > 2 else ''}]"
-    return "×".join(map(str, shape))
+    is_list_of_tensors = isinstance(shape[0], tuple)
+    if not is_list_of_tensors:
+        return "×".join(map(str, shape))
+    shown = ", ".join(map(_shape_text, shape[:2]))
+    return f"[{shown}, …]" if len(shape) > 2 else f"[{shown}]"
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
-    """Say what the device did, and what to do about it."""
+    """Yield sentences about what the device did and how to reduce its idle time."""
     device = summary.device
     if device is None:
-        yield "The trace has no work of a device: all times are the host's."
+        yield "The trace contains no device work: all times are host times."
         return
-    yield _states(summary, device)
-    idle = device.idle
-    if idle > _LARGE * device.window and summary.idle:
-        most = max(summary.idle, key=lambda cause: summary.idle[cause])
-        if CAUSES[most].next:
-            yield f"To shorten the idle time: {CAUSES[most].next}."
+    yield _states_sentence(summary, device)
+    if device.idle > _LARGE * device.window and summary.idle:
+        advice = CAUSES[_largest_cause(summary)].next
+        if advice:
+            yield f"To reduce the idle time: {advice}."
     if summary.step is not None and summary.steps:
-        yield _step(summary, summary.step)
+        yield from _step_sentences(summary, summary.step)
     elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
-        yield f"Before the window the host ran {nanoseconds(summary.before_device)} without any work of the device."
+        yield f"The host ran for {nanoseconds(summary.before_device)} before the first device work."
 
 
-def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
-    several = len(summary.devices) > 1
-    who = f"The {len(summary.devices)} GPUs compute" if several else "The GPU computes"
-    parts = [
-        f"{who} {share(device.computing, device.window)} of {'their ' if several else ''}{nanoseconds(device.window)}"
-    ]
+def _largest_cause(summary: TraceSummary) -> Cause:
+    return max(summary.idle, key=lambda cause: summary.idle[cause])
+
+
+class _Verbs(NamedTuple):
+    subject: str
+    communicate: str
+    copy: str
+    be: str
+
+
+def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
+    window = nanoseconds(device.window)
+    computing = share(device.computing, device.window)
+    number = len(summary.devices)
+    if number > 1:
+        verbs = _Verbs(
+            f"The {number} GPUs compute {computing} of their {window}", "communicate", "copy", "are"
+        )
+    else:
+        verbs = _Verbs(f"The GPU computes {computing} of {window}", "communicates", "copies", "is")
+    parts = [verbs.subject]
     if device.exposed_communication > _SMALL * device.window:
-        parts.append(
-            f"only communicate{'' if several else 's'} {share(device.exposed_communication, device.window)}"
-        )
+        communicating = share(device.exposed_communication, device.window)
+        parts.append(f"only {verbs.communicate} {communicating}")
     if device.exposed_copies > _SMALL * device.window:
-        parts.append(
-            f"only cop{'y' if several else 'ies'} {share(device.exposed_copies, device.window)}"
-        )
+        parts.append(f"only {verbs.copy} {share(device.exposed_copies, device.window)}")
+    busy = ", ".join(parts)
     if not device.idle:
-        return f"{', '.join(parts)}, and {'are' if several else 'is'} never idle."
-    where = ""
-    if summary.idle:
-        most = max(summary.idle, key=lambda cause: summary.idle[cause])
-        host = sum(lost for cause, lost in summary.idle.items() if cause in _HOST)
-        spread = summary.idle[most] < _MOST * device.idle and host > summary.idle[most]
-        where = ", mostly while the host prepares launches" if spread else ""
-        where = where or f", mostly {CAUSES[most].when}"
-    return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
+        return f"{busy}, and {verbs.be} never idle."
+    idle = share(device.idle, device.window)
+    return f"{busy}, and {verbs.be} idle {idle}{_when_idle(summary, device)}."
 
 
-def _step(summary: TraceSummary, step: TimingStats) -> str:
+def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
+    if not summary.idle:
+        return ""
+    largest = _largest_cause(summary)
+    largest_time = summary.idle[largest]
+    host_time = sum(summary.idle.get(cause, 0) for cause in _HOST)
+    if largest_time < _MOST * device.idle and host_time > largest_time:
+        return ", mostly while the host prepares launches"
+    return f", mostly {CAUSES[largest].when}"
+
+
+def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
     known = [each.device for each in summary.steps if each.device is not None]
     computing = share(sum(each.computing for each in known), sum(each.window for each in known))
+    median = units.duration(step.median)
+    steps_time = sum(each.duration for each in summary.steps)
     if step.n == 1:
-        text = f"The step takes {units.duration(step.median)}; the device computes in {computing} of it."
+        yield f"The step takes {median}; the device computes in {computing} of it."
     else:
-        spread = f"median of {step.n}, quartiles {units.duration(step.low)} and {units.duration(step.high)}"
-        text = f"A step takes {units.duration(step.median)} ({spread}); the device computes in {computing} of it."
+        quartiles = f"quartiles {units.duration(step.low)} and {units.duration(step.high)}"
+        yield (
+            f"A step takes {median} (median of {step.n}, {quartiles}); "
+            f"the device computes in {computing} of it."
+        )
     before = summary.before_device or 0
-    if before > _LARGE * sum(each.end - each.start for each in summary.steps):
-        text += f" From the first step's start to its first work on the device pass {nanoseconds(before)}."
-    return text
+    if before > _LARGE * steps_time:
+        yield f"The first device work begins {nanoseconds(before)} after the first step starts."
 
 
 def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """Label and value of each line above the tables."""
-    yield (
-        "trace",
-        f"{plain(PurePath(summary.file).name)}, {counted(summary.events, 'event')} in {nanoseconds(summary.recorded)}",
-    )
-    if summary.rank is not None:
-        yield (
-            "rank",
-            f"{summary.rank}"
-            + (f" of {summary.world_size}" if summary.world_size is not None else ""),
-        )
-    for each in summary.devices:
-        name = (
-            f"{plain(each.name)} (device {each.device})"
-            if each.name
-            else f"device {each.device}, of unknown name"
-        )
-        memory = each.memory
-        peak = (
-            f"; allocator's peak {units.size(memory.allocated)}, reserved {units.size(memory.reserved)}"
-            if memory
-            else ""
-        )
-        yield "device", f"{name}{peak}"
-    yield from _utilization(summary)
+    """Yield the label and the value of each line above the tables."""
+    file = plain(PurePath(summary.file).name)
+    events = counted(summary.events, "event")
+    yield "trace", f"{file}, {events} in {nanoseconds(summary.recorded)}"
+    if summary.rank is not None and summary.world_size is not None:
+        yield "rank", f"{summary.rank} of {summary.world_size}"
+    elif summary.rank is not None:
+        yield "rank", str(summary.rank)
+    for device in summary.devices:
+        yield "device", _device_fact(device)
+    if summary.utilization is not None:
+        yield _utilization_fact(summary.utilization)
 
 
-def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    found = summary.utilization
-    if found is None:
-        return
+def _device_fact(device: DeviceSummary) -> str:
+    if device.name:
+        name = f"{plain(device.name)} (device {device.device})"
+    else:
+        name = f"device {device.device} (unknown name)"
+    if device.memory is None:
+        return name
+    allocated = units.size(device.memory.allocated)
+    return f"{name}; peak allocated {allocated}, reserved {units.size(device.memory.reserved)}"
+
+
+def _utilization_fact(found: TraceUtilization) -> tuple[str, str]:
     over = f"over {counted(found.steps, 'step')}" if found.steps else "over the window"
-    rate = f"{units.quantity(found.flops_per_second, 'FLOP/s')} in counted products, {over}"
+    rate = f"{units.quantity(found.flops_per_second, 'FLOP/s')} in counted matmuls, {over}"
     if found.mfu is None:
-        yield "rate", f"{rate}; no peak is known for an MFU: give --hardware NAME"
-        return
-    others = {"HFU": found.hfu, "executed": found.executed}
-    hfu = "".join(
-        f", {name} {units.of_peak(share)}"
-        for name, share in others.items()
-        if share is not None
-        and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu))
-        >= _SMALL * found.mfu
-    )
-    peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
-    yield "MFU", f"{units.of_peak(found.mfu)} of {peak}: {rate}{hfu}"
+        return "rate", f"{rate}; no MFU, because the peak is unknown: pass --hardware NAME"
+    shown = [rate]
+    if found.hfu is not None and _differs(found.hfu, found.mfu, found.mfu):
+        shown.append(f"HFU {units.of_peak(found.hfu)}")
+    expected = found.hfu or found.mfu
+    if found.executed is not None and _differs(found.executed, expected, found.mfu):
+        shown.append(f"executed {units.of_peak(found.executed)}")
+    peak = units.quantity(found.peak_flops_per_second, "FLOP/s")
+    chip = f"{peak} in {found.precision} ({plain(found.hardware or '')})"
+    return "MFU", f"{units.of_peak(found.mfu)} of {chip}: {', '.join(shown)}"
+
+
+def _differs(value: float, other: float, scale: float) -> bool:
+    return abs(value - other) >= _SMALL * scale
 
 
 def launches(summary: TraceSummary) -> Iterator[str]:
-    """Lines about launches and the queue."""
+    """Yield lines about kernel launches and the launch queue."""
     found = summary.launches
     if found is not None:
-        high, longest = nanoseconds(found.high), nanoseconds(found.longest)
-        yield f"launches: {units.count(found.calls)}, each call {nanoseconds(found.call_median)} (median)"
-        yield f"from a call to its work: {nanoseconds(found.median)} (median), a tenth over {high}, at most {longest}"
+        yield f"launches: {units.count(found.calls)}, median call {nanoseconds(found.call_median)}"
+        yield (
+            f"delay from launch call to start: median {nanoseconds(found.median)}, "
+            f"90th percentile {nanoseconds(found.high)}, maximum {nanoseconds(found.longest)}"
+        )
         if found.shorter_than_launch:
-            yield f"shorter than the call that launched it: {counted(found.shorter_than_launch, 'kernel')}"
+            yield f"kernels shorter than their launch call: {units.count(found.shorter_than_launch)}"
+    several = len(summary.devices) > 1
     for each in summary.devices:
-        if each.queue is not None:
-            device = f" of device {each.device}" if len(summary.devices) > 1 else ""
-            empty = share(each.queue.empty, each.timeline.window)
-            yield f"queue{device}: {each.queue.mean:.1f} deep in the mean, {each.queue.largest} at most, empty {empty} of the window"
+        if each.queue is None:
+            continue
+        device = f" of device {each.device}" if several else ""
+        empty = share(each.queue.empty, each.timeline.window)
+        yield (
+            f"launch queue{device}: mean depth {each.queue.mean:.1f}, "
+            f"maximum {each.queue.largest}, empty {empty} of the window"
+        )
 
 
 def ranks_verdict(skew: RankSkew) -> str:
-    """Who comes last to the collectives of several ranks."""
+    """Say which rank arrives last at collectives, and which rank waits the longest."""
     calls = sum(row.calls for row in skew.collectives)
     if not calls:
         return f"The traces of {len(skew.ranks)} ranks have no collective in common."
-    rank = max(skew.last, key=lambda each: skew.last[each])
-    waited = max(skew.waiting, key=lambda each: skew.waiting[each])
+    last = max(skew.last, key=lambda rank: skew.last[rank])
+    waiting = max(skew.waiting, key=lambda rank: skew.waiting[rank])
     return (
-        f"Rank {rank} comes last to {skew.last[rank]} of {counted(calls, 'collective')}; rank {waited} waits the longest, "
-        f"{nanoseconds(skew.waiting[waited])}, and the transfers take {nanoseconds(skew.transfer)}."
+        f"Rank {last} arrives last at {skew.last[last]} of {counted(calls, 'collective')}; "
+        f"rank {waiting} waits the longest, {nanoseconds(skew.waiting[waiting])}; "
+        f"the transfers take {nanoseconds(skew.transfer)}."
     )
 
 
 def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
-    """Say by how much each rank was moved to be on the first one's clock."""
+    """Say by how much each rank's times were shifted to the clock of the first rank."""
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
-            yield f"{rank} is on its own clock: it has no collective in common with the ranks before it"
-        else:
-            moved = f"{'-' if clock.moved < 0 else ''}{nanoseconds(abs(clock.moved))}"
-            yield f"{rank} is moved by {moved}: so {counted(clock.collectives, 'collective')} in common end together"
+            yield f"{rank} keeps its own clock: it shares no collective with the ranks before it"
+            continue
+        sign = "-" if clock.moved < 0 else ""
+        collectives = counted(clock.collectives, "shared collective")
+        yield (
+            f"{rank} is shifted by {sign}{nanoseconds(abs(clock.moved))}, "
+            f"which aligns the ends of {collectives}"
+        )
 
 
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """Label and sentence of each remark; one without a label goes on with the one above."""
+    """Yield the label and the sentence of each remark below the tables."""
     if summary.left_out.calls:
-        yield (
-            "left out",
-            f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
-        )
+        kernels = counted(summary.left_out.calls, "kernel")
+        time = nanoseconds(summary.left_out.device)
+        yield "left out", f"{kernels} of {time}, launched before the recording began"
     for each in summary.unsupported:
-        time = f", {nanoseconds(each.self_device)} of the device" if each.self_device else ""
-        yield (
-            "not counted",
-            f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell",
-        )
-    if summary.utilization is not None and any(
-        row.name == "CompiledFunctionBackward" for row in summary.operators
-    ):
+        parts = [plain(each.name), counted(each.calls, "call")]
+        if each.self_device:
+            parts.append(f"{nanoseconds(each.self_device)} on the device")
+        yield "not counted", f"{', '.join(parts)}: shapes were not recorded or are not sufficient"
+    if summary.utilization is not None and _has_compiled_backward(summary):
         yield (
             "compiled",
-            "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is",
+            "backward is compiled, so the trace does not show what it recomputes: the MFU includes it",
         )
     if summary.has_stack:
-        yield (
-            "recording",
-            "with Python's stack, which slows the host down: without it the device is less idle",
-        )
+        yield "recording", "Python stacks slow the host: without them the device is idle less"
     if summary.negative:
-        yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
+        yield "clock", f"{counted(summary.negative, 'event')} of negative length, treated as 0"
     if summary.unlaunched:
-        yield (
-            "no launch",
-            f"{counted(summary.unlaunched, 'kernel')} or copies, whose call is not in the trace: in no operator",
-        )
+        work = counted(summary.unlaunched, "device event")
+        yield "no launch", f"{work} without a recorded launch: no operator includes them"
     if summary.damaged:
-        yield (
-            "left out",
-            f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}",
-        )
+        events = counted(summary.damaged, "event")
+        yield "left out", f"{events} that cannot be read: {plain(summary.damage)}"
     for category, number in summary.unread.items():
         yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"
 
 
-_OPERATOR = 24
+def _has_compiled_backward(summary: TraceSummary) -> bool:
+    return any(row.name == "CompiledFunctionBackward" for row in summary.operators)
 
 
-class TraceTable(NamedTuple):
-    """One table."""
+@dataclass
+class TraceTable:
+    """One table, as text.
+
+    Attributes:
+        heading: The table's title.
+        total: Number of rows that exist, if the table lists only some of them.
+        names: First cell of each row.
+        columns: The other cells, by column heading, in the order of `names`.
+        notes: Lines below the table.
+    """
 
     heading: str
-    # one a row
-    names: Sequence[str]
-    # the cells of each row, by heading
-    columns: Mapping[str, Sequence[str]]
-    # lines below it
-    notes: tuple[str, ...] = ()
-    # how many rows there are, where only some are listed
     total: int | None = None
+    names: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, cells: dict[str, str]) -> None:
+        """Append a row. All rows of a table have the same cells."""
+        self.names.append(name)
+        for heading, cell in cells.items():
+            self.columns.setdefault(heading, []).append(cell)
 
     @property
     def left_out(self) -> int:
+        """Number of rows that are not listed."""
         return 0 if self.total is None else self.total - len(self.names)
 
 
 def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
-    """All tables of a trace, with at most `top` rows each."""
+    """Yield all tables of a trace, with at most `top` rows each."""
     device = summary.device
     if device is not None:
         yield _timeline(summary, device)
@@ -294,232 +385,246 @@ def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
     if summary.categories:
         yield _categories(summary)
         yield _kernels(summary, top)
-    yield from _of_host(summary, top)
+    yield from _host_tables(summary, top)
 
 
-def _of_host(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
+def _host_tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
     has_device = summary.device is not None
     if summary.operators:
         yield _operators(summary, top)
     if any(row.flops for row in summary.shapes):
         yield shapes_table(summary.shapes, top)
-    for heading, rows in (("modules", summary.modules), ("scopes", summary.scopes)):
-        if rows:
-            yield _spans(heading, rows, top, has_device=has_device)
+    if summary.modules:
+        yield _spans("modules", summary.modules, top, has_device=has_device)
+    if summary.scopes:
+        yield _spans("scopes", summary.scopes, top, has_device=has_device)
     if summary.collectives:
         yield _collectives(summary.collectives, top)
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
-    """The states of each device, a column each; with several devices all of them together first."""
-    rows = {"all devices": device} if len(summary.devices) > 1 else {}
-    rows |= {f"device {each.device}": each.timeline for each in summary.devices}
-    columns: dict[str, list[str]] = {}
-    for name, row in rows.items():
-        columns[name] = [nanoseconds(getattr(row, state)) for state in STATES] + [
-            nanoseconds(row.window)
-        ]
-        shares = [share(getattr(row, state), row.window) for state in STATES]
-        columns["share" if len(rows) == 1 else f"share of {name}"] = [*shares, "100 %"]
-    hidden = (
+    """Make the table of device states, with columns for each device and for their sum."""
+    timelines = {f"device {each.device}": each.timeline for each in summary.devices}
+    if len(summary.devices) > 1:
+        timelines = {"all devices": device} | timelines
+    table = TraceTable("timeline", names=[*STATES.values(), "window"])
+    for name, timeline in timelines.items():
+        times = [getattr(timeline, state) for state in STATES]
+        times.append(timeline.window)
+        share_heading = "share" if len(timelines) == 1 else f"share of {name}"
+        table.columns[name] = [nanoseconds(time) for time in times]
+        table.columns[share_heading] = [share(time, timeline.window) for time in times]
+        table.columns[share_heading][-1] = "100 %"
+    for label, overlapped, whole in (
         ("communication", device.overlapped_communication, device.communication),
         ("copies", device.overlapped_copies, device.copies),
-    )
-    notes = tuple(
-        f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden"
-        for label, part, whole in hidden
-        if whole
-    )
-    return TraceTable("timeline", [*STATES.values(), "window"], columns, notes)
+    ):
+        if whole:
+            hidden = share(overlapped, whole)
+            table.notes.append(f"{label}: {nanoseconds(whole)} in total, {hidden} of it overlapped")
+    return table
 
 
 def _idle(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
-    rows = sorted(summary.idle.items(), key=lambda row: -row[1])
-    columns = {
-        "time": [nanoseconds(time) for _, time in rows],
-        "share of idle": [share(time, device.idle) for _, time in rows],
-        "share of window": [share(time, device.window) for _, time in rows],
-    }
-    return TraceTable(
-        "idle, lost to",
-        [CAUSES[cause].label for cause, _ in rows],
-        columns,
-        tuple(launches(summary)),
-    )
+    table = TraceTable("idle time by cause", notes=list(launches(summary)))
+    for cause, time in sorted(summary.idle.items(), key=lambda item: -item[1]):
+        cells = {
+            "time": nanoseconds(time),
+            "share of idle": share(time, device.idle),
+            "share of window": share(time, device.window),
+        }
+        table.add(CAUSES[cause].label, cells)
+    return table
 
 
 def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTable:
-    rows = summary.streams[:top]
-    several = len(summary.devices) > 1
-    columns = {
-        "busy": [nanoseconds(row.busy) for row in rows],
-        "share of window": [share(row.busy, device.window / len(summary.devices)) for row in rows],
-        "kernels": [units.count(row.kernels) for row in rows],
-        "copies": [units.count(row.copies) for row in rows],
-    }
-    names = [
-        f"device {row.device}, stream {row.stream}" if several else f"stream {row.stream}"
-        for row in rows
-    ]
-    return TraceTable("streams", names, columns, total=len(summary.streams))
+    table = TraceTable("streams", len(summary.streams))
+    number_of_devices = len(summary.devices)
+    window = device.window / number_of_devices
+    for row in summary.streams[:top]:
+        name = f"stream {row.stream}"
+        if number_of_devices > 1:
+            name = f"device {row.device}, {name}"
+        cells = {
+            "busy": nanoseconds(row.busy),
+            "share of window": share(row.busy, window),
+            "kernels": units.count(row.kernels),
+            "copies": units.count(row.copies),
+        }
+        table.add(name, cells)
+    return table
+
+
+_STEP_STATES = ("computing", "idle", "exposed_communication", "exposed_copies")
 
 
 def _steps(summary: TraceSummary, top: int) -> TraceTable:
     rows = summary.steps[:top]
-    columns = {"time": [nanoseconds(row.end - row.start) for row in rows]}
-    known = [row.device for row in rows]
-    for state, name in sorted(
-        STATES.items(), key=lambda state: state[0] != "computing" and state[0] != "idle"
-    ):
-        if any(row is not None and getattr(row, state) for row in known):
-            columns[name] = [
-                units.UNKNOWN if row is None else share(getattr(row, state), row.window)
-                for row in known
-            ]
-    return TraceTable("steps", [row.name for row in rows], columns, total=len(summary.steps))
+    timelines = [row.device for row in rows if row.device is not None]
+    table = TraceTable("steps", len(summary.steps))
+    states = [state for state in _STEP_STATES if any(map(attrgetter(state), timelines))]
+    for row in rows:
+        cells = {"time": nanoseconds(row.duration)}
+        for state in states:
+            cells[STATES[state]] = units.UNKNOWN
+            if row.device is not None:
+                cells[STATES[state]] = share(getattr(row.device, state), row.device.window)
+        table.add(row.name, cells)
+    return table
 
 
 def _categories(summary: TraceSummary) -> TraceTable:
+    table = TraceTable("device time by category")
     whole = sum(row.device for row in summary.categories)
-    columns = {
-        "time": [nanoseconds(row.device) for row in summary.categories],
-        "share": [share(row.device, whole) for row in summary.categories],
-        "calls": [units.count(row.calls) for row in summary.categories],
-    }
-    notes: tuple[str, ...] = ()
+    for row in summary.categories:
+        cells = {
+            "time": nanoseconds(row.device),
+            "share": share(row.device, whole),
+            "calls": units.count(row.calls),
+        }
+        table.add(row.category, cells)
     computing = sum(row.device for row in summary.precisions)
     if computing:
         parts = [
-            f"{share(row.device, computing)} {row.precision or 'of unknown precision'}"
+            f"{share(row.device, computing)} {row.precision or 'unknown'}"
             for row in summary.precisions
         ]
-        cores = sum(row.tensor_cores for row in summary.precisions)
-        notes = (
-            f"precision of kernels: {', '.join(parts)}; {share(cores, computing)} on tensor cores by their names",
+        on_tensor_cores = sum(row.tensor_cores for row in summary.precisions)
+        table.notes.append(
+            f"precision of kernels: {', '.join(parts)}; "
+            f"{share(on_tensor_cores, computing)} on tensor cores, judged by kernel names"
         )
-    return TraceTable(
-        "device's work by category", [row.category for row in summary.categories], columns, notes
-    )
+    return table
 
 
 def _kernels(summary: TraceSummary, top: int) -> TraceTable:
-    rows = summary.kernels[:top]
+    table = TraceTable("kernels", len(summary.kernels))
     whole = sum(row.device for row in summary.kernels)
-    cores: Mapping[bool | None, str] = {True: "yes", False: "no", None: units.UNKNOWN}
-    columns = {
-        "time": [nanoseconds(row.device) for row in rows],
-        "share": [share(row.device, whole) for row in rows],
-        "calls": [units.count(row.calls) for row in rows],
-        "median": [nanoseconds(row.median) for row in rows],
-        "precision": [row.precision or units.UNKNOWN for row in rows],
-        "tensor cores": [cores[row.tensor_cores] for row in rows],
-        "operator": [
-            shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR)
-            if row.operators
-            else units.UNKNOWN
-            for row in rows
-        ],
-    }
-    names = [kernel_name(row.name) for row in rows]
-    return TraceTable("kernels", names, columns, total=len(summary.kernels))
+    tensor_cores = {True: "yes", False: "no", None: units.UNKNOWN}
+    for row in summary.kernels[:top]:
+        operator = units.UNKNOWN
+        if row.operators:
+            operator = shortened(plain(short_operator_name(row.operators[0])), _SHORT_NAME)
+        cells = {
+            "time": nanoseconds(row.device),
+            "share": share(row.device, whole),
+            "calls": units.count(row.calls),
+            "median": nanoseconds(row.median),
+            "precision": row.precision or units.UNKNOWN,
+            "tensor cores": tensor_cores[row.tensor_cores],
+            "operator": operator,
+        }
+        table.add(kernel_name(row.name), cells)
+    return table
 
 
 def _operators(summary: TraceSummary, top: int) -> TraceTable:
-    rows = summary.operators[:top]
-    columns: dict[str, list[str]] = {}
-    if summary.device is not None:
-        whole = sum(row.self_device for row in summary.operators)
-        columns["device, own"] = [nanoseconds(row.self_device) for row in rows]
-        columns["share"] = [share(row.self_device, whole) for row in rows]
-        columns["device"] = [nanoseconds(row.device) for row in rows]
-    columns |= {
-        "calls": [units.count(row.calls) for row in rows],
-        "host, own": [nanoseconds(row.self_host) for row in rows],
-        "host": [nanoseconds(row.host) for row in rows],
-        "category": [row.category for row in rows],
-    }
-    names = [row.name.removeprefix("aten::") for row in rows]
-    return TraceTable("operators", names, columns, total=len(summary.operators))
+    table = TraceTable("operators", len(summary.operators))
+    whole = sum(row.self_device for row in summary.operators)
+    for row in summary.operators[:top]:
+        cells = {}
+        if summary.device is not None:
+            cells["device, self"] = nanoseconds(row.self_device)
+            cells["share"] = share(row.self_device, whole)
+            cells["device"] = nanoseconds(row.device)
+        cells["calls"] = units.count(row.calls)
+        cells["host, self"] = nanoseconds(row.self_host)
+        cells["host"] = nanoseconds(row.host)
+        cells["category"] = row.category
+        table.add(short_operator_name(row.name), cells)
+    return table
 
 
 def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> TraceTable:
-    """Make the table of what ran with which shapes, how fast, and how near to the roof."""
+    """Make the table of operators with their shapes, speed and share of the roofline.
+
+    `roof` adds the columns of `lflops roofline`.
+    """
     rows = found[:top]
-    columns: dict[str, list[str]] = {}
-    if any(row.device for row in rows):
-        columns["device"] = [nanoseconds(row.device) for row in rows]
-        columns["FLOP/s"] = [units.count(row.flops_per_second) for row in rows]
-    columns["calls"] = [units.count(row.calls) for row in rows]
-    if any(row.share is not None for row in rows) or roof:
-        columns["of the roof"] = [units.percent(row.share) for row in rows]
-        columns["bound by"] = [row.bound or units.UNKNOWN for row in rows]
-    columns["precision"] = [row.precision or units.UNKNOWN for row in rows]
-    if roof:
-        columns["FLOPs/byte"] = [units.count(row.intensity) for row in rows]
-        columns["at the roof"] = [units.duration(row.roof_seconds) for row in rows]
-    columns["FLOPs"] = [units.count(row.flops) for row in rows]
-    columns["bytes moved"] = [units.size(row.bytes_moved) for row in rows]
-    names = [shapes_text(row) for row in rows]
-    return TraceTable("operators with their shapes", names, columns, total=len(found))
+    table = TraceTable("operators with their shapes", len(found))
+    has_device = any(row.device for row in rows)
+    has_roofline = roof or any(row.share is not None for row in rows)
+    for row in rows:
+        cells = {}
+        if has_device:
+            cells["device"] = nanoseconds(row.device)
+            cells["FLOP/s"] = units.count(row.flops_per_second)
+        cells["calls"] = units.count(row.calls)
+        if has_roofline:
+            cells["of roofline"] = units.percent(row.share)
+            cells["bound by"] = row.bound or units.UNKNOWN
+        cells["precision"] = row.precision or units.UNKNOWN
+        if roof:
+            cells["FLOPs/byte"] = units.count(row.intensity)
+            cells["roofline time"] = units.duration(row.roof_seconds)
+        cells["FLOPs"] = units.count(row.flops)
+        cells["bytes moved"] = units.size(row.bytes_moved)
+        table.add(shapes_text(row), cells)
+    return table
 
 
 def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bool) -> TraceTable:
-    rows = found[:top]
-    columns: dict[str, list[str]] = {}
-    if has_device:
-        columns["device"] = [nanoseconds(row.device) for row in rows]
-        columns["device, own"] = [nanoseconds(row.self_device) for row in rows]
-    columns["calls"] = [units.count(row.calls) for row in rows]
-    if any(row.phase != "forward" for row in found):
-        columns["phase"] = [row.phase for row in rows]
-    columns["host"] = [nanoseconds(row.host) for row in rows]
-    names = [f"{row.name} ×{row.instances}" if row.instances > 1 else row.name for row in rows]
-    return TraceTable(heading, names, columns, total=len(found))
+    table = TraceTable(heading, len(found))
+    has_phases = any(row.phase != "forward" for row in found)
+    for row in found[:top]:
+        cells = {}
+        if has_device:
+            cells["device"] = nanoseconds(row.device)
+            cells["device, self"] = nanoseconds(row.self_device)
+        cells["calls"] = units.count(row.calls)
+        if has_phases:
+            cells["phase"] = row.phase
+        cells["host"] = nanoseconds(row.host)
+        name = f"{row.name} ×{row.instances}" if row.instances > 1 else row.name
+        table.add(name, cells)
+    return table
+
+
+def _group_name(group: str) -> str:
+    return shortened(plain(group), _SHORT_NAME) or units.UNKNOWN
 
 
 def _collectives(found: Sequence[CollectiveTimes], top: int) -> TraceTable:
-    rows = found[:top]
-    columns = {
-        "time": [nanoseconds(row.device) for row in rows],
-        "exposed": [share(row.exposed, row.device) for row in rows],
-        "calls": [units.count(row.calls) for row in rows],
-        "bytes": [units.size(row.bytes) for row in rows],
-        "bus": [units.quantity(row.bus_bytes_per_second, "B/s") for row in rows],
-        "algorithm": [units.quantity(row.algorithmic_bytes_per_second, "B/s") for row in rows],
-        "ranks": [units.UNKNOWN if row.group_size is None else str(row.group_size) for row in rows],
-        "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
-    }
-    names = [row.kind for row in rows]
-    return TraceTable("collectives", names, columns, total=len(found))
+    table = TraceTable("collectives", len(found))
+    for row in found[:top]:
+        cells = {
+            "time": nanoseconds(row.device),
+            "exposed": share(row.exposed, row.device),
+            "calls": units.count(row.calls),
+            "bytes": units.size(row.bytes),
+            "bus": units.quantity(row.bus_bytes_per_second, "B/s"),
+            "algorithm": units.quantity(row.algorithmic_bytes_per_second, "B/s"),
+            "ranks": units.UNKNOWN if row.group_size is None else str(row.group_size),
+            "group": _group_name(row.group),
+        }
+        table.add(row.kind, cells)
+    return table
 
 
 def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
-    """Who comes last and who waits, and the collectives that ranks wait in."""
-    ranks = sorted(skew.ranks, key=lambda rank: -skew.last[rank])[:top]
+    """Yield the tables of ranks and of the collectives that ranks wait in."""
     calls = sum(row.calls for row in skew.collectives)
-    columns = {
-        "comes last": [share(skew.last[rank], calls) for rank in ranks],
-        "waits": [nanoseconds(skew.waiting[rank]) for rank in ranks],
-    }
-    yield TraceTable("ranks", [f"rank {rank}" for rank in ranks], columns, total=len(skew.ranks))
-    rows = skew.collectives[:top]
-    columns = {
-        "calls": [units.count(row.calls) for row in rows],
-        "transfer": [nanoseconds(row.transfer) for row in rows],
-        "waited": [nanoseconds(sum(row.waiting.values())) for row in rows],
-        "skew": [nanoseconds(row.skew_median) for row in rows],
-        "at most": [nanoseconds(row.skew_longest) for row in rows],
-        "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
-    }
-    notes = (
-        (f"{counted(skew.unmatched, 'collective')} only in the trace of one rank",)
-        if skew.unmatched
-        else ()
-    )
-    yield TraceTable(
-        "collectives of all ranks",
-        [row.kind for row in rows],
-        columns,
-        notes,
-        len(skew.collectives),
-    )
+    ranks = TraceTable("ranks", len(skew.ranks))
+    for rank in sorted(skew.ranks, key=lambda rank: -skew.last[rank])[:top]:
+        cells = {
+            "arrives last": share(skew.last[rank], calls),
+            "waits": nanoseconds(skew.waiting[rank]),
+        }
+        ranks.add(f"rank {rank}", cells)
+    yield ranks
+
+    collectives = TraceTable("collectives of all ranks", len(skew.collectives))
+    for row in skew.collectives[:top]:
+        cells = {
+            "calls": units.count(row.calls),
+            "transfer": nanoseconds(row.transfer),
+            "waited": nanoseconds(sum(row.waiting.values())),
+            "skew": nanoseconds(row.skew_median),
+            "maximum": nanoseconds(row.skew_longest),
+            "group": _group_name(row.group),
+        }
+        collectives.add(row.kind, cells)
+    if skew.unmatched:
+        unmatched = counted(skew.unmatched, "collective")
+        collectives.notes.append(f"{unmatched} only in the trace of one rank")
+    yield collectives

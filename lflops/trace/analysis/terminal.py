@@ -1,10 +1,6 @@
-"""Traces on a terminal.
+"""Traces on a terminal: one trace, several ranks, a roofline, and two traces compared."""
 
-One with its verdict, timeline, idle time, steps, categories and kernels; several ranks; and two
-compared.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 
@@ -14,6 +10,7 @@ from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.report.text import kernel_name, plain
 from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.compare import TimeChange, TraceDiff
+from lflops.trace.analysis.operators import ShapeTimes
 from lflops.trace.analysis.sentences import (
     CAUSES,
     STATES,
@@ -23,187 +20,208 @@ from lflops.trace.analysis.sentences import (
     ranks_verdict,
     remarks,
     shapes_table,
+    short_operator_name,
     tables,
     verdict,
 )
 from lflops.trace.analysis.summary import TraceSummary
 
-_NAME = 28
-_OVER = 1.05
+_NAME_WIDTH = 28
+_OVER_ROOFLINE = 1.05
+"""Share of the roofline from which a note explains why the share exceeds 100 %."""
+
+_LISTED = 3
+"""Number of operators that the headline of a comparison names."""
+_SMALL = 0.01
+"""Share of the step below which the headline of a comparison does not mention a change."""
+_TIMES = 9
+"""Relative growth from which a change is shown as a factor instead of a percentage."""
+
+_MarginRow = tuple[str, RenderableType]
 
 
 def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
-    """One trace as text for a terminal; tables have at most `top` rows."""
-    first, *others = verdict(summary)
-    blocks: list[RenderableType] = [margin(facts(summary)), *map(_drawn, tables(summary, top))]
-    if below := list(remarks(summary)):
-        blocks.append(margin(below))
-    return Group(
-        text(first, "bold"), *map(text, others), *(part for block in blocks for part in ("", block))
-    )
+    """Render one trace; tables have at most `top` rows."""
+    parts = _sentences(verdict(summary))
+    parts += ["", margin(facts(summary))]
+    for table in tables(summary, top):
+        parts += ["", _render_table(table)]
+    below = list(remarks(summary))
+    if below:
+        parts += ["", margin(below)]
+    return Group(*parts)
 
 
-def _drawn(table: TraceTable) -> RenderableType:
-    room = min(max(map(len, table.names), default=_NAME), _NAME)
-    drawn = FittedTable(
-        table.heading,
-        table.names,
-        table.columns,
-        room=max(room, len(table.heading)) if len(table.names) < 2 else room,
-    )
-    more = (
-        [text(f"{table.left_out} more (--top {table.total} shows them)", "dim")]
-        if table.left_out
-        else []
-    )
-    return Group(drawn, *map(text, table.notes), *more)
+def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
+    """Render the first sentence bold, and the others below it."""
+    first, *others = sentences
+    return [text(first, "bold"), *map(text, others)]
+
+
+def _render_table(table: TraceTable) -> RenderableType:
+    width = min(max(map(len, table.names), default=_NAME_WIDTH), _NAME_WIDTH)
+    if len(table.names) < 2:
+        width = max(width, len(table.heading))
+    parts: list[RenderableType] = [
+        FittedTable(table.heading, table.names, table.columns, room=width),
+        *map(text, table.notes),
+    ]
+    if table.left_out:
+        parts.append(text(f"{table.left_out} more (--top {table.total} shows them)", "dim"))
+    return Group(*parts)
 
 
 def render_ranks(skew: RankSkew, *, top: int) -> RenderableType:
-    """How several ranks wait for each other."""
-    blocks: list[RenderableType] = [text(ranks_verdict(skew), "bold")]
+    """Render how ranks wait for each other."""
+    parts: list[RenderableType] = [text(ranks_verdict(skew), "bold")]
     if skew.collectives:
-        blocks += [part for table in ranks_tables(skew, top) for part in ("", _drawn(table))]
-    return Group(*blocks)
+        for table in ranks_tables(skew, top):
+            parts += ["", _render_table(table)]
+    return Group(*parts)
 
 
 def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
-    """The chip's roofs, and the operators of a trace below them, those first that would win the most time."""
-    chip = summary.hardware
-    rows = sorted(
-        summary.shapes,
-        key=lambda row: (
-            -(row.device / 1e9 - (row.roof_seconds or 0.0)) if row.roof_seconds is not None else 0.0
-        ),
-    )
-    above: list[tuple[str, RenderableType]] = [*facts(summary)]
-    if chip is None:
-        above.append(
-            (
-                "roof",
-                text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow"),
-            )
-        )
+    """Render a chip's roofline and a trace's operators, those with the most to gain first."""
+    rows = sorted(summary.shapes, key=_potential_seconds, reverse=True)
+    parts: list[RenderableType] = [margin([*facts(summary), *_rooflines(summary, rows)]), ""]
+    if rows:
+        parts.append(_render_table(shapes_table(rows, top, roof=True)))
     else:
-        bandwidth = units.quantity(chip.bandwidth_bytes_per_second, "B/s")
-        for dtype in dict.fromkeys(
-            row.precision
-            for row in rows
-            if row.macs and row.precision in chip.peak_flops_per_second
-        ):
-            peak = units.quantity(chip.peak_flops_per_second[dtype or ""], "FLOP/s")
-            above.append(("roof", f"{peak} in {dtype}, {bandwidth}: {chip.name}"))
-    unknown = text("no shapes were recorded: record with record_shapes=True", "yellow")
-    over = (
-        [text("over its roof: usually its data stayed in the cache", "dim")]
-        if any((row.share or 0.0) > _OVER for row in rows)
-        else []
-    )
-    return Group(
-        margin(above), "", _drawn(shapes_table(rows, top, roof=True)) if rows else unknown, *over
-    )
+        parts.append(text("no shapes were recorded: record with record_shapes=True", "yellow"))
+    if any(row.share is not None and row.share > _OVER_ROOFLINE for row in rows):
+        parts.append(text("over 100 % of roofline: usually the data stayed in the cache", "dim"))
+    return Group(*parts)
 
 
-_LISTED = 3
-_SMALL = 0.01
-_TIMES = 9
+def _potential_seconds(row: ShapeTimes) -> float:
+    """Return the seconds that an operator takes longer than the roofline allows."""
+    if row.roof_seconds is None:
+        return 0.0
+    return row.device / 1e9 - row.roof_seconds
+
+
+def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_MarginRow]:
+    chip = summary.hardware
+    if chip is None:
+        unknown = "unknown: pass --hardware NAME, with a name that `lflops hardware` lists"
+        yield "roof", text(unknown, "yellow")
+        return
+    bandwidth = units.quantity(chip.bandwidth_bytes_per_second, "B/s")
+    precisions = dict.fromkeys(row.precision for row in rows if row.macs)
+    for precision in precisions:
+        peak = chip.peak_flops_per_second.get(precision or "")
+        if peak is not None:
+            rate = units.quantity(peak, "FLOP/s")
+            yield "roof", f"{rate} in {precision}, {bandwidth}: {chip.name}"
 
 
 def trace_headline(diff: TraceDiff) -> Iterator[str]:
-    """How much longer the step or the window takes, whether that is noise, and where most of the change is."""
-    what = "A step" if diff.per_step else "The window"
-    before, after = (units.duration(each / 1e9) for each in (diff.window.before, diff.window.after))
-    noise = (
-        ""
-        if diff.is_beyond_noise is None or diff.is_beyond_noise
-        else ", within the spread of the steps"
-    )
-    yield f"{what} takes {after}, before {before} ({_signed(diff.window)}{noise})."
-    states = [row for row in diff.states if abs(row.change) > _SMALL * diff.window.before]
+    """Say how the step or window changed, whether that is noise, and where most of it is."""
+    subject = "A step" if diff.per_step else "The window"
+    before = units.duration(diff.window.before / 1e9)
+    after = units.duration(diff.window.after / 1e9)
+    noise = ", within the spread of the steps" if diff.is_beyond_noise is False else ""
+    yield f"{subject} takes {after}, before {before} ({_relative(diff.window)}{noise})."
+    states = _large_changes(diff, diff.states)
     if states:
-        yield "The device: " + ", ".join(f"{STATES[row.name]} {_more(row)}" for row in states) + "."
-    moved = [
-        row for row in diff.operators[:_LISTED] if abs(row.change) > _SMALL * diff.window.before
-    ]
-    if moved:
-        yield (
-            "Operators: "
-            + ", ".join(f"{plain(row.name.removeprefix('aten::'))} {_more(row)}" for row in moved)
-            + "."
+        changes = ", ".join(f"{STATES[row.name]} {_absolute(row)}" for row in states)
+        yield f"The device: {changes}."
+    operators = _large_changes(diff, diff.operators[:_LISTED])
+    if operators:
+        changes = ", ".join(
+            f"{plain(short_operator_name(row.name))} {_absolute(row)}" for row in operators
         )
+        yield f"Operators: {changes}."
 
 
-def _more(row: TimeChange) -> str:
-    return f"{'+' if row.change > 0 else '−'}{units.duration(abs(row.change) / 1e9)}"
+def _large_changes(diff: TraceDiff, rows: Iterable[TimeChange]) -> list[TimeChange]:
+    return [row for row in rows if abs(row.change) > _SMALL * diff.window.before]
 
 
-def _signed(row: TimeChange) -> str:
-    if not row.before or not row.after:
-        return "new" if row.after else "gone" if row.before else ""
+def _sign(change: float) -> str:
+    return "+" if change > 0 else "−"
+
+
+def _absolute(row: TimeChange) -> str:
+    if not row.change:
+        return "0 s"
+    return f"{_sign(row.change)}{units.duration(abs(row.change) / 1e9)}"
+
+
+def _relative(row: TimeChange) -> str:
+    if not row.before:
+        return "new" if row.after else ""
+    if not row.after:
+        return "gone"
     share = row.change / row.before
+    if not share:
+        return "no change"
     if share > _TIMES:
         return f"×{row.after / row.before:.0f}"
-    return f"{'+' if share > 0 else '−'}{units.percent(abs(share))}" if share else "no change"
+    return f"{_sign(share)}{units.percent(abs(share))}"
 
 
 def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int) -> RenderableType:
-    """Two traces as text for a terminal, with the limits for the second one.
+    """Render the changes between two traces, and limits for the second trace.
 
     Tables have at most `top` rows.
     """
-    first, *others = trace_headline(diff)
-    above: list[tuple[str, RenderableType]] = []
-    if diff.hardware[0] != diff.hardware[1]:
-        above.append(("device", text(" → ".join(diff.hardware), "yellow")))
-    if any(each is not None for each in diff.mfu):
-        above.append(("MFU", " → ".join(units.of_peak(each) for each in diff.mfu)))
-    if any(each is not None for each in diff.allocated_bytes):
-        above.append(
-            ("allocator's peak", " → ".join(units.size(each) for each in diff.allocated_bytes))
-        )
-    for limit in limits:
-        name, style = limit.name.replace("_", " "), "red" if limit.broken else ""
-        above.append(
-            (
-                "limit broken" if limit.broken else "limit held",
-                text(f"{name}: {_found(limit)}", style),
-            )
-        )
-    of = "of a step" if diff.per_step else "of the window"
-    groups: list[tuple[str, Sequence[TimeChange], dict[str, str]]] = [
-        (f"device, {of}", diff.states, dict(STATES)),
-        ("idle, lost to", diff.idle, {cause: each.label for cause, each in CAUSES.items()}),
-        ("by category", diff.categories, {}),
-        ("operators, own time", diff.operators, {}),
-        ("kernels", diff.kernels, {row.name: kernel_name(row.name) for row in diff.kernels}),
+    parts = _sentences(trace_headline(diff))
+    above = [*_changed_facts(diff), *map(_limit_line, limits)]
+    if above:
+        parts += ["", margin(above)]
+    per = "per step" if diff.per_step else "in the window"
+    causes: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
+    kernels = {row.name: kernel_name(row.name) for row in diff.kernels}
+    groups: list[tuple[str, Sequence[TimeChange], Mapping[str, str]]] = [
+        (f"device, {per}", diff.states, STATES),
+        ("idle time by cause", diff.idle, causes),
+        ("device time by category", diff.categories, {}),
+        ("operators, self time", diff.operators, {}),
+        ("kernels", diff.kernels, kernels),
     ]
-    tables = [("", _table(heading, rows, names, top)) for heading, rows, names in groups if rows]
-    lines = [text(first, "bold"), *map(text, others)]
-    return Group(
-        *lines, *(("", margin(above)) if above else ()), *(part for each in tables for part in each)
-    )
+    for heading, rows, names in groups:
+        if rows:
+            parts += ["", _render_changes(heading, rows, names, top)]
+    return Group(*parts)
 
 
-def _found(limit: Limit) -> str:
+def _changed_facts(diff: TraceDiff) -> Iterator[_MarginRow]:
+    if diff.hardware[0] != diff.hardware[1]:
+        yield "device", text(" → ".join(diff.hardware), "yellow")
+    if diff.mfu != (None, None):
+        yield "MFU", " → ".join(map(units.of_peak, diff.mfu))
+    if diff.allocated_bytes != (None, None):
+        yield "peak allocated", " → ".join(map(units.size, diff.allocated_bytes))
+
+
+def _limit_line(limit: Limit) -> _MarginRow:
+    name = limit.name.replace("_", " ")
     if limit.name == "max_memory":
-        return f"{units.size(limit.found)}, {units.size(limit.allowed)} allowed"
-    return f"{units.percent(limit.found)}, {units.percent(limit.allowed)} {'at least' if limit.name == 'min_mfu' else 'allowed'}"
+        figures = f"{units.size(limit.found)}, {units.size(limit.allowed)} allowed"
+    elif limit.name == "min_mfu":
+        figures = f"{units.percent(limit.found)}, at least {units.percent(limit.allowed)} required"
+    else:
+        figures = f"{units.percent(limit.found)}, {units.percent(limit.allowed)} allowed"
+    if limit.broken:
+        return "limit broken", text(f"{name}: {figures}", "red")
+    return "limit held", text(f"{name}: {figures}")
 
 
-def _table(
-    heading: str, rows: Sequence[TimeChange], names: dict[str, str], top: int
+def _render_changes(
+    heading: str, rows: Sequence[TimeChange], names: Mapping[str, str], top: int
 ) -> RenderableType:
     shown = rows[:top]
-    columns = {
-        "before": [units.duration(row.before / 1e9) for row in shown],
-        "after": [units.duration(row.after / 1e9) for row in shown],
-        "change": [_more(row) if row.change else "0 s" for row in shown],
-        "relative": [_signed(row) for row in shown],
-    }
-    labels = [names.get(row.name, row.name.removeprefix("aten::")) for row in shown]
-    table = FittedTable(heading, labels, columns, room=_NAME)
-    return (
-        table
-        if len(shown) == len(rows)
-        else Group(table, text(f"{len(rows) - len(shown)} more", "dim"))
-    )
+    table = TraceTable(heading)
+    for row in shown:
+        cells = {
+            "before": units.duration(row.before / 1e9),
+            "after": units.duration(row.after / 1e9),
+            "change": _absolute(row),
+            "relative": _relative(row),
+        }
+        table.add(names.get(row.name, short_operator_name(row.name)), cells)
+    drawn = FittedTable(heading, table.names, table.columns, room=_NAME_WIDTH)
+    if len(shown) == len(rows):
+        return drawn
+    return Group(drawn, text(f"{len(rows) - len(shown)} more", "dim"))

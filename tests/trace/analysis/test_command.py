@@ -90,7 +90,7 @@ def test_a_trace_of_the_host_is_shown_too(
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.operator("aten::mm", 10, 60)
-    assert "no work of a device" in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()[0]
+    assert "no device work" in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()[0]
 
 
 def test_names_from_a_file_do_not_drive_the_terminal(
@@ -142,7 +142,7 @@ def test_what_is_odd_is_shown_with_a_remark(
     trace.event("news", "y", 0, 1)
     trace.kernel("before", -500, -100)
     text = shown(capsys, trace.write(tmp_path / "a.json"))
-    assert "clock             1 event of negative length, taken as 0" in text
+    assert "clock             1 event of negative length, treated as 0" in text
     assert "not read          2 events of the unknown category 'news'" in text
     assert "left out          1 kernel of 400 ns, launched before the recording began" in text
 
@@ -177,7 +177,7 @@ def test_what_is_no_trace_is_refused_in_one_line(
     path = tmp_path / "bad.json"
     path.write_bytes(BAD[kind])
     said = refused(capsys, path)
-    assert said.startswith(f"lflops: {path}: is no trace as torch.profiler writes them: ")
+    assert said.startswith(f"lflops: {path}: is not a torch.profiler trace: ")
     assert "b'" not in said, "Python's bytes are not for people"
 
 
@@ -206,7 +206,7 @@ def test_products_are_shown_with_their_rate_and_the_mfu(
 ) -> None:
     """2 x 24 MACs in steps of 1000 ns on an H100; in all 96 FLOPs in 600 ns of the device."""
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.json"))
-    assert "in bf16 (H100 SXM): 48.00 MFLOP/s in counted products, over 2 steps" in text
+    assert "in bf16 (H100 SXM): 48.00 MFLOP/s in counted matmuls, over 2 steps" in text
     line = next(line for line in text.splitlines() if line.startswith("mm 2×3 3×4"))
     assert ["600", "ns", "160.00", "M", "2"] == line.split()[3:8]
 
@@ -227,7 +227,7 @@ def test_operators_that_were_not_counted_are_named(
     trace.kernel("gemm", 200, 350, launch=(40, 50))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "not counted       aten::mm, 1 call, 150 ns of the device: shapes were not recorded, or do not tell"
+        "not counted       aten::mm, 1 call, 150 ns on the device: shapes were not recorded or are not sufficient"
         in text
     )
 
@@ -255,7 +255,7 @@ def test_traces_of_several_ranks_begin_with_who_comes_last(
         trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0, length)
         files.append(trace.write(tmp_path / f"{rank}.json"))
     text = shown(capsys, *files)
-    first = "Rank 1 comes last to 1 of 1 collective; rank 0 waits the longest, 150 ns, and the transfers take 50 ns."
+    first = "Rank 1 arrives last at 1 of 1 collective; rank 0 waits the longest, 150 ns; the transfers take 50 ns."
     assert first == text.splitlines()[0]
     assert {"0": 150, "1": 0} == json.loads(shown(capsys, *files, "--json"))["ranks"]["waiting"]
 

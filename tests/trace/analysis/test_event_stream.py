@@ -156,7 +156,7 @@ def test_a_broken_file_is_refused_in_one_sentence_that_names_it(tmp_path: Path, 
     path = written(tmp_path / "broken.pt.trace.json", text)
     with pytest.raises(ProfileError) as raised:
         names(path)
-    assert str(raised.value).startswith(f"{path}: is no trace as torch.profiler writes them: ")
+    assert str(raised.value).startswith(f"{path}: is not a torch.profiler trace: ")
     assert reason.lower() in str(raised.value).lower()
     assert "\n" not in str(raised.value)
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 
 from lflops.cli.main import main
 from lflops.errors import ProfileError
-from lflops.trace.analysis.collectives import MERGED, merge
+from lflops.trace.analysis.merge import MERGED, merge
 from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.analysis.summary import summarise
 from tests.support.process_state import settle
@@ -243,7 +243,7 @@ def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
     assert (
-        "rank 1 is moved by 3.50 µs: so 2 collectives in common end together"
+        "rank 1 is shifted by 3.50 µs, which aligns the ends of 2 shared collectives"
         in capsys.readouterr().out.splitlines()
     )
     found = [
@@ -317,7 +317,9 @@ def test_an_event_without_names_is_left_out(tmp_path: Path, changes: dict[str, A
 def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     """Nothing is left of what was begun."""
     (tmp_path / "a_0.1.pt.trace.json").write_bytes(content)
-    with pytest.raises(ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace"):
+    with pytest.raises(
+        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
+    ):
         merge(tmp_path)
     assert ["a_0.1.pt.trace.json"] == [path.name for path in tmp_path.iterdir()]
 
@@ -330,7 +332,7 @@ def test_the_shell_says_what_was_written(
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
-    alone = "rank 1 is on its own clock: it has no collective in common with the ranks before it"
+    alone = "rank 1 keeps its own clock: it shares no collective with the ranks before it"
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
     expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}
@@ -340,7 +342,7 @@ def test_the_shell_says_what_was_written(
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"), [([], "has no trace"), (["nowhere"], "is no folder")]
+    ("given", "problem"), [([], "contains no trace"), (["nowhere"], "is not a folder")]
 )
 def test_a_folder_without_traces_is_wrong_usage(
     given: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

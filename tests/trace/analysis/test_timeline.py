@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lflops.intervals import joined, length, outside, shares
-from lflops.trace.analysis.summary import states, summarise, timeline
-from lflops.trace.device_states import DeviceTimeline
+from lflops.trace.analysis.summary import summarise
+from lflops.trace.device_states import DeviceTimeline, states, timeline
 from lflops.trace.recorded import DeviceEvent
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 

@@ -1,0 +1,188 @@
+"""Device work by stream, kernel, category and precision."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from lflops.intervals import joined, shares
+from lflops.profile.series import grouped, summed
+from lflops.trace.analysis.categories import (
+    CATEGORIES,
+    Category,
+    category_of_kernel,
+    precision_by_name,
+    tensor_cores_by_name,
+)
+from lflops.trace.analysis.host_walk import HostWalk
+from lflops.trace.analysis.operator_cost import precision_of
+from lflops.trace.device_states import communicates
+from lflops.trace.recorded import DeviceEvent
+
+Key = TypeVar("Key")
+
+
+class StreamTimes(Struct, frozen=True, kw_only=True):
+    """Nanoseconds and numbers of the work on one stream of a device.
+
+    Attributes:
+        busy: Time with work; overlapping kernels of a stream count once.
+    """
+
+    device: int
+    stream: int
+    busy: int
+    kernels: int
+    copies: int
+
+
+class KernelTimes(Struct, frozen=True, kw_only=True):
+    """Nanoseconds of all calls of one kernel.
+
+    Attributes:
+        tensor_cores: Whether it runs on tensor or matrix cores; `None` if its name does not show it.
+        operators: The operators that launched it, those with the most time first.
+    """
+
+    name: str
+    category: Category
+    precision: str | None
+    tensor_cores: bool | None
+    calls: int
+    device: int
+    median: int
+    longest: int
+    operators: tuple[str, ...]
+
+
+class CategoryTimes(Struct, frozen=True, kw_only=True):
+    """Nanoseconds of the device work of one category. Overlapping work counts several times."""
+
+    category: Category
+    device: int
+    calls: int
+
+
+class PrecisionTimes(Struct, frozen=True, kw_only=True):
+    """Nanoseconds of the computing kernels of one precision.
+
+    Attributes:
+        precision: The precision, or `None` if neither inputs nor kernel names show it.
+        tensor_cores: Time in kernels that run on tensor or matrix cores, judged by their names.
+    """
+
+    precision: str | None
+    device: int
+    calls: int
+    tensor_cores: int
+
+
+class ClassifiedWork(NamedTuple):
+    """A piece of device work, the operator that launched it, and its kind of work."""
+
+    event: DeviceEvent
+    operator: str | None
+    category: Category
+    precision: str | None
+
+
+def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWork]:
+    """Look up the operator, category and precision of each piece of work."""
+    found = []
+    for event in work:
+        operator = host.launch(event).operator
+        name = None if operator is None else operator.name
+        category = category_of_kernel(event, name)
+        by_name = precision_by_name(event.name)
+        by_inputs = None if operator is None else precision_of(operator.inputs)
+        # Inputs are more reliable than names, but only names show that fp32 is multiplied in TF32.
+        is_tf32 = by_name == "tf32" and by_inputs == "fp32"
+        precision = by_name if by_inputs is None or is_tf32 else by_inputs
+        found.append(ClassifiedWork(event, name, category, precision))
+    return found
+
+
+def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:
+    """Sum the work of each stream between two moments, the busiest stream of a device first."""
+    inside = [each for each in work if each.end > start and each.start < end]
+    by_stream: dict[tuple[int, int], list[DeviceEvent]] = grouped(
+        inside, attrgetter("device", "stream")
+    )
+    rows = []
+    for (device, stream), found in by_stream.items():
+        busy = joined((each.start, each.end) for each in found)
+        row = StreamTimes(
+            device=device,
+            stream=stream,
+            busy=shares(busy, [(start, end)])[0],
+            kernels=sum(each.kind == "kernel" for each in found),
+            copies=sum(each.kind == "copy" for each in found),
+        )
+        rows.append(row)
+    return tuple(sorted(rows, key=lambda row: (row.device, -row.busy, row.stream)))
+
+
+def kernels(work: Iterable[ClassifiedWork]) -> tuple[KernelTimes, ...]:
+    """Sum the work by kernel name, kernels with the most time first."""
+    by_name = grouped(work, lambda each: each.event.name)
+    rows = [_kernel(name, found) for name, found in by_name.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
+
+
+def _kernel(name: str, found: Sequence[ClassifiedWork]) -> KernelTimes:
+    first = found[0].event
+    times = [each.event.duration for each in found]
+    operators = _times_by(found, "operator")
+    operators.pop(None, None)
+    precision = tensor_cores = None
+    if first.kind == "kernel" and not communicates(first):
+        precision = _largest(_times_by(found, "precision"))
+        tensor_cores = tensor_cores_by_name(name)
+    return KernelTimes(
+        name=name,
+        category=_largest(_times_by(found, "category")),
+        precision=precision,
+        tensor_cores=tensor_cores,
+        calls=len(found),
+        device=sum(times),
+        median=round(statistics.median(times)),
+        longest=max(times),
+        operators=tuple(sorted(operators, key=lambda operator: -operators[operator])),
+    )
+
+
+def _times_by(found: Iterable[ClassifiedWork], field: str) -> dict[Any, int]:
+    return summed((getattr(each, field), each.event.duration) for each in found)
+
+
+def _largest(times: Mapping[Key, int]) -> Key:
+    return max(times, key=lambda key: times[key])
+
+
+def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
+    """Sum the work by category, categories with the most time first."""
+    rows = []
+    for category, found in grouped(work, attrgetter("category")).items():
+        device = sum(each.event.duration for each in found)
+        rows.append(CategoryTimes(category=category, device=device, calls=len(found)))
+    return tuple(sorted(rows, key=lambda row: (-row.device, CATEGORIES.index(row.category))))
+
+
+def by_precision(work: Iterable[ClassifiedWork]) -> tuple[PrecisionTimes, ...]:
+    """Sum the computing kernels by precision, precisions with the most time first."""
+    computing = [
+        each for each in work if each.event.kind == "kernel" and each.category != "communication"
+    ]
+    rows = []
+    for precision, found in grouped(computing, attrgetter("precision")).items():
+        on_tensor_cores = [each for each in found if tensor_cores_by_name(each.event.name)]
+        row = PrecisionTimes(
+            precision=precision,
+            device=sum(each.event.duration for each in found),
+            calls=len(found),
+            tensor_cores=sum(each.event.duration for each in on_tensor_cores),
+        )
+        rows.append(row)
+    return tuple(sorted(rows, key=lambda row: -row.device))

@@ -1,0 +1,268 @@
+"""Traces of several ranks merged into one, on the clock that collectives set."""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from lflops.trace.analysis.collectives import Key, numbered, occurrences
+from lflops.trace.analysis.event_stream import Header
+from lflops.trace.analysis.host_walk import walk
+from lflops.trace.analysis.read_trace import read_trace
+from lflops.trace.annotate import about
+from lflops.trace.files import read, traces_in, written_whole
+from lflops.trace.recorded import ZERO, microseconds, span
+
+MERGED = "merged.trace.json.gz"
+"""Name of the merged file, which readers of single traces do not look for."""
+
+_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Collectives that end at about the same moment on all ranks, because each rank needs all others."""
+
+_SMALLEST_NUMBERS = {
+    "correlation": 1,
+    "External id": 1,
+    "Sequence number": 0,
+    "wait_on_cuda_event_record_corr_id": 0,
+}
+"""Smallest valid value of each argument by which events of one trace refer to each other."""
+
+_DEVICE_ARGUMENTS = ("device", "Device Id")
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """Shift of a rank's times to the common clock.
+
+    Attributes:
+        rank: The rank, or `None` if neither the trace nor its file name has it.
+        moved: Nanoseconds added to its times, or `None` if it shares no collective with the ranks
+            before it.
+        collectives: Number of shared collectives; the shift is their median.
+    """
+
+    rank: int | None
+    moved: int | None
+    collectives: int
+
+
+class MergedTraces(Struct, frozen=True, kw_only=True):
+    """Result of a merge.
+
+    Attributes:
+        file: Path of the merged trace.
+        ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
+        damaged: Number of events left out because they cannot be read.
+        clocks: Shift of each rank except the first, whose clock is the common one.
+    """
+
+    file: str
+    ranks: tuple[int | None, ...]
+    events: int
+    damaged: int
+    clocks: tuple[Clock, ...]
+
+
+class _Source(NamedTuple):
+    path: Path
+    rank: int | None
+    base: int
+
+
+class _Event(Struct):
+    """The fields of an event that merging reads. All other fields stay as they are."""
+
+    pid: int | str
+    ph: str | None = None
+    name: str | None = None
+    id: Any = UNSET
+    bind_id: Any = UNSET
+    ts: Raw | UnsetType = UNSET
+    dur: Raw | UnsetType = UNSET
+    args: dict[str, Raw] | None = None
+
+
+class _Content(Struct):
+    events: list[Raw] = msgspec.field(name="traceEvents")
+    devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
+
+
+def merge(folder: Path, into: Path | None = None) -> MergedTraces:
+    """Merge the traces of a folder, which are of one window, into one compressed file.
+
+    A rank's clock is set by the collectives that it shares with the ranks before it. Without shared
+    collectives it is not shifted: clocks of different machines differ by milliseconds.
+
+    Args:
+        folder: Folder with the traces.
+        into: File to write, which appears only when it is complete. By default it is next to the
+            traces.
+
+    Raises:
+        ProfileError: A trace cannot be read, or the folder contains no trace.
+    """
+    if into is None:
+        into = folder / MERGED
+    sources = _sources(folder)
+    base = min(source.base for source in sources)
+    clocks = _clocks(sources)
+    merger = _Merger()
+    head = (
+        b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,\n'
+        b'"traceEvents": [\n' % base
+    )
+    events = 0
+    with written_whole(into) as file:
+        file.write(head)
+        for index, source in enumerate(sources):
+            shift = source.base - base + (clocks[index].moved or 0)
+            for event in merger.rewritten(source, index, shift):
+                if events:
+                    file.write(b",\n")
+                file.write(event)
+                events += 1
+        file.write(b'\n],\n"deviceProperties": %b}\n' % msgspec.json.encode(merger.properties))
+    return MergedTraces(
+        file=str(into),
+        ranks=tuple(source.rank for source in sources),
+        events=events,
+        damaged=merger.damaged,
+        clocks=tuple(clocks[1:]),
+    )
+
+
+def _sources(folder: Path) -> list[_Source]:
+    """Return the traces of a folder by rank, those of unknown rank last."""
+    sources = []
+    for path in traces_in(folder):
+        header: Header = read(path, Header)
+        sources.append(_Source(path, header.rank(path), header.base))
+    sources.sort(key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
+    return sources
+
+
+def _clocks(sources: Iterable[_Source]) -> list[Clock]:
+    known: dict[Key, int] = {}
+    clocks = []
+    for source in sources:
+        ends = _ends(source)
+        shifts = [known[key] - end for key, end in ends.items() if key in known]
+        shift = round(statistics.median(shifts)) if shifts else None
+        clocks.append(Clock(rank=source.rank, moved=shift, collectives=len(shifts)))
+        for key, end in ends.items():
+            known.setdefault(key, end + (shift or 0))
+    return clocks
+
+
+def _ends(source: _Source) -> dict[Key, int]:
+    """Return when the collectives ended that all ranks of a group leave together."""
+    trace = read_trace(source.path)
+    host = walk(trace, trace.work, lambda _: False)
+    calls = numbered(occurrences(trace.work, host, trace))
+    return {key: source.base + call.end for key, call in calls.items() if call.kind in _TOGETHER}
+
+
+class _Merger:
+    """Rewrites events so that numbers of processes, devices and launches are unique.
+
+    Attributes:
+        properties: Properties of the devices that worked, under their new numbers.
+        damaged: Number of events left out because they cannot be read.
+    """
+
+    def __init__(self) -> None:
+        self.properties: list[dict[str, Any]] = []
+        self.damaged = 0
+        self._processes = itertools.count(1)
+        self._devices: dict[tuple[int, int], int] = {}
+
+    def rewritten(self, source: _Source, index: int, shift: int) -> Iterator[bytes]:
+        """Iterate over the events of one trace, with new numbers and in the common time."""
+        content: _Content = read(source.path, _Content)
+        processes: dict[int | str, int] = {}
+        names: dict[int | str, str] = {}
+        for raw in content.events:
+            try:
+                event = msgspec.json.decode(raw, type=_Event)
+                whole = msgspec.json.decode(raw, type=dict[str, Raw])
+                changed: dict[str, Any] = _shifted_times(event, shift)
+                arguments = self._renumbered(event.args or {}, index)
+            except (msgspec.MsgspecError, ValueError):
+                self.damaged += 1
+                continue
+            if event.pid not in processes:
+                processes[event.pid] = next(self._processes)
+            if event.ph == "M" and event.name in {"process_name", "process_sort_index"}:
+                name = msgspec.json.decode((event.args or {}).get("name", b'""'))
+                if name:
+                    names[event.pid] = name
+                continue
+            changed["pid"] = processes[event.pid]
+            if event.id is not UNSET:
+                changed["id"] = _unique(event.id, index)
+            if event.bind_id is not UNSET:
+                changed["bind_id"] = _unique(event.bind_id, index)
+            if arguments:
+                changed["args"] = (event.args or {}) | arguments
+            yield msgspec.json.encode(whole | changed)
+        label = source.path.name if source.rank is None else f"rank {source.rank}"
+        for process, number in processes.items():
+            name = names.get(process, process) or "all"
+            yield msgspec.json.encode(about("process_name", number, name=f"{label}: {name}"))
+            yield msgspec.json.encode(about("process_sort_index", number, sort_index=number))
+        self._add_properties(content.devices, index)
+
+    def _add_properties(self, devices: list[dict[str, Any]], index: int) -> None:
+        by_number = {row.get("id"): row for row in devices}
+        # A trace may number its devices differently than it lists them. That does not matter if all
+        # have the same name.
+        names = {row.get("name") for row in devices}
+        default = devices[0] if len(names) == 1 else None
+        for (place, device), number in self._devices.items():
+            row = by_number.get(device, default)
+            if place == index and row is not None:
+                self.properties.append(row | {"id": number})
+
+    def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
+        """Return new values of the arguments that are numbers of this trace alone."""
+        changed = {}
+        # The numbers of the first trace stay.
+        if index:
+            for name, smallest in _SMALLEST_NUMBERS.items():
+                number = _number(arguments, name)
+                if number is not None and number >= smallest:
+                    changed[name] = number + (index << 32)
+        for name in _DEVICE_ARGUMENTS:
+            number = _number(arguments, name)
+            if number is not None and number >= 0:
+                changed[name] = self._device(index, number)
+        return changed
+
+    def _device(self, index: int, number: int) -> int:
+        """Return the unique number of a device of one trace: its own number, if that is free."""
+        key = index, number
+        if key not in self._devices:
+            taken = self._devices.values()
+            self._devices[key] = max(taken) + 1 if number in taken else number
+        return self._devices[key]
+
+
+def _number(arguments: dict[str, Raw], name: str) -> int | None:
+    return msgspec.json.decode(arguments[name], type=int) if name in arguments else None
+
+
+def _unique(number: Any, index: int) -> int | str:
+    return number + (index << 32) if isinstance(number, int) else f"{index}.{number}"
+
+
+def _shifted_times(event: _Event, shift: int) -> dict[str, Raw]:
+    if not shift or event.ts is UNSET:
+        return {}
+    if event.dur is UNSET:
+        start, _ = span(event.ts, ZERO)
+        return {"ts": microseconds(start + shift)}
+    start, end = span(event.ts, event.dur)
+    return {"ts": microseconds(start + shift), "dur": microseconds(end - start)}

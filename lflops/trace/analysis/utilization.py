@@ -1,0 +1,107 @@
+"""MFU and HFU of a trace, from the operators that it counts."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.analysis.utilization import flops_per_second, of_peak
+from lflops.hardware.chips import Hardware
+from lflops.profile.series import sum_known
+from lflops.trace.analysis.host_walk import HostWalk
+from lflops.trace.analysis.operator_cost import cost_of
+from lflops.trace.analysis.operators import precision
+from lflops.trace.analysis.steps import StepTimes
+
+
+class TraceUtilization(Struct, frozen=True, kw_only=True):
+    """Rate of the counted matmuls and its share of the peak; `None` is unknown.
+
+    Attributes:
+        seconds: Time of all steps, or of the window without a step, times the number of devices.
+        steps: Number of steps; 0 stands for the window.
+        macs: Multiply-accumulates that were launched in this time, without recomputation.
+        mfu: 2 × `macs` over `seconds` and the peak of `precision`.
+        hfu: MFU with recomputation by activation checkpointing and by fused attention.
+        executed: HFU without work that masks skip, with each precision at its own peak.
+        precision: The precision of most MACs.
+        hardware: The chip's name.
+    """
+
+    seconds: float
+    steps: int
+    macs: int
+    flops_per_second: float | None
+    mfu: float | None
+    hfu: float | None
+    executed: float | None
+    precision: str | None
+    peak_flops_per_second: float | None
+    hardware: str | None
+
+
+def trace_utilization(
+    host: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None
+) -> TraceUtilization | None:
+    """Return the utilization of the steps, or without a step of the window.
+
+    Args:
+        host: Host calls with the counted operators.
+        steps: The profiler's steps.
+        window: The window's nanoseconds.
+        devices: Number of devices.
+        chip: The chip with the peaks, if known.
+
+    Returns:
+        The utilization, or `None` if no matmul was counted.
+    """
+    macs: Counter[str | None] = Counter()
+    executed: Counter[str | None] = Counter()
+    first_macs = 0
+    recomputed_macs = 0
+    for call in host.counted:
+        if steps and not any(step.start <= call.start < step.end for step in steps):
+            continue
+        cost = cost_of(call.operator.name, call.operator.inputs)
+        if cost is None or not cost.macs:
+            continue
+        dtype = precision(call.operator)
+        macs[dtype] += cost.macs
+        executed[dtype] += cost.executed_macs
+        recomputed_macs += cost.recompute_macs
+        if call.is_recompute:
+            recomputed_macs += cost.macs
+        else:
+            first_macs += cost.macs
+    if not macs:
+        return None
+    nanoseconds = sum(step.duration for step in steps) if steps else window
+    seconds = nanoseconds / 1e9 * max(devices, 1)
+    main_dtype = max(macs, key=lambda dtype: macs[dtype])
+    peaks = {} if chip is None else chip.peak_flops_per_second
+    peak = peaks.get(main_dtype or "")
+    rate = flops_per_second(first_macs, seconds)
+    return TraceUtilization(
+        seconds=seconds,
+        steps=len(steps),
+        macs=first_macs,
+        flops_per_second=rate,
+        mfu=of_peak(rate, peak),
+        hfu=of_peak(flops_per_second(first_macs + recomputed_macs, seconds), peak),
+        executed=_executed_share(executed, peaks, seconds),
+        precision=main_dtype,
+        peak_flops_per_second=peak,
+        hardware=None if chip is None else chip.name,
+    )
+
+
+def _executed_share(
+    executed: Mapping[str | None, int], peaks: Mapping[str, float], seconds: float
+) -> float | None:
+    """Return the share of the time that the executed MACs need at the peaks of their precisions."""
+    needed = []
+    for dtype, macs in executed.items():
+        peak = peaks.get(dtype or "")
+        needed.append(2 * macs / peak if peak else None)
+    all_needed = sum_known(needed)
+    return all_needed / seconds if all_needed is not None and seconds else None
