@@ -1,10 +1,9 @@
-"""Adds up what operators do, by row and phase, on all threads.
+"""Adds up the work of operators by module and phase, on all threads.
 
-An optimizer's by the module whose parameter it works on.
+The work of an optimizer's step is added to the module whose parameter the operator updates.
 """
 
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,143 +16,36 @@ from torch.optim import Optimizer
 from lflops.attribution.module_tracker import ModuleTracker
 from lflops.attribution.python_stack import in_communication_hook
 from lflops.error_guard import Guard, unguarded
+from lflops.flop_counter.attention_masks import masked_scores
 from lflops.flop_counter.compiled_regions import CompiledRegions
 from lflops.flop_counter.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
-from lflops.flop_counter.operator_costs import masked_scores
-from lflops.flop_counter.operators import (
-    Kind,
-    KnownCost,
-    Operator,
-    PartialTensors,
-    first_tensor,
-    logical_cost,
-)
+from lflops.flop_counter.operators import Kind, KnownCost, Operator, first_tensor
+from lflops.flop_counter.optimizer_owners import StepOwners
+from lflops.flop_counter.sharded_tensors import PartialTensors, logical_cost
 from lflops.flop_counter.totals import DenseMasks, Totals, Transfers
 from lflops.flop_counter.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.inputs.tensors import tensors_in
-from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import ModulePhase, Phase
 from lflops.torch_private.autograd import current_node, node_name
-from lflops.torch_private.tensors import PLAIN, FakeTensor, local_part
-
-
-class StepOwners:
-    """The rows that own the tensors of one optimizer step.
-
-    Parameters, gradients and state are known by identity. Intermediate results are not. A step goes
-    through its parameters in order, one by one or as lists. So an unknown tensor has the row of the
-    last known one, and an unknown list the rows of the last known list of its length.
-    """
-
-    def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
-        self.optimizer = optimizer
-        self._tree = tree
-        self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._states = 0
-        # the row of the last operator
-        self.last = ""
-        self._lists: dict[int, list[str]] = {}
-        self._register()
-
-    def gradients(self) -> Iterator[Tensor]:
-        yield from (
-            parameter.grad for parameter in self._parameters() if parameter.grad is not None
-        )
-
-    def states(self) -> Iterator[tuple[Tensor, str]]:
-        """The tensors of the optimizer's state, with the rows of their parameters."""
-        for parameter in self._parameters():
-            row = self._tree.owner(parameter)
-            state = self.optimizer.state.get(parameter, {})
-            for value in state.values() if isinstance(state, dict) else [state]:
-                yield from (
-                    (tensor, row)
-                    for tensor in ([value] if isinstance(value, Tensor) else tensors_in(value))
-                )
-
-    def one(self, args: Any) -> str:
-        """The row of an operator on single tensors."""
-        for each in args:
-            known = self._rows.get(id(each))
-            if known is not None and known[0]() is each:
-                self.last = known[1]
-                return known[1]
-        if len(self.optimizer.state) != self._states and any(
-            isinstance(each, Tensor) for each in args
-        ):
-            # the first step makes the state
-            self._register()
-            return self.one(args)
-        for each in args:
-            if isinstance(each, list | tuple):
-                return self.one(each)
-        return self.last
-
-    def each(self, tensors: list[Tensor], results: Any) -> list[str]:
-        """The rows of an operator on lists, element by element. Its results get the same rows."""
-        rows = [self._row(each) for each in tensors]
-        known = self._lists.get(len(rows), [self.last] * len(rows))
-        rows_or_last = [
-            row if row is not None else before for row, before in zip(rows, known, strict=True)
-        ]
-        if any(row is not None for row in rows):
-            self._lists[len(rows)] = rows_or_last
-        for result, row in zip(results or (), rows_or_last, strict=False):
-            if isinstance(result, Tensor):
-                self._add(result, row)
-        return rows_or_last
-
-    def _known(self, value: Any) -> str | None:
-        """The row of a tensor.
-
-        An id is valid only as long as its tensor is alive, and this keeps none alive.
-        """
-        known = self._rows.get(id(value))
-        return known[1] if known is not None and known[0]() is value else None
-
-    def _row(self, tensor: Tensor) -> str | None:
-        if (known := self._known(tensor)) is None and len(self.optimizer.state) != self._states:
-            # the first step makes the state
-            self._register()
-            known = self._known(tensor)
-        return known
-
-    def _register(self) -> None:
-        self._states = len(self.optimizer.state)
-        for parameter in self._parameters():
-            row = self._tree.owner(parameter)
-            self._add(parameter, row)
-            if parameter.grad is not None:
-                self._add(parameter.grad, row)
-        for tensor, row in self.states():
-            self._add(tensor, row)
-
-    def _add(self, tensor: Tensor, row: str) -> None:
-        local = (
-            tensor if type(tensor) in PLAIN else local_part(tensor)
-            # the tensor that operators see
-        )
-        known = self._rows.get(id(local))
-        if known is None or known[0]() is not local:
-            self._rows[id(local)] = (weakref.ref(local), row)
-
-    def _parameters(self) -> Iterator[Tensor]:
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-
+from lflops.torch_private.tensors import PLAIN, FakeTensor
 
 WHOLLY_OPERATORS = frozenset(
-    f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction")
+    {
+        "torch_nn::_linear_cross_entropy_batch_chunked",
+        "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+    }
 )
-"""Operators that are known to compute nothing but by the operators inside of them."""
+"""Operators that are known to compute nothing outside the operators that they call."""
+
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
-"""Operators whose backward makes forward's products again, because those are too large to be kept."""
-# in a call's signature: strides follow
+"""Operators whose backward repeats forward's matmuls, whose results are too large to keep."""
+
 STRIDES = object()
-SHAPED = frozenset(
-    (*PLAIN, FakeTensor)
-    # classes of tensors that have nothing but a shape that a cost may depend on
-)
+"""Mark in a call's signature that precedes the strides of a tensor that is not contiguous."""
+
+SHAPED = frozenset((*PLAIN, FakeTensor))
+"""Classes of tensors whose cost can depend on nothing but shape, dtype and strides."""
+
 NUMBERS = frozenset(
     (
         int,
@@ -167,139 +59,153 @@ NUMBERS = frozenset(
         torch.memory_format,
     )
 )
-"""Classes of all other arguments that calls of one cost may have."""
+"""Classes of all other arguments that may be part of a call's signature."""
 
+MOST_KNOWN_COSTS = 1_000
+"""Most signatures that are kept for one operator: a training run may have ever new shapes."""
 
-Given = tuple[
-    Any, Any, Any
-    # the arguments of a finished call, its keyword arguments, and what it returned
-]
+CallArgs = tuple[Any, Any, Any]
+"""The arguments of a finished call, its keyword arguments, and its result."""
 
-COUNTED, COLLECTIVE, UNCOUNTED = Kind.COUNTED, Kind.COLLECTIVE, Kind.UNCOUNTED
-"""Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
+COUNTED = Kind.COUNTED
+COLLECTIVE = Kind.COLLECTIVE
+UNCOUNTED = Kind.UNCOUNTED
+"""Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
 
 class ThreadTotals(threading.local):
-    """This thread's sums; the device type of the sharded operator that it is running, if any.
+    """The running sums of the current thread.
 
-    And the products to be repeated, if any.
+    Attributes:
+        totals: The sums, or `None` if the thread has not recorded anything yet.
+        sharded_on: The device type of the sharded operator that is running, if any.
+        matmuls: How often the running operator called each matmul, if its backward repeats them.
     """
 
     def __init__(self) -> None:
         self.totals: Totals | None = None
         self.sharded_on: str | None = None
-        self.products: Counter[Any] | None = None
+        self.matmuls: Counter[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What to collect besides MACs and FLOPs, which are always counted."""
+    """What to collect besides MACs and FLOPs, which are always counted.
+
+    Attributes:
+        traffic: Whether to count the bytes that operators move.
+        memory: Whether to follow live memory.
+        fake: Whether the counted operators run on fake tensors. If not, operators on fake tensors
+            belong to shape inference and are not counted.
+        round_to: The size of each tensor is rounded up to a multiple of this number of bytes.
+        log: Receives allocations and frees in order.
+        moments: The most operators of the memory timeline. A longer timeline is thinned out, and
+            keeps its extremes.
+        gradients: Memory for gradients that belongs to no module.
+        scratch: Whether to add the scratch memory of the CPU's kernels. It is unknown if fake
+            tensors represent tensors on another device.
+        survivors: The storages that remained after the last step. `None` if they are not needed.
+        host: Tensors in host memory, which take no memory of the device.
+    """
 
     traffic: bool = True
     memory: bool = True
-    # Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape
-    # inference, and not counted.
     fake: bool = False
-    # the size of each tensor is rounded up to a multiple of so many bytes
     round_to: int = 1
-    # where allocations and frees are written in their order
     log: AllocationLog | None = None
-    # the most operators of the memory's timeline; of more the extremes are kept
     moments: int = LONGEST_TIMELINE
-    # memory for gradients that no module holds
     gradients: tuple[Tensor, ...] = ()
-    # Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand
-    # for another device's
     scratch: bool = True
-    # Storages that the last step left, and that the next one begins with. Without a list, none are
-    # looked for.
     survivors: Survivors | None = None
-    # tensors in the host's memory, which the device does not hold
     host: tuple[Tensor, ...] = ()
 
 
 class OperatorAccumulator:
-    """Adds up the calls that the dispatch modes of all threads report, by row and phase."""
+    """Adds up the calls that the dispatch modes of all threads report, by module and phase.
+
+    Attributes:
+        scopes: Tracks which module and phase are running.
+        guard: Keeps errors of the dispatch modes away from the code that they count.
+        memory: The live memory, or `None` if it is not followed.
+        fake: Whether the counted operators run on fake tensors.
+        scratch: Whether the scratch memory of the CPU's kernels is added.
+        counts_traffic: Whether bytes are counted.
+        regions: Records the calls of compiled graphs, if they are recorded.
+        partial_tensors: The plain tensors that are parts of sharded tensors.
+    """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        # knows which row and phase is running
         self.scopes = scopes
-        # keeps errors of the modes from the code that they count
         self.guard: Guard = unguarded
-        self.memory = (
-            LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors, extent.host)
-            if extent.memory
-            else None
-        )
-        if self.memory is not None:
+        self.memory: LiveMemory | None = None
+        if extent.memory:
+            self.memory = LiveMemory(
+                extent.round_to, extent.log, extent.moments, extent.survivors, extent.host
+            )
             self.memory.hold(extent.gradients, "gradients", "")
-        self.fake, self.scratch = extent.fake, extent.scratch
-        # whether bytes are counted
+        self.fake = extent.fake
+        self.scratch = extent.scratch
         self.counts_traffic = extent.traffic
+        self.regions: CompiledRegions | None = None
+        self.partial_tensors = PartialTensors(scopes.tree)
         self._local = ThreadTotals()
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        self._repeated: dict[
-            str, Counter[Any]
-            # operator to products that its backward makes again
-        ] = {}
-        self.regions: CompiledRegions | None = (
-            # the calls of compiled graphs, where these are written down
-            None
-        )
-        self.partial_tensors = PartialTensors(
-            scopes.tree
-            # the plain tensors that are parts of sharded ones
-        )
+        # The matmuls of forward that backward repeats, by the operator that called them.
+        self._repeated: dict[str, Counter[Any]] = {}
 
     def total(self) -> Totals:
+        """Return the sums of all threads."""
         total = Totals()
         for totals in self._threads:
             total.merge(totals)
         return total
 
     def optimizer_state(self) -> Iterator[Tensor]:
-        """The state of every optimizer that made a step."""
+        """Yield the state of every optimizer that made a step."""
         for optimizer in self._optimizers.values():
             for state in optimizer.state.values():
                 yield from tensors_in(state)
 
     @property
     def in_sharded_operator(self) -> bool:
+        """Whether this thread is running an operator on sharded tensors."""
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call inside a sharded operator only infers the shapes of the local parts, on the meta device."""
+        """Whether a call in a sharded operator only infers shapes, on the meta device."""
         if self._local.sharded_on in (None, "meta"):
             return False
-        devices = [tensor.device for tensor in tensors_of((*args, *kwargs.values()))] or [
-            torch.device(kwargs.get("device") or "cpu")
-        ]
-        return any(device.type == "meta" for device in devices)
+        tensors = tensors_of((*args, *kwargs.values()))
+        if not tensors:
+            return torch.device(kwargs.get("device") or "cpu").type == "meta"
+        return any(tensor.device.type == "meta" for tensor in tensors)
 
     def run_sharded(
         self, operator: Operator, function: Any, run: Callable[[], Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run an operator on sharded tensors.
+        """Run an operator on sharded tensors and count its local and logical work.
 
-        The operators inside it are the local work, its own shapes give the logical work.
+        The operators that it calls are the local work, its own shapes give the logical work.
         """
-        totals, thread, (row, phase) = self._totals(), self._local, self.scopes.current(args)
-        self.partial_tensors.add_local_parts((*args, *kwargs.values()))
-        local = thread.totals = Totals()
-        thread.sharded_on = tensors_of((*args, *kwargs.values()))[0].device.type
+        totals = self._totals()
+        thread = self._local
+        fqn, phase = self.scopes.current(args)
+        values = (*args, *kwargs.values())
+        self.partial_tensors.add_local_parts(values)
+        local = Totals()
+        thread.totals = local
+        thread.sharded_on = tensors_of(values)[0].device.type
         try:
             out = run()
         finally:
-            thread.totals, thread.sharded_on = totals, None
+            thread.totals = totals
+            thread.sharded_on = None
             totals.merge(local)
         self.partial_tensors.add_local_parts(out)
-        totals.add_logical(
-            local,
-            ModulePhase(self.owner(row, phase), phase),
-            logical_cost(operator, function, args, kwargs, out),
-        )
+        logical = logical_cost(operator, function, args, kwargs, out)
+        totals.add_logical(local, ModulePhase(self.owner(fqn, phase), phase), logical)
         return out
 
     def run_inside(
@@ -310,26 +216,30 @@ class OperatorAccumulator:
         args: Any,
         kwargs: Any,
     ) -> Any:
-        """Run an operator without a formula whose kernel calls others: these are counted.
+        """Run an operator without a formula and count the operators that its kernel calls.
 
-        If none of them computes, it is unsupported.
+        If none of them computes anything, the operator is unsupported.
         """
-        totals, thread, name = self._totals(), self._local, operator.name
-        inside = thread.totals = Totals()
-        outer, thread.products = (
-            thread.products,
-            Counter() if name in REPEATED_IN_BACKWARD else None,
-        )
+        totals = self._totals()
+        thread = self._local
+        name = operator.name
+        outer_matmuls = thread.matmuls
+        inside = Totals()
+        thread.totals = inside
+        matmuls: Counter[Any] | None = Counter() if name in REPEATED_IN_BACKWARD else None
+        thread.matmuls = matmuls
         try:
             out = run()
         except BaseException:
             totals.merge(inside)
             raise
         finally:
-            products, thread.products, thread.totals = thread.products, outer, totals
-        if products:
-            self._repeated.setdefault(name, Counter()).update(products)
-        if inside.unsupported or any(counts.flops for counts in inside.op_counts.values()):
+            thread.matmuls = outer_matmuls
+            thread.totals = totals
+        if matmuls:
+            self._repeated.setdefault(name, Counter()).update(matmuls)
+        computes = any(counts.flops for counts in inside.op_counts.values())
+        if computes or inside.unsupported:
             totals.merge(inside)
             totals.counted_inside[name] += name not in WHOLLY_OPERATORS
         else:
@@ -337,46 +247,47 @@ class OperatorAccumulator:
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
-        """Whether a product in backward is one that forward made inside of the operator whose gradient this is."""
+        """Whether a matmul in backward repeats a matmul of forward.
+
+        It does if the running autograd node belongs to an operator whose backward repeats its
+        matmuls, and that operator's forward called a matmul of the same shapes.
+        """
         node = current_node()
-        name = "" if node is None else node_name(node)
-        products = next(
-            (
-                products
-                for operator, products in self._repeated.items()
-                if operator.replace("::", "_") in name
-            ),
-            None,
-        )
-        key = _shapes(operator, args)
-        if not products or not products[key]:
+        if node is None:
             return False
-        products[key] -= 1
-        return True
+        name = node_name(node)
+        for outer, matmuls in self._repeated.items():
+            if outer.replace("::", "_") in name:
+                key = _shapes(operator, args)
+                if not matmuls[key]:
+                    return False
+                matmuls[key] -= 1
+                return True
+        return False
 
     def _totals(self) -> Totals:
         totals = self._local.totals
         if totals is None:
-            totals = self._local.totals = Totals()
+            totals = Totals()
+            self._local.totals = totals
             self._threads.append(totals)
         return totals
 
-    def record(self, operator: Operator, row: str, phase: Phase, given: Given) -> None:
-        totals, kind = self._local.totals or self._totals(), operator.kind
+    def record(self, operator: Operator, fqn: str, phase: Phase, call: CallArgs) -> None:
+        """Add up a finished call of an operator."""
+        totals = self._local.totals or self._totals()
+        kind = operator.kind
         if phase == "optimizer" and kind is COUNTED:
-            if (owners := self._step) is None or owners.optimizer is not self.scopes.stepping():
+            owners = self._step
+            if owners is None or owners.optimizer is not self.scopes.stepping():
                 owners = self._owners()
-            if (
-                owners is not None
-                and operator.is_on_lists
-                and given[0]
-                and isinstance(given[0][0], list)
-            ):
-                self._add_each(totals, operator, owners, given)
+            args = call[0]
+            if owners is None:
+                self._add(totals, operator, fqn, phase, call)
+            elif operator.is_foreach and args and isinstance(args[0], list):
+                self._add_each(totals, operator, owners, call)
             else:
-                self._add(
-                    totals, operator, row if owners is None else owners.one(given[0]), phase, given
-                )
+                self._add(totals, operator, owners.one(args), phase, call)
             return
         if (
             phase == "backward"
@@ -384,145 +295,145 @@ class OperatorAccumulator:
             and self.scopes.writes_gradient()
             and in_communication_hook()
         ):
-            row, phase = "", "other"
+            fqn = ""
+            phase = "other"
             totals.calls_in_hooks += 1
         if kind is COLLECTIVE:
-            collective, group, group_size, payload = collective_of(operator.name, *given)
-            totals.collectives[row, phase, collective, group, group_size].add(Transfers(1, payload))
-            self.wait(
-                "" if phase == "backward" and is_deferred(operator.name, *given[:2]) else row, phase
-            )
+            name, group, group_size, payload = collective_of(operator.name, *call)
+            totals.collectives[fqn, phase, name, group, group_size].add(Transfers(1, payload))
+            is_awaited_by_root = phase == "backward" and is_deferred(operator.name, *call[:2])
+            self.wait("" if is_awaited_by_root else fqn, phase)
         elif kind is UNCOUNTED:
-            _add_unsupported(totals, operator, row, phase, given)
+            _add_unsupported(totals, operator, fqn, phase, call)
         else:
             self._step = None
-            self._add(totals, operator, row, phase, given)
+            self._add(totals, operator, fqn, phase, call)
 
-    def wait(self, row: str, phase: Phase) -> None:
-        """Note that ranks wait for each other there.
+    def wait(self, fqn: str, phase: Phase) -> None:
+        """Record that ranks wait for each other in a module and phase.
 
-        What backward begins may be awaited at its end, in the root.
+        A collective that backward starts may be awaited at the end of backward, in the root.
         """
         waits = self._totals().waits
-        waits.add(ModulePhase(row, phase))
+        waits.add(ModulePhase(fqn, phase))
         if phase == "backward":
             waits.add(ModulePhase("", phase))
 
-    def _add(  # noqa: C901
-        self, totals: Totals, operator: Operator, row: str, phase: Phase, given: Given
+    def _add(  # noqa: C901, PLR0912 - a call costs too much here
+        self, totals: Totals, operator: Operator, fqn: str, phase: Phase, call: CallArgs
     ) -> None:
-        known, key, (args, kwargs, out) = None, None, given
+        args, kwargs, out = call
+        known = None
+        signature = None
         if operator.is_pure:
+            traffic = self.counts_traffic
+            # An operator in place returns its first argument.
+            values = args if args and out is args[0] else (*args, out)
             try:
-                values = args if args and out is args[0] else (*args, out)
                 if operator.is_by_size and (
                     not kwargs or NUMBERS.issuperset(map(type, kwargs.values()))
                 ):
-                    key = _sizes(self.counts_traffic, values)
+                    signature = _sizes(traffic, values)
+                elif kwargs:
+                    values = (*args, *kwargs, *kwargs.values(), out)
+                    signature = _signature([traffic], values, {})
                 else:
-                    key = _signature(
-                        [self.counts_traffic],
-                        (*args, *kwargs, *kwargs.values(), out) if kwargs else values,
-                        {},
-                    )
-                known = operator.costs.get(key)
+                    signature = _signature([traffic], values, {})
+                known = operator.costs.get(signature)
             except (RuntimeError, TypeError):
-                # a nested tensor has no shape
-                key = None
+                # A nested tensor has no shape.
+                signature = None
         try:
-            cost, moved, dtype, is_all = known or self._cost(operator, key, given)
+            cost, moved, dtype, is_simple = known or self._cost(operator, signature, call)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
-            _add_unsupported(totals, operator, row, phase, given)
+            _add_unsupported(totals, operator, fqn, phase, call)
             return
-        # as `Totals.add` does, with fewer steps
-        if is_all:
-            cell = totals.op_counts[row, operator.name, phase, dtype]
-            cell.calls += 1
-            cell.flops += cost.other_flops
-            cell.bytes_moved += moved
+        if is_simple:
+            # The same as `Totals.add`, with fewer steps.
+            counts = totals.op_counts[fqn, operator.name, phase, dtype]
+            counts.calls += 1
+            counts.flops += cost.other_flops
+            counts.bytes_moved += moved
             return
-        if cost.macs and self._local.products is not None:
-            self._local.products[_shapes(operator, args)] += 1
-        if (
-            cost.macs
-            and self._repeated
-            and phase == "backward"
-            and self._is_repeated(operator, args)
-        ):
+        macs = cost.macs
+        local = self._local
+        if macs and local.matmuls is not None:
+            local.matmuls[_shapes(operator, args)] += 1
+        if macs and self._repeated and phase == "backward" and self._is_repeated(operator, args):
             phase = "recompute"
-        totals.add((row, operator.name, phase, dtype), cost, moved)
+        totals.add((fqn, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
-            totals.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
+            totals.add((fqn, operator.name, "recompute", dtype), cost.recompute, 0)
         if cost.is_upper_bound:
             totals.upper_bounds[operator.name] += 1
+        if macs and phase == "forward":
+            scores = masked_scores(operator.name, args, kwargs)
+            if scores is not None:
+                totals.dense_masks[operator.name].add(DenseMasks(1, *scores))
+        partial_tensors = self.partial_tensors
         if (
-            phase == "forward"
-            and cost.macs
-            and (scores := masked_scores(operator.name, args, kwargs)) is not None
+            macs
+            and partial_tensors.active
+            and not local.sharded_on
+            and partial_tensors.in_any((args, kwargs))
         ):
-            totals.dense_masks[operator.name].add(DenseMasks(1, *scores))
-        if (
-            cost.macs
-            and self.partial_tensors.active
-            and not self._local.sharded_on
-            and self.partial_tensors.in_any((args, kwargs))
-        ):
-            totals.add_unknown_logical(row, phase, cost)
+            totals.add_unknown_logical(fqn, phase, cost)
 
-    def _cost(self, operator: Operator, key: Any, given: Given) -> KnownCost:
-        """Compute what a call costs, and keep it for all of that key in this process.
+    def _cost(self, operator: Operator, signature: Any, call: CallArgs) -> KnownCost:
+        """Compute the cost of a call, and keep it for all calls of the same signature.
 
-        `None` is the key of one that has none like it.
+        A call whose signature is `None` may cost something else than every other call.
         """
-        args, kwargs, out = given
+        args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)
         moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
-        known = KnownCost(
-            cost, moved, dtype, not (cost.macs or cost.recompute is not None or cost.is_upper_bound)
-        )
-        if key is not None:
-            # a training may have ever new shapes
-            if len(operator.costs) >= 1000:
+        is_simple = not (cost.macs or cost.recompute is not None or cost.is_upper_bound)
+        known = KnownCost(cost, moved, dtype, is_simple)
+        if signature is not None:
+            if len(operator.costs) >= MOST_KNOWN_COSTS:
                 operator.costs.clear()
-            operator.costs[key] = known
+            operator.costs[signature] = known
         return known
 
     def _add_each(
-        self, totals: Totals, operator: Operator, owners: StepOwners, given: Given
+        self, totals: Totals, operator: Operator, owners: StepOwners, call: CallArgs
     ) -> None:
-        """Add a call on lists inside an optimizer's step, each element to the row that owns its parameter."""
-        args, kwargs, out = given
+        """Add a call on lists in an optimizer's step, each element to its parameter's module."""
+        args, kwargs, out = call
         for index, owner in enumerate(owners.each(args[0], out)):
-            part = [_element(each, index) for each in args]
-            keywords = {name: _element(each, index) for name, each in kwargs.items()}
-            self._add(totals, operator, owner, "optimizer", (part, keywords, _element(out, index)))
+            one_args = [_element(value, index) for value in args]
+            one_kwargs = {name: _element(value, index) for name, value in kwargs.items()}
+            one_call = (one_args, one_kwargs, _element(out, index))
+            self._add(totals, operator, owner, "optimizer", one_call)
 
     def see_view(self, args: Any) -> None:
-        """Note the owner of a view in an optimizer's step: the next operators work on it."""
-        if (owners := self._owners()) is not None:
+        """Record the owner of a view in an optimizer's step: the next operators work on it."""
+        owners = self._owners()
+        if owners is not None:
             owners.one(args)
 
-    def owner(self, row: str, phase: Phase) -> str:
-        """The row that owns the results of the last call.
+    def owner(self, fqn: str, phase: Phase) -> str:
+        """Return the module that owns the results of the last call in a module and phase.
 
-        In an optimizer's step, that of the parameter.
+        In an optimizer's step, that is the module of the parameter.
         """
-        return row if phase != "optimizer" or self._step is None else self._step.last
+        return fqn if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
-        optimizer, step = self.scopes.stepping(), self._step
+        """The owners in the running optimizer step, or `None` if none is running.
+
+        They are registered anew for each step, because each backward creates new gradients.
+        """
+        optimizer = self.scopes.stepping()
+        step = self._step
         if step is not None and step.optimizer is optimizer:
             return step
         if optimizer is None:
             return None
         self._optimizers[id(optimizer)] = optimizer
-        owners = StepOwners(
-            optimizer,
-            self.scopes.tree,
-            # anew for each step, because each backward makes new gradients
-        )
+        owners = StepOwners(optimizer, self.scopes.tree)
         if self.memory is not None:
             self.memory.relabel(owners.gradients(), "gradients")
             self.memory.add_earlier(owners.states(), "optimizer_state")
@@ -531,16 +442,24 @@ class OperatorAccumulator:
 
 
 def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
-    """What equal calls have in common.
+    """Return a key that is equal for calls of equal cost.
 
-    The shapes of tensors, which of these are the same one, and all other values themselves.
+    It has the shapes, dtypes and strides of tensors, which of them are the same tensor, and all
+    other values. It keeps no tensor alive.
 
-    A `TypeError` for a value that may decide something else. None is kept alive.
+    Args:
+        found: The beginning of the key.
+        values: Arguments and results.
+        places: The position of each tensor seen so far, by id.
+
+    Raises:
+        TypeError: A value is of a class that may affect the cost in another way.
     """
     for value in values:
         kind = type(value)
         if kind in SHAPED:
-            if (place := places.get(id(value))) is not None:
+            place = places.get(id(value))
+            if place is not None:
                 found.append(place)
                 continue
             places[id(value)] = len(places)
@@ -560,49 +479,52 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 
 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
-    """The same, for operators that are by size.
+    """Return the key of a call whose cost depends on bytes only.
 
-    Only the bytes of a tensor without gaps, and no other values.
+    It has the bytes and dtypes of contiguous tensors, and no numbers. A call with any other
+    argument has the key of `_signature`.
     """
     found: list[Any] = [first]
     seen: list[int] = []
     for value in values:
         kind = type(value)
         if kind in SHAPED and value.is_contiguous():
-            if (number := id(value)) not in seen:
+            number = id(value)
+            if number in seen:
+                found.append(seen.index(number))
+            else:
                 seen.append(number)
                 found += value.nbytes, value.dtype
-            else:
-                found.append(seen.index(number))
         elif kind not in NUMBERS:
             return _signature([first], values, {})
     return tuple(found)
 
 
 def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
-    """What two calls have in common that make the same product."""
-    return (operator.name, *(tuple(each.shape) for each in args if isinstance(each, Tensor)))
+    """Return a key that is equal for two calls of the same matmul."""
+    shapes = [tuple(value.shape) for value in args if isinstance(value, Tensor)]
+    return (operator.name, *shapes)
 
 
 def _add_unsupported(
-    totals: Totals, operator: Operator, row: str, phase: Phase, given: Given
+    totals: Totals, operator: Operator, fqn: str, phase: Phase, call: CallArgs
 ) -> None:
-    args, kwargs, out = given
+    args, kwargs, out = call
     moved = sum(map(size, tensors_of((*args, *kwargs.values(), out))))
-    totals.unsupported[row, operator.name, phase].add(Transfers(1, moved))
+    totals.unsupported[fqn, operator.name, phase].add(Transfers(1, moved))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
-    """The dtype of the first tensor.
+    """The dtype of the first tensor in two values.
 
-    Pass the operands of a contraction first, the results of any other operator.
+    Pass the operands of a contraction first, the results of any other operator first.
     """
     tensor = first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 
 def _element(value: Any, index: int) -> Any:
-    """The list with one parameter's tensor, of a list of tensors; any other value itself."""
+    """A list of one parameter's tensor if the value is a list of tensors, else the value."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         return [value[index]] if index < len(value) else []
     return value

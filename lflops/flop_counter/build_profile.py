@@ -1,9 +1,9 @@
-"""A `Profile` from the sums of a count: rows with own and inclusive work, parameters, notes."""
+"""Builds a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import asdict, replace
@@ -30,72 +30,60 @@ from lflops.profile.profile import (
     Work,
 )
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import dtype_of, gathered, grouped, sum_known, sums
+from lflops.profile.series import dtype_of, grouped, sum_known, sums
 
-# characters of a module's `extra_repr`
 LONGEST_DETAIL = 200
+"""Most characters of a module's `extra_repr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPass:
-    """Everything collected in one pass."""
+    """Everything collected while counting.
+
+    Attributes:
+        tree: The modules.
+        calls: The calls of each module.
+        totals: The sums by module and phase.
+        memory: The memory timeline, if memory was followed.
+        peaks: The most bytes alive while each module ran.
+        ignored: The modules whose self work is left out.
+        notes: Further notes for the profile.
+    """
 
     tree: ModuleTree
     calls: Counter[str]
     totals: Totals
     memory: Memory | None
-    peaks: Mapping[str, int] = field(
-        default_factory=dict
-        # the most bytes alive while each row ran
-    )
-    # rows whose own work is left out
+    peaks: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = ()
 
 
 def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
-    """The profile; on a chip with TF32, with the float32 that torch lets it multiply so.
+    """Build the profile of a count.
 
-    Its dtype is that of most MACs.
+    With `tf32`, float32 matmuls have the dtype `tf32` if torch's settings allow it. The profile's
+    dtype is the dtype of most MACs.
     """
     totals = collected.totals
-    for row, module in _scripted(collected.tree):
-        calls = collected.calls[row]
-        graph = getattr(module, "inlined_graph", None) if calls else None
-        for operator, weights in () if graph is None else _below_dispatcher(graph):
-            totals.unsupported[row, operator, "forward"].add(Transfers(calls, calls * weights))
-    op_counts = tuple(
-        OpCount(
-            module=row,
-            operator=operator,
-            phase=phase,
-            dtype="tf32"
-            if narrow and dtype is torch.float32 and counts.macs
-            else ""
-            if dtype is None
-            else dtype_name(dtype),
-            **{name: getattr(counts, name) for name in OP_COUNT_FIELDS},
-        )
-        for (row, operator, phase, dtype), counts in totals.op_counts.items()
-        if row not in collected.ignored
-        for narrow in [tf32 and multiplies_in_tf32(operator)]
-    )
+    _add_scripted(collected)
+    op_counts = tuple(_op_counts(collected, tf32=tf32))
     unsupported = tuple(
-        UnsupportedCall(module=row, operator=operator, phase=phase, **asdict(transfers))
-        for (row, operator, phase), transfers in totals.unsupported.items()
-        if row not in collected.ignored
+        UnsupportedCall(module=fqn, operator=operator, phase=phase, **asdict(transfers))
+        for (fqn, operator, phase), transfers in totals.unsupported.items()
+        if fqn not in collected.ignored
     )
     communication = tuple(
         Communication(
-            module=row,
+            module=fqn,
             phase=phase,
             collective=collective,
             group=group,
             group_size=group_size,
             **asdict(transfers),
         )
-        for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
-        if row not in collected.ignored
+        for (fqn, phase, collective, group, group_size), transfers in totals.collectives.items()
+        if fqn not in collected.ignored
     )
     return Profile(
         schema_version=SCHEMA_VERSION,
@@ -110,88 +98,118 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
     )
 
 
+def _add_scripted(collected: CountedPass) -> None:
+    """List the operators of scripted modules that call kernels directly as unsupported."""
+    for fqn, module in _scripted(collected.tree):
+        calls = collected.calls[fqn]
+        graph = getattr(module, "inlined_graph", None) if calls else None
+        if graph is None:
+            continue
+        for operator, weights in _below_dispatcher(graph):
+            transfers = Transfers(calls, calls * weights)
+            collected.totals.unsupported[fqn, operator, "forward"].add(transfers)
+
+
+def _op_counts(collected: CountedPass, *, tf32: bool) -> Iterator[OpCount]:
+    for (fqn, operator, phase, dtype), counts in collected.totals.op_counts.items():
+        if fqn in collected.ignored:
+            continue
+        name = "" if dtype is None else dtype_name(dtype)
+        is_float32_matmul = dtype is torch.float32 and counts.macs > 0
+        if tf32 and is_float32_matmul and multiplies_in_tf32(operator):
+            name = "tf32"
+        numbers = {field: getattr(counts, field) for field in OP_COUNT_FIELDS}
+        yield OpCount(module=fqn, operator=operator, phase=phase, dtype=name, **numbers)
+
+
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
-    rows: set[str] = set()
-    for row, module in tree.modules.items():
-        if isinstance(module, torch.jit.ScriptModule) and rows.isdisjoint(ancestry(row)):
-            rows.add(row)
-            yield row, module
+    """Yield the outermost scripted modules."""
+    scripted: set[str] = set()
+    for fqn, module in tree.modules.items():
+        if isinstance(module, torch.jit.ScriptModule) and scripted.isdisjoint(ancestry(fqn)):
+            scripted.add(fqn)
+            yield fqn, module
 
 
 def _modules(
     collected: CountedPass, communication: Iterable[Communication]
 ) -> dict[str, ModuleProfile]:
+    """Build the module profiles, in the order of the tree."""
     tree = collected.tree
-    own: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
-    for (row, _, phase, _), counts in collected.totals.op_counts.items():
-        if row not in collected.ignored:
-            own[ModulePhase(row, phase)].add(counts)
-    for each in communication:
-        own[ModulePhase(each.module, each.phase)].add(
-            Counts(calls=each.calls, comm_bytes=each.bytes)
-        )
+    self_counts = _self_counts(collected, communication)
     inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
-    for key, counts in own.items():
-        for above in ancestry(key.fqn):
-            inclusive[ModulePhase(above, key.phase)].add(counts)
-    difference, own_difference = _logical_differences(collected)
+    for key, counts in self_counts.items():
+        for ancestor in ancestry(key.fqn):
+            inclusive[ModulePhase(ancestor, key.phase)].add(counts)
+    differences = _logical_differences(collected)
     parameters, owners = _parameters(tree)
-    rows = {
-        above: None
-        for row in (*tree.modules, *collected.calls, *collected.totals.rows())
-        for above in reversed(ancestry(row))
-    }
-    return {
-        row: _module(
-            row,
-            collected,
-            parameters.get(row, []),
-            owners.get(row),
-            {
-                str(phase): _work(
-                    inclusive[key], own[key], difference.get(key, 0), own_difference.get(key, 0)
-                )
-                for phase, key in ((phase, ModulePhase(row, phase)) for phase in PHASES)
-            },
-        )
-        for row in rows
-    }
+
+    modules: dict[str, ModuleProfile] = {}
+    for name in (*tree.modules, *collected.calls, *collected.totals.rows()):
+        for fqn in reversed(ancestry(name)):
+            if fqn in modules:
+                continue
+            work = {}
+            for phase in PHASES:
+                key = ModulePhase(fqn, phase)
+                work[str(phase)] = _work(inclusive[key], self_counts[key], differences, key)
+            modules[fqn] = _module(fqn, collected, parameters.get(fqn, []), owners.get(fqn), work)
+    return modules
+
+
+def _self_counts(
+    collected: CountedPass, communication: Iterable[Communication]
+) -> defaultdict[ModulePhase, Counts]:
+    """The work of each module and phase without its submodules, and without ignored modules."""
+    self_counts: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
+    for (fqn, _, phase, _), counts in collected.totals.op_counts.items():
+        if fqn not in collected.ignored:
+            self_counts[ModulePhase(fqn, phase)].add(counts)
+    for call in communication:
+        counts = Counts(calls=call.calls, comm_bytes=call.bytes)
+        self_counts[ModulePhase(call.module, call.phase)].add(counts)
+    return self_counts
 
 
 def _module(
-    row: str,
+    fqn: str,
     collected: CountedPass,
     parameters: Sequence[ParameterSize],
     owner: str | None,
     work: Mapping[str, Work],
 ) -> ModuleProfile:
-    """The row with the parameters here and below."""
-    module = collected.tree.modules.get(row)
+    """Build the profile of a module from the parameters in it and its submodules."""
+    module = collected.tree.modules.get(fqn)
+    if module is None:
+        class_name = _class_name_without_module(fqn, collected)
+        detail = ""
+    else:
+        class_name = type(module).__name__
+        detail = _detail(module)
     trainable = [each for each in parameters if each.stored_in.requires_grad]
-    by_dtype = grouped(parameters, lambda each: dtype_name(each.stored_in.dtype))
+    dtypes = {}
+    for dtype, of_dtype in grouped(
+        parameters, lambda each: dtype_name(each.stored_in.dtype)
+    ).items():
+        dtypes[dtype] = DtypeShare(parameters=_elements(of_dtype), bytes=_bytes(of_dtype))
     return ModuleProfile(
-        class_name=type(module).__name__
-        if module is not None
-        else _kind_without_module(row, collected),
-        depth=len(ancestry(row)) - 1,
-        calls=collected.calls[row],
-        compiled=row in collected.tree.compiled,
+        class_name=class_name,
+        depth=len(ancestry(fqn)) - 1,
+        calls=collected.calls[fqn],
+        compiled=fqn in collected.tree.compiled,
         owner=owner,
         parameters=_elements(parameters),
         trainable_parameters=_elements(trainable),
         parameter_bytes=_bytes(parameters),
         trainable_parameter_bytes=_bytes(trainable),
-        self_parameters=_elements(each for each in parameters if each.row == row),
+        self_parameters=sum(each.elements for each in parameters if each.row == fqn),
         local_parameters=sum(each.local_elements for each in parameters),
         local_parameter_bytes=sum(
             each.local_elements * each.stored_in.element_size() for each in parameters
         ),
-        dtypes={
-            dtype: DtypeShare(parameters=_elements(those), bytes=_bytes(those))
-            for dtype, those in by_dtype.items()
-        },
-        peak_bytes=collected.peaks.get(row),
-        detail="" if module is None else _detail(module),
+        dtypes=dtypes,
+        peak_bytes=collected.peaks.get(fqn),
+        detail=detail,
         **work,
     )
 
@@ -212,68 +230,76 @@ def _detail(module: nn.Module) -> str:
     return detail if len(detail) <= LONGEST_DETAIL else f"{detail[: LONGEST_DETAIL - 1]}…"
 
 
-def _kind_without_module(row: str, collected: CountedPass) -> str:
-    """The kind of a row without a module.
+def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
+    """`scope` for a named scope, empty for the root and for a parent of a shared module's name."""
+    has_modules = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
+    return "" if not fqn or has_modules else "scope"
 
-    A named scope, or a container above a further name of a shared module.
+
+class _Differences(NamedTuple):
+    """Logical MACs less counted MACs by module and phase; `None` where they are unknown.
+
+    Attributes:
+        inclusive: The difference of each module with its submodules.
+        of_self: The difference of each module without its submodules.
     """
-    inside = (name for name in collected.tree.modules if name.startswith(f"{row}."))
-    return "" if not row or any(inside) else "scope"
+
+    inclusive: dict[ModulePhase, int | None]
+    of_self: dict[ModulePhase, int | None]
 
 
-def _logical_differences(
-    collected: CountedPass,
-) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
-    """Logical MACs less counted MACs: of each row with all rows below it, and of each row alone."""
-    own = {
-        key: macs
-        for key, macs in collected.totals.logical_difference.items()
-        if key.fqn not in collected.ignored
-    }
-    inclusive = gathered(
-        (ModulePhase(above, phase), macs)
-        for (row, phase), macs in own.items()
-        for above in ancestry(row)
-    )
-    return {key: sum_known(macs) for key, macs in inclusive.items()}, own
+def _logical_differences(collected: CountedPass) -> _Differences:
+    inclusive: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
+    of_self: dict[ModulePhase, int | None] = {}
+    for key, macs in collected.totals.logical_difference.items():
+        if key.fqn in collected.ignored:
+            continue
+        of_self[key] = macs
+        for ancestor in ancestry(key.fqn):
+            inclusive[ModulePhase(ancestor, key.phase)].append(macs)
+    sums_of = {key: sum_known(differences) for key, differences in inclusive.items()}
+    return _Differences(sums_of, of_self)
 
 
 def _work(
-    inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None
+    inclusive: Counts, self_counts: Counts, differences: _Differences, key: ModulePhase
 ) -> Work:
-    counts = {name: getattr(inclusive, name) for name in COUNTS} | {
-        f"self_{name}": getattr(own, name) for name in COUNTS
-    }
-    logical_macs, self_logical_macs = (
-        sum_known((inclusive.macs, difference)),
-        sum_known((own.macs, own_difference)),
-    )
+    counts = {}
+    for name in COUNTS:
+        counts[name] = getattr(inclusive, name)
+        counts[f"self_{name}"] = getattr(self_counts, name)
+    logical_macs = sum_known((inclusive.macs, differences.inclusive.get(key, 0)))
+    self_logical_macs = sum_known((self_counts.macs, differences.of_self.get(key, 0)))
     return Work(**counts, logical_macs=logical_macs, self_logical_macs=self_logical_macs)
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
-    parameters = gathered(
-        (row, size) for size in parameter_sizes(tree) for row in ancestry(size.row)
-    )
-    owned = (
-        (row, tree.owner(parameter))
-        for row, module in tree.modules.items()
-        for parameter in module.parameters(recurse=False)
-    )
-    return parameters, {row: owner for row, owner in owned if owner != row}
+    """The parameters in each module and its submodules, and the owners of shared parameters."""
+    parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
+    for size in parameter_sizes(tree):
+        for fqn in ancestry(size.row):
+            parameters[fqn].append(size)
+    owners = {}
+    for fqn, module in tree.modules.items():
+        for parameter in module.parameters(recurse=False):
+            owner = tree.owner(parameter)
+            if owner != fqn:
+                owners[fqn] = owner
+    return parameters, owners
 
 
-def _notes(collected: CountedPass) -> Iterable[Note]:
-    for row in sorted(collected.ignored):
-        ignored = [counts for (of, *_), counts in collected.totals.op_counts.items() if of == row]
-        yield Note(code="ignored", subject=row, values=sums(ignored, "calls", "macs", "flops"))
-    for row, module in _scripted(collected.tree):
-        if any(True for _ in module.children()):
-            yield Note(code="scripted", subject=row, values={})
+def _notes(collected: CountedPass) -> Iterator[Note]:
+    op_counts = collected.totals.op_counts
+    for fqn in sorted(collected.ignored):
+        ignored = [counts for key, counts in op_counts.items() if key[0] == fqn]
+        yield Note(code="ignored", subject=fqn, values=sums(ignored, "calls", "macs", "flops"))
+    for fqn, module in _scripted(collected.tree):
+        if next(module.children(), None) is not None:
+            yield Note(code="scripted", subject=fqn, values={})
     yield from _notes_of_operators(collected.totals)
 
 
-def _notes_of_operators(totals: Totals) -> Iterable[Note]:
+def _notes_of_operators(totals: Totals) -> Iterator[Note]:
     if totals.calls_in_hooks:
         yield Note(code="communication_hook", subject="", values={"calls": totals.calls_in_hooks})
     for operator, error in totals.failures.items():
@@ -295,15 +321,16 @@ BELOW = (
     "prim::FusionGroup",
     "prim::StaticSubgraph",
 )
-"""How the names of nodes begin that call kernels at once."""
+"""How the kinds of graph nodes begin that call kernels without the dispatcher."""
 
 PACKED = "prim::ConstantMKLDNNTensor"
+"""The kind of graph nodes that hold a packed weight."""
 
 
 def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
-    """Each such node of a scripted module's graph.
+    """Yield the nodes of a scripted module's graph that call kernels without the dispatcher.
 
-    Its name, and the bytes of the weights that are known to it.
+    Each comes with its kind and the bytes of its packed weights.
     """
     for node in block.nodes():
         name = node.kind()

@@ -1,10 +1,10 @@
 """Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
 
-The next operators copy a result, or do not, by its layout, so a wrong layout makes the peak wrong.
-`benchmarks/strides.py` runs torch's own samples of every operator, contiguous and not, and lists
-the differences. `cpu_kernels.toml` has all that it listed.
+Whether the next operators copy a result depends on its layout, so a wrong layout makes the memory
+peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and not, and
+lists the differences. `cpu_kernels.toml` has a correction for each.
 
-`SCRATCH` has bytes that a kernel takes for its own use and frees before it returns: they are no
+`SCRATCH` has the bytes that a kernel allocates and frees before it returns. They belong to no
 operator's result, and may make the peak.
 """
 
@@ -21,17 +21,22 @@ from lflops.memory.allocator.simulation import rounded_up
 from lflops.torch_private.distributed import wait_operator
 from lflops.torch_private.operators import OpOverload
 
-# one layer in one direction, by oneDNN
 LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
+"""One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""From a fake result and the operator's arguments to the result that the kernel gives."""
+"""Returns the kernel's result from a fake result and the operator's arguments."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the fake results of some operators are corrected.
+    """How the fake results of some operators are corrected: an entry of `cpu_kernels.toml`.
 
-    A row of `cpu_kernels.toml`, which explains the fields.
+    Attributes:
+        operators: The names of ATen operators, separated by spaces. Names that this torch does
+            not have are ignored.
+        results: The indices of the results to correct.
+        rule: The name of the correction in `_RULES`.
+        reason: How the CPU's kernel differs from the fake one.
     """
 
     operators: str
@@ -41,18 +46,21 @@ class Correction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """The results of an operator with the layout that the kernel gives them.
+    """Return an operator's fake results with the layout of the kernel's results.
 
-    `out` are its fake ones, and the fake mode is still active.
+    The fake mode must be active.
     """
     correction = _TABLE.get(function)
     if correction is None:
         return out
-    results = [out] if isinstance(out, Tensor) else list(out)
+    rule = _RULES[correction.rule]
+    if isinstance(out, Tensor):
+        return rule(out, args)
+    results = list(out)
     for index in correction.results:
         if isinstance(results[index], Tensor):
-            results[index] = _RULES[correction.rule](results[index], args)
-    return results[0] if isinstance(out, Tensor) else type(out)(results)
+            results[index] = rule(results[index], args)
+    return type(out)(results)
 
 
 def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
@@ -64,72 +72,87 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
 
 
 def _in_format_of(position: int) -> Rule:
-    """Channels last if the argument is, else contiguous."""
+    """A rule that makes the result channels last if an argument is, else contiguous."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(
-            args[position].dim(), torch.contiguous_format
-        )
-        is_last = not args[position].is_contiguous() and args[position].is_contiguous(
-            memory_format=last
-        )
-        return result.contiguous(memory_format=last if is_last else torch.contiguous_format)
+        argument = args[position]
+        layout = channels_last.get(argument.dim(), torch.contiguous_format)
+        if argument.is_contiguous() or not argument.is_contiguous(memory_format=layout):
+            layout = torch.contiguous_format
+        return result.contiguous(memory_format=layout)
 
     return rule
 
 
 def _like(position: int) -> Rule:
+    """A rule that gives the result the strides of `torch.empty_like` of an argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
-def _element_by_element(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """The strides of the sum of the first two arguments.
+def _elementwise(result: Tensor, args: Sequence[Any]) -> Tensor:
+    """Give the result the strides of the sum of the first two arguments.
 
-    All kernels of this kind share one iterator.
+    All elementwise kernels share the iterator that chooses these strides.
     """
-    operands = [each for each in args[:2] if isinstance(each, Tensor)]
-    return _with_strides_of(
-        result, torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
-    )
+    operands = [operand for operand in args[:2] if isinstance(operand, Tensor)]
+    model = torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
+    return _with_strides_of(result, model)
+
+
+def _elementwise_second_first(result: Tensor, args: Sequence[Any]) -> Tensor:
+    return _elementwise(result, (args[1], args[0]))
+
+
+def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tensor:
+    return _elementwise(result, (args[0], args[1].contiguous()))
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """The gradient of the input only if the output mask, the only list among the arguments, includes it."""
-    return lambda result, args: (
-        rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
-    )
+    """A rule that returns the input's gradient only if the output mask includes it.
+
+    The output mask is the only list among the arguments.
+    """
+
+    def masked(result: Tensor, args: Sequence[Any]) -> Tensor | None:
+        output_mask = next(value for value in args if isinstance(value, list))
+        return rule(result, args) if output_mask[0] else None
+
+    return masked
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """A scalar in the storage of the terms that it was reduced from.
+    """Put a scalar into the storage of the terms that it was reduced from.
 
-    Without reduction the terms keep their layout.
+    Without reduction, the terms keep their layout.
     """
     if result.dim():
-        return _element_by_element(result, args)
+        return _elementwise(result, args)
     terms = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
     return result.new_empty(terms).as_strided((), ()) if terms else result
 
 
 def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """OneDNN's workspace of an LSTM layer, which torch keeps whenever gradients are enabled."""
+    """Return oneDNN's workspace of an LSTM layer, which torch keeps if gradients are enabled."""
     if not torch.is_grad_enabled():
         return result
-    x, hidden = args[0], args[10]
+    x = args[0]
+    hidden = args[10]
     steps, batch, width = x.shape
-    each, widest = x.element_size(), max(width, hidden)
-    gates, states = (steps * batch * leading(size, each) * each for size in (4 * hidden, hidden))
-    rows = (
-        2 * (steps + 1) * batch
-        # of the layer's input and output, before the first step and after each
-    )
-    layer, cell = rows * leading(widest, each) * each, rows * hidden * each
-    # gradients are always float32
+    itemsize = x.element_size()
+    widest = max(width, hidden)
+    gates = steps * batch * leading(4 * hidden, itemsize) * itemsize
+    states = steps * batch * leading(hidden, itemsize) * itemsize
+    # Rows of the layer's input and output, before the first step and after each step.
+    rows = 2 * (steps + 1) * batch
+    layer = rows * leading(widest, itemsize) * itemsize
+    cell = rows * hidden * itemsize
+    # Gradients are always float32.
     gradient = rows * leading(widest, FLOAT) * FLOAT
-    parts = (gates, states, layer, cell, gradient, gradient, rows * hidden * FLOAT)
-    return torch.empty(
-        sum(rounded_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device
-    )
+    cell_gradient = rows * hidden * FLOAT
+    parts = (gates, states, layer, cell, gradient, gradient, cell_gradient)
+    size = sum(rounded_up(part, PAGE) for part in parts)
+    return torch.empty(size, dtype=torch.uint8, device=x.device)
 
 
 _RULES: Mapping[str, Rule] = {
@@ -138,18 +161,14 @@ _RULES: Mapping[str, Rule] = {
     "like the second argument": _like(1),
     "format of the first argument": _in_format_of(0),
     "format of the second argument": _in_format_of(1),
-    "format of the second argument, if its gradient is asked for": _if_in_mask(_in_format_of(1)),
+    "format of the second argument, if its gradient is requested": _if_in_mask(_in_format_of(1)),
     "reduced in place": _reduced_in_place,
-    "element by element": _element_by_element,
-    "element by element, the second argument first": lambda result, args: _element_by_element(
-        result, (args[1], args[0])
-    ),
-    "element by element, the second argument contiguous": lambda result, args: _element_by_element(
-        result, (args[0], args[1].contiguous())
-    ),
+    "elementwise": _elementwise,
+    "elementwise, the second argument first": _elementwise_second_first,
+    "elementwise, the second argument contiguous": _elementwise_second_contiguous,
     "workspace": _workspace,
-    "a tensor for each": lambda result, _: torch.empty_like(result),
-    "what was waited for": lambda _, args: args[0],
+    "a separate tensor": lambda result, _: torch.empty_like(result),
+    "the first argument": lambda _, args: args[0],
 }
 
 CORRECTIONS = msgspec.toml.decode(
@@ -157,12 +176,12 @@ CORRECTIONS = msgspec.toml.decode(
 )["corrections"]
 
 WAIT = Correction(
-    "wait_tensor",
-    (0,),
-    "what was waited for",
-    "a collective's result is what was waited for; the fake one is a copy",
+    operators="wait_tensor",
+    results=(0,),
+    rule="the first argument",
+    reason="the result is the tensor that was waited for; the fake result is a copy",
 )
-"""Of collectives, and no operator of ATen's."""
+"""The correction for collectives, whose operators are not in ATen."""
 
 
 def _table() -> dict[Any, Correction]:
@@ -178,58 +197,77 @@ def _table() -> dict[Any, Correction]:
 
 _TABLE = _table()
 
-FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
-"""Bytes of a float32, a cache line and a page.
+FLOAT = 4
+"""Bytes of a float32."""
 
-Rows of a multiple of `ALIASING` elements get one more line.
-"""
+LINE = 64
+"""Bytes of a cache line."""
 
-# bytes that oneDNN adds to the scratchpad of an LSTM, measured with oneDNN 3, besides a page for
-# alignment
+PAGE = 4096
+"""Bytes of a page."""
+
+ALIASING = 256
+"""OneDNN lengthens rows of a multiple of this number of elements by one cache line."""
+
 REGISTRY = 568
+"""Bytes that oneDNN adds to the scratchpad of an LSTM besides a page for alignment.
 
-INPUT, INPUT_WEIGHT, OUT_GRADIENT = 0, 1, 10
-"""Places among the arguments of an LSTM layer.
-
-Of its backward, also the place of the result's gradient.
+Measured with oneDNN 3.
 """
 
+INPUT = 0
+"""Position of the input among the arguments of an LSTM layer and of its backward."""
 
-def leading(elements: int, each: int) -> int:
-    """Elements from a row of a matrix of oneDNN's to the next, of so many bytes each."""
-    rounded = rounded_up(elements, LINE // each)
-    return rounded if rounded % ALIASING else rounded + LINE // each
+INPUT_WEIGHT = 1
+"""Position of the input's weight among these arguments."""
+
+OUT_GRADIENT = 10
+"""Position of the result's gradient among the arguments of an LSTM layer's backward."""
+
+
+def leading(elements: int, itemsize: int) -> int:
+    """The number of elements from one row of a oneDNN matrix to the next."""
+    rounded = rounded_up(elements, LINE // itemsize)
+    return rounded if rounded % ALIASING else rounded + LINE // itemsize
 
 
 def _lstm(args: Sequence[Any]) -> int:
-    """The forward of a layer.
+    """Scratch bytes of an LSTM layer's forward.
 
-    The sum of its biases, its weights in oneDNN's layout, and the scratchpad.
+    They are the sum of its biases, its weights in oneDNN's layout, and the scratchpad. Only
+    float32 has been measured; other layouts count 0.
     """
-    steps, batch, width = args[INPUT].shape
-    gates, hidden = args[INPUT_WEIGHT].shape[0], args[INPUT_WEIGHT].shape[0] // 4
-    if args[INPUT].dtype is not torch.float32:
-        # other layouts, not measured
+    x = args[INPUT]
+    if x.dtype is not torch.float32:
         return 0
+    steps, batch, width = x.shape
+    gates: int = args[INPUT_WEIGHT].shape[0]
+    hidden = gates // 4
+    biases = gates * FLOAT
     weights = (width + hidden) * leading(gates, FLOAT) * FLOAT
     sums = rounded_up(steps * batch * leading(gates, FLOAT) * FLOAT, PAGE)
     states = 2 * rounded_up(batch * leading(max(width, hidden), FLOAT) * FLOAT, PAGE)
-    total: int = gates * FLOAT + weights + sums + states + PAGE + REGISTRY
+    total: int = biases + weights + sums + states + PAGE + REGISTRY
     return total
 
 
 def _lstm_backward(args: Sequence[Any]) -> int:
-    """The same, the weights once more where oneDNN pads their rows, and a copy of a gradient that is not contiguous."""
-    forward = _lstm(args)
-    if not forward:
+    """Scratch bytes of an LSTM layer's backward.
+
+    They are the bytes of forward, another copy of the weights whose rows oneDNN pads, and a copy
+    of the gradient if that is not contiguous.
+    """
+    total = _lstm(args)
+    if not total:
         return 0
     gates, width = args[INPUT_WEIGHT].shape
-    padded = sum(
-        leading(size, FLOAT) for size in (width, gates // 4) if leading(size, FLOAT) != size
-    )
+    for size in (width, gates // 4):
+        padded = leading(size, FLOAT)
+        if padded != size:
+            total += gates * padded * FLOAT
     gradient = args[OUT_GRADIENT]
-    copied = 0 if gradient is None or gradient.is_contiguous() else gradient.numel() * FLOAT
-    total: int = forward + gates * padded * FLOAT + copied
+    if gradient is not None and not gradient.is_contiguous():
+        total += gradient.numel() * FLOAT
     return total
 
 
@@ -237,7 +275,7 @@ SCRATCH: Mapping[str, Callable[[Sequence[Any]], int]] = {
     "mkldnn_rnn_layer": _lstm,
     "mkldnn_rnn_layer_backward": _lstm_backward,
 }
-"""From an operator's name to the bytes for its arguments.
+"""The scratch bytes of a call by operator, computed from its arguments.
 
-Other kernels' are not known; on a CPU they are small.
+The scratch bytes of other kernels are unknown; on a CPU they are small.
 """

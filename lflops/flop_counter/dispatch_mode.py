@@ -1,4 +1,7 @@
-"""The dispatch mode: it sees every operator that runs on its thread once, below autograd and above the kernels."""
+"""The dispatch mode that receives every operator of a thread.
+
+It sees each operator once, below autograd and above the kernels.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from lflops.attribution.python_stack import sums_gradients
-from lflops.flop_counter.accumulator import Given, OperatorAccumulator
+from lflops.flop_counter.accumulator import CallArgs, OperatorAccumulator
 from lflops.flop_counter.compiled_regions import row_of_region
 from lflops.flop_counter.cpu_kernels import SCRATCH
 from lflops.flop_counter.live_memory import LiveMemory
-from lflops.flop_counter.operators import Kind, Operator, is_sharded, known_operators
+from lflops.flop_counter.operators import Kind, Operator, classify, known_operators
+from lflops.flop_counter.sharded_tensors import is_sharded
 from lflops.flop_counter.traffic import tensors_of
 from lflops.profile.records import Phase
 from lflops.torch_private.dispatch_modes import (
@@ -39,21 +43,23 @@ from lflops.torch_private.tensors import (
     without_overrides,
 )
 
-FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
-"""Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
+FREE = Kind.FREE
+DECOMPOSED = Kind.DECOMPOSED
+UNCOUNTED = Kind.UNCOUNTED
+"""Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
-DECIDES = frozenset(
-    {"cond", "while_loop", "while_loop_stack_output"}
-    # those of which values decide what they call, and how often
-)
-# the operator by which a tensor's constructor gets memory
+DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
+"""Control flow whose values decide which function is called, or how often."""
+
 CONSTRUCTS = "empty"
-# the operator by which autograd adds up the gradients of a tensor that is used more than once
+"""The operator under which the memory of a constructed tensor is recorded."""
+
 ADD = "add"
+"""The operator that autograd uses to add up the gradients of a tensor that is used twice."""
 
 
 class RealParameterError(Exception):
-    """An operator took a real parameter and a fake tensor.
+    """An operator received a real parameter while the count runs on fake tensors.
 
     Its fake gradient would be written to the real parameter.
     """
@@ -63,38 +69,41 @@ class OperatorCounter(OperatorAccumulator):
     """An accumulator that puts a dispatch mode on a thread."""
 
     def mode(self) -> "CountingMode":
-        """A mode that counts on the thread that it is put on."""
+        """Return a mode that counts on the thread whose stack it is put on."""
         return CountingMode(self)
 
     def follow(self) -> Callable[[], None]:
-        """Count on this thread too; call the returned function to end that."""
+        """Start counting on this thread, and return the function that stops it."""
         mode = self.mode()
         push_mode(mode)
         return lambda: end_mode(mode)
 
 
 class CountingMode(InternalMode):
-    """Reports the operators of one thread to an accumulator."""
+    """Reports the operators of one thread to an accumulator.
 
-    # torch 2.8 does not ask: `route_higher_order_operators`
+    Attributes:
+        supports_higher_order_operators: Whether torch sends higher-order operators to the mode.
+            torch 2.8 does not read it and needs `route_higher_order_operators`.
+        is_off: Whether counting has ended. Torch may leave such a mode on the stack for a while.
+    """
+
     supports_higher_order_operators = True
 
     def __init__(self, counter: OperatorAccumulator) -> None:
         super().__init__()
         route_higher_order_operators(type(self))
         never_compiled(type(self).__torch_dispatch__)
+        self.is_off = False
         self._counter = counter
         self._scopes = counter.scopes
-        self._current, self._current_of_view = (
-            counter.scopes.current,
-            counter.scopes.current_of_view,
-        )
+        self._current = counter.scopes.current
+        self._current_of_view = counter.scopes.current_of_view
         self._memory = counter.memory
         self._partial_tensors = counter.partial_tensors
         self._fake = counter.fake
         self._operators = known_operators()
         self._calls_of_regions = () if counter.regions is None else counter.regions.calls
-        self.is_off = False
         self._fail = counter.guard(_raise)
 
     @classmethod
@@ -102,7 +111,7 @@ class CountingMode(InternalMode):
         """Let torch.compile compile and run under the mode as without it."""
         return True
 
-    def __torch_dispatch__(  # noqa: PLR0911
+    def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -111,38 +120,37 @@ class CountingMode(InternalMode):
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:
-                    # somebody's shape inference
+                    # Shape inference of torch or of the user is not counted.
                     return function(*args, **kwargs)
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                # A wrapper class: the operators on the tensors inside of it are the ones that run.
-                return (
-                    self._run_sharded(function, args, kwargs)
-                    if any(map(is_sharded, types))
-                    else NotImplemented
-                )
+                # For a wrapper class, the operators on the tensors inside it are counted.
+                if any(map(is_sharded, types)):
+                    return self._run_sharded(function, args, kwargs)
+                return NotImplemented
         if self._fake:
             _refuse_real_parameters(args)
-        if (self._fake and is_tracing()) or (
-            self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)
-        ):
+            if is_tracing():
+                return function(*args, **kwargs)
+        if self._partial_tensors.active and self._counter.infers_shapes(args, kwargs):
             return function(*args, **kwargs)
-        # its own hash is written in Python
+        # The id is the key because the operator's own hash is written in Python.
         known = self._operators.get(id(function))
         operator = known[1] if known is not None else self._new_operator(function)
-        if operator.runs_as_it_is and not (
+        if operator.is_single_kernel and not (
             operator.has_nested_kernel and nested_kernel(function, args)
         ):
-            if has_torch_function(args) or (operator.takes_lists and is_overridden(args)):
+            if has_torch_function(args) or (operator.has_list_argument and is_overridden(args)):
                 return self._run_overridden(operator, function, args, kwargs)
             return self._run(operator, operator.run, args, kwargs)
-        return self._run_otherwise(operator, function, args, kwargs)
+        return self._run_composite(operator, function, args, kwargs)
 
     def _new_operator(self, function: Any) -> Operator:
-        self._operators[id(function)] = (function, operator := Operator(function))
+        operator = classify(function)
+        self._operators[id(function)] = (function, operator)
         return operator
 
-    def _run_otherwise(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that may have others within it: these are seen."""
+    def _run_composite(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that may call other operators, and count those."""
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (
@@ -150,8 +158,10 @@ class CountingMode(InternalMode):
         ):
             with on_stack(self):
                 return decompose(function, args, kwargs)
-        with without_overrides():
-            kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        kernel = None
+        if operator.kind is UNCOUNTED:
+            with without_overrides():
+                kernel = python_kernel(function, args, kwargs)
         if kernel is None and is_overridden(args):
             return self._run_overridden(operator, function, args, kwargs)
         return self._run(operator, function, args, kwargs, kernel)
@@ -159,32 +169,32 @@ class CountingMode(InternalMode):
     def see_function(
         self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
     ) -> None:
-        """Report a function of a package that ran on this thread, and that shows no operator."""
-        row, phase = self._scopes.current(args)
+        """Record a package's function that ran on this thread and that called no operator."""
+        fqn, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
             phase = "recompute"
-        self._counter.record(operator, row, phase, (args, kwargs, out))
+        self._counter.record(operator, fqn, phase, (args, kwargs, out))
 
     def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
-        """Report the memory of a tensor that a subclass's constructor made.
+        """Record the memory of a tensor that a subclass's constructor created.
 
         An alias of another tensor has no new memory.
         """
         memory = self._memory
-        if memory is None or self.is_off or any(isinstance(each, Tensor) for each in args):
+        if memory is None or self.is_off or any(isinstance(value, Tensor) for value in args):
             return
         try:
             with without_overrides():
-                row, phase = self._scopes.current()
-                memory.before(CONSTRUCTS, row, phase)
-                memory.after(CONSTRUCTS, row, phase, tensor)
-        except BaseException as error:  # noqa: BLE001
+                fqn, phase = self._scopes.current()
+                memory.before(CONSTRUCTS, fqn, phase)
+                memory.after(CONSTRUCTS, fqn, phase, tensor)
+        except BaseException as error:  # noqa: BLE001 - see `_run`
             self._fail(error)
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        It arrives a second time, and is then left to DTensor.
+        It arrives a second time while it runs, and is then left to DTensor.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented
@@ -198,17 +208,15 @@ class CountingMode(InternalMode):
         return self._counter.run_sharded(operator, function, run, args, kwargs)
 
     def _run_control_flow(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run `torch.cond` or a loop, and see the operators of what it calls."""
-        row, phase = self._scopes.current(args)
+        """Run `torch.cond` or a loop, and count the operators of the functions that it calls."""
+        fqn, phase = self._scopes.current(args)
         regions = self._counter.regions
-        place = (
-            None
-            if regions is None or function.name() not in DECIDES
-            else regions.decide(row, phase)
-        )
+        decision = None
+        if regions is not None and function.name() in DECIDES:
+            decision = regions.decide(fqn, phase)
         calls: Counter[int] = Counter()
 
-        def seen(part: Any, number: int) -> Any:
+        def counted(part: Any, number: int) -> Any:
             def run(*operands: Any) -> Any:
                 calls[number] += 1
                 with on_stack(self):
@@ -216,96 +224,100 @@ class CountingMode(InternalMode):
 
             return run
 
-        out = function(
-            *(seen(each, number) if callable(each) else each for number, each in enumerate(args)),
-            **kwargs,
-        )
-        if (
-            regions is not None
-            # of a condition and two branches the second is the one for yes; of a loop it is the body
-        ):
-            regions.decided(row, place, calls[1])
+        parts = list(args)
+        for number, arg in enumerate(args):
+            if callable(arg):
+                parts[number] = counted(arg, number)
+        out = function(*parts, **kwargs)
+        if regions is not None:
+            # The second argument of a condition is the branch for true, of a loop the body.
+            regions.decided(fqn, decision, calls[1])
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator whose arguments have a `__torch_function__`.
 
-        Without a count, it is not called for operators.
+        As without a count, it is not called for operators below autograd.
         """
         call = call_without_overrides(function)
         with without_overrides():
             return self._run(operator, call, args, kwargs)
 
-    def _run(  # noqa: C901
+    def _run(  # noqa: C901, PLR0912 - a call costs too much here
         self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None
     ) -> Any:
         """Run an operator and report it.
 
-        A small model's step is thousands of these, so that each call in here is seen in its time.
+        A small model's step calls thousands of operators, so each Python call in here shows up in
+        the time of a counting step. An error outside the operator goes to the guard, which either
+        raises it or has ended the count.
         """
-        counter, memory, is_view = self._counter, self._memory, operator.is_view
+        counter = self._counter
+        memory = self._memory
+        is_view = operator.is_view
         try:
-            row, phase = (
-                self._current_of_view(args)
-                if is_view and not operator.waits
-                else self._current(args)
-            )
-            if operator.waits:
-                counter.wait(row, phase)
-            if not is_view:
-                if memory is not None:
-                    memory.before(
-                        operator.name, row_of_region(row) if self._calls_of_regions else row, phase
-                    )
-            elif phase == "optimizer":
-                counter.see_view(args)
-        except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
+            if operator.synchronizes:
+                fqn, phase = self._current(args)
+                counter.wait(fqn, phase)
+            elif is_view:
+                fqn, phase = self._current_of_view(args)
+            else:
+                fqn, phase = self._current(args)
+            if is_view:
+                if phase == "optimizer":
+                    counter.see_view(args)
+            elif memory is not None:
+                memory_fqn = row_of_region(fqn) if self._calls_of_regions else fqn
+                memory.before(operator.name, memory_fqn, phase)
+        except BaseException as error:  # noqa: BLE001 - the guard handles it
             self._fail(error)
             is_view = True
         if is_view:
             return function(*args, **kwargs)
-        out = (
-            function(*args, **kwargs)
-            if kernel is None
-            else self._run_inside(operator, function, kernel, args, kwargs)
-        )
+        if kernel is None:
+            out = function(*args, **kwargs)
+        else:
+            out = self._run_inside(operator, function, kernel, args, kwargs)
         try:
             if self._partial_tensors.active and not counter.in_sharded_operator:
-                self._partial_tensors.follow(operator, row, args, kwargs, out)
+                self._partial_tensors.follow(operator, fqn, args, kwargs, out)
             if operator.kind is not FREE and kernel is None:
-                counter.record(operator, row, phase, (args, kwargs, out))
-            if memory is not None and operator.is_birth:
-                self._see_storages(memory, operator, row, phase, (args, kwargs, out))
-        except BaseException as error:  # noqa: BLE001 - the same
+                counter.record(operator, fqn, phase, (args, kwargs, out))
+            if memory is not None and operator.allocates:
+                self._see_storages(memory, operator, fqn, phase, (args, kwargs, out))
+        except BaseException as error:  # noqa: BLE001 - the guard handles it
             self._fail(error)
         return out
 
     def _see_storages(
-        self, memory: LiveMemory, operator: Operator, row: str, phase: Phase, given: Given
+        self, memory: LiveMemory, operator: Operator, fqn: str, phase: Phase, call: CallArgs
     ) -> None:
-        counter, name, (args, kwargs, out) = self._counter, operator.name, given
+        """Record the storages that an operator may have allocated."""
+        args, kwargs, out = call
+        counter = self._counter
+        name = operator.name
         if self._calls_of_regions:
-            row = row_of_region(row)
+            fqn = row_of_region(fqn)
         if not operator.makes_storage:
-            memory.filled(name, row, phase, tensors_of((kwargs["out"],)))
-        elif (
+            memory.filled(name, fqn, phase, tensors_of((kwargs["out"],)))
+            return
+        if (
             name == ADD
             and phase == "backward"
             and not counter.in_sharded_operator
             and sums_gradients(args, kwargs)
         ):
-            memory.after_sum(name, row, phase, out, args[0])
-        else:
-            memory.after(
-                name, counter.owner(row, phase) if phase == "optimizer" else row, phase, out
-            )
-            if name in SCRATCH and counter.scratch:
-                memory.scratch(name, row, phase, SCRATCH[name](args))
+            memory.after_sum(name, fqn, phase, out, args[0])
+            return
+        owner = counter.owner(fqn, phase) if phase == "optimizer" else fqn
+        memory.after(name, owner, phase, out)
+        if name in SCRATCH and counter.scratch:
+            memory.scratch(name, fqn, phase, SCRATCH[name](args))
 
     def _run_inside(
         self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Run an operator that is written in Python, and see the operators that it calls."""
+        """Run an operator whose kernel is written in Python, and count the operators it calls."""
 
         def run() -> Any:
             try:
@@ -314,7 +326,7 @@ class CountingMode(InternalMode):
             except NEEDS_VALUES:
                 if not self._fake:
                     raise
-            # it says itself what its results look like
+            # The operator's own fake kernel gives the shapes of its results.
             return function(*args, **kwargs)
 
         return self._counter.run_inside(operator, self._scopes.current(args), run, args, kwargs)
@@ -325,8 +337,8 @@ def _raise(error: BaseException) -> None:
 
 
 def _refuse_real_parameters(args: Any) -> None:
-    for each in args:
-        if type(each) in PLAIN and each.requires_grad:
+    for value in args:
+        if type(value) in PLAIN and value.requires_grad:
             raise RealParameterError
-        if isinstance(each, list):
-            _refuse_real_parameters(each)
+        if isinstance(value, list):
+            _refuse_real_parameters(value)

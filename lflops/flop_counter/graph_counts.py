@@ -348,7 +348,7 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
         number = number_of_region(row)
         return outside if number is None else inside[number], row, phase
 
-    outside.merge_rowless(totals)
+    outside.merge_without_modules(totals)
     totals.add_to(part_of)
     return outside, dict(inside)
 

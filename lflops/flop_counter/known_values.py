@@ -1,6 +1,6 @@
-"""Small tensors with known values among fake ones.
+"""Runs operators on small tensors for real while all other tensors are fake.
 
-Integers, masks, and results that depend on them alone.
+Integers, masks, and results that depend only on them keep their values.
 """
 
 import os
@@ -26,183 +26,191 @@ from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
-# the most elements of a tensor whose values are kept
 LARGEST = 1 << 20
+"""Most elements of a tensor whose values are kept."""
 
 _MADE_OF_NUMBERS = frozenset(
-    getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace")
+    (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
-"""Operators that make floating tensors whose values code may need, such as the rates of stochastic depth."""
+"""Operators that create floating-point tensors whose values code may need.
 
+An example are the rates of stochastic depth.
+"""
 
 _VALIDATORS = frozenset(
-    f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")
-) | {"Distribution._validate_sample"}
-"""Functions of `torch.distributions` that check arguments, and raise if one is invalid."""
-
-_TORCH, _OURS, _DISTRIBUTIONS = (
-    f"{Path(each).parent}{os.sep}"
-    for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
+    {
+        "Distribution.__init__",
+        "Geometric.__init__",
+        "ContinuousBernoulli.__init__",
+        "Uniform.__init__",
+        "Distribution._validate_sample",
+    }
 )
+"""Functions of `torch.distributions` that check arguments and raise if an argument is invalid."""
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LFLOPS_COUNTER = f"{Path(__file__).parent}{os.sep}"
+_DISTRIBUTIONS = f"{Path(torch.distributions.__file__).parent}{os.sep}"
 
 
 class NoCudaError(Exception):
-    """Code makes a tensor on CUDA, on a machine without it."""
+    """Code creates a tensor on CUDA on a machine without CUDA."""
 
 
 class KnownValues(InternalMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
-    Code branches on such values: whether a batch has padding, whether it is packed, how many of its
-    tokens count. With known values it takes the same branch as in a real step.
+    Code branches on such values: whether a batch has padding, whether it is packed, how many of
+    its tokens count. With known values it takes the same branch as in a real step.
+
+    Attributes:
+        supports_higher_order_operators: See `CountingMode`.
     """
 
-    # as torch asks since 2.9
     supports_higher_order_operators = True
 
     def __init__(self, *, on_host: bool = True) -> None:
+        """Initialize the mode.
+
+        Args:
+            on_host: Whether the CPU's kernels would run. On a GPU the size of an LSTM's workspace
+                is unknown.
+        """
         super().__init__()
-        # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
         self._on_host = on_host
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
-        self._stale: dict[
-            int, weakref.ref[Any]
-            # by storage key, while the storage is alive: keys are reused
-        ] = {}
+        # By storage key while the storage is alive, because keys are reused.
+        self._stale: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0911 - a call costs too much here
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the operator for real if the values of its arguments are known and its result is small."""
+        """Run an operator for real if its arguments' values are known and its result is small."""
         kwargs = kwargs or {}
-        if (
-            (device := kwargs.get("device")) is not None
-            and device.type == "cuda"
-            and not torch.cuda.is_available()
-        ):
-            raise NoCudaError(
-                "no such device"
-                # a fake tensor on CUDA would end the process in backward
-            )
-        given = list(tensors_of((*args, *kwargs.values())))
+        _refuse_missing_cuda(kwargs.get("device"))
+        given = tensors_of((*args, *kwargs.values()))
         known = isinstance(function, OpOverload) and all(map(self.knows_values_of, given))
-        if _changes_shape_alone(function, args, given):
+        if _only_changes_shape(function, args, given):
             with without_modes():
                 return function(*args, **kwargs)
         if function is torch.ops.aten.index.Tensor and not known:
-            args = (args[0], self._numbered(args[1]))
+            args = (args[0], self._with_positions(args[1]))
         if function is GROUPED_MM and args[0].dtype is not torch.bfloat16:
-            # The fake kernel refuses other dtypes, which the kernels take; the shape is the same.
-            return function(
-                *(each.to(torch.bfloat16) for each in args[:2]), *args[2:], **kwargs
-            ).to(args[0].dtype)
+            # The fake kernel rejects other dtypes, which the real kernels accept.
+            operands = [operand.to(torch.bfloat16) for operand in args[:2]]
+            return function(*operands, *args[2:], **kwargs).to(args[0].dtype)
         try:
             out = function(*args, **kwargs)
         except NEEDS_VALUES:
-            if not known and (answer := _taken_for_granted(given)) is not None:
-                return answer
             if not known:
-                raise
+                answer = _validation_result(given)
+                if answer is None:
+                    raise
+                return answer
             out = None
-        if known and function is not self._receive and _is_worth_it(function, given, out):
+        if known and function is not self._receive and _is_small(function, given, out):
             with without_modes():
                 return function(*args, **kwargs)
         if not isinstance(function, OpOverload):
             return out
         self._forget(function, args, kwargs)
-        return (
-            out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
-        )
+        if function is LSTM_LAYER and not self._on_host:
+            return out
+        return corrected(function, args, out)
 
-    def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
-        """The same indices with the selected positions in place of each known mask, so that their number is known."""
-        found: list[Tensor | None] = []
-        for each in indices:
-            if each is not None and each.dtype is torch.bool and self.knows_values_of(each):
+    def _with_positions(self, indices: list[Tensor | None]) -> list[Tensor | None]:
+        """Replace each known mask by the positions it selects, so that their number is known."""
+        replaced: list[Tensor | None] = []
+        for index in indices:
+            if index is not None and index.dtype is torch.bool and self.knows_values_of(index):
                 with without_modes():
-                    found.extend(each.nonzero().unbind(1))
+                    replaced.extend(index.nonzero().unbind(1))
             else:
-                found.append(each)
-        return found
+                replaced.append(index)
+        return replaced
 
     def knows_values_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has the numbers that it would have in a real step."""
-        if (
-            type(tensor) is not Tensor
-            or tensor.is_meta
-            or tensor.requires_grad
-            or tensor.numel() > LARGEST
-        ):
+        """Whether a tensor has the values that it would have in a real step."""
+        if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad:
+            return False
+        if tensor.numel() > LARGEST:
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Write what a rank that does not exist has sent: the vote of a pipeline's stage.
+        """Write the vote of a pipeline stage that does not exist: 1, which means agreement.
 
-        The values of anything else are unknown.
+        The values of all other received tensors are unknown.
         """
-        for each in (tensor for tensor in tensors if type(tensor) is Tensor):
-            # the others are taken to have them: 1 says so
+        for tensor in tensors:
+            if type(tensor) is not Tensor:
+                continue
             if is_pipeline_vote():
                 with without_modes():
-                    each.fill_(1)
+                    tensor.fill_(1)
             else:
-                self._make_stale(each)
+                self._make_stale(tensor)
 
     def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
-        """Note that the values of the tensors that the operator writes to are no longer known."""
+        """Mark the values of the tensors that the operator writes to as unknown."""
         if function is self._receive:
             self._receive_values(args[0])
         for name, position in written_arguments(function):
-            for each in tensors_of((args[position] if position < len(args) else kwargs.get(name),)):
-                if type(each) is Tensor:
-                    self._make_stale(each)
+            written = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in tensors_of((written,)):
+                if type(tensor) is Tensor:
+                    self._make_stale(tensor)
 
     def _make_stale(self, tensor: Tensor) -> None:
         storage, key = storage_key(tensor)
         self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
 
 
-def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
-    results = list(tensors_of((out,)))
-    if any(each.numel() > LARGEST for each in results):
+def _refuse_missing_cuda(device: Any) -> None:
+    """Raise an error in place of a fake tensor on CUDA, which would end the process in backward."""
+    if device is not None and device.type == "cuda" and not torch.cuda.is_available():
+        raise NoCudaError("no such device")
+
+
+def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
+    """Whether the results are small enough, and likely enough to be read, to compute them."""
+    results = tensors_of((out,))
+    if any(result.numel() > LARGEST for result in results):
         return False
-    floats = any(each.is_floating_point() or each.is_complex() for each in results)
-    return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
+    if given or function.overloadpacket in _MADE_OF_NUMBERS:
+        return True
+    return not any(result.is_floating_point() or result.is_complex() for result in results)
 
 
-def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
-    """Whether the operator changes the shape of real tensors in place, which fake mode refuses."""
-    # The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is not run.
-    changes_shape = isinstance(function, OpOverload) and torch.Tag.inplace_view in function.tags
-    if not changes_shape or not all(type(each) in PLAIN for each in given):
+def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
+    """Whether the operator changes the shape of real tensors in place, which fake mode rejects.
+
+    The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is excluded.
+    """
+    if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
+        return False
+    if not all(type(tensor) in PLAIN for tensor in given):
         return False
     return function.overloadpacket is not torch.ops.aten.resize_ or prod(args[1]) <= LARGEST
 
 
-def _taken_for_granted(asked: list[Tensor]) -> bool | None:
-    """The answer to a check of values whose other answer would raise.
+def _validation_result(asked: list[Tensor]) -> bool | None:
+    """The result of a validity check that would otherwise raise, or `None` for any other check.
 
-    `None` if the code asks for anything else.
+    `torch.nn.init` checks whether a drawn number is out of bounds, and the result is false.
+    `torch.distributions` checks whether arguments and samples are valid, and the result is true.
     """
-    # `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no.
-    # `torch.distributions` checks whether arguments and samples are valid, and the answer is yes.
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
     running = [frame.f_code for frame, _ in walk_stack(currentframe())]
     if any(code.co_filename == nn.init.__file__ for code in running):
         return False
-    others = (
-        each
-        for each in running
-        if each.co_filename.startswith(_DISTRIBUTIONS)
-        or not each.co_filename.startswith((_OURS, _TORCH))
-    )
-    caller = next(others, None)
-    if caller is None or not caller.co_filename.startswith(_DISTRIBUTIONS):
-        return None
-    is_check = (
-        caller.co_filename == torch.distributions.constraints.__file__ and caller.co_name == "check"
-    )
-    return True if is_check or caller.co_qualname in _VALIDATORS else None
+    for code in running:
+        file = code.co_filename
+        if file.startswith(_DISTRIBUTIONS):
+            is_check = file == torch.distributions.constraints.__file__ and code.co_name == "check"
+            return True if is_check or code.co_qualname in _VALIDATORS else None
+        if not file.startswith((_LFLOPS_COUNTER, _TORCH)):
+            return None
+    return None

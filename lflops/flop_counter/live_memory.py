@@ -1,18 +1,21 @@
 """Live bytes after each operator.
 
-Storages are born as results of operators, and die when they are freed.
+A storage becomes alive as an operator's result, and is alive until it is freed.
 
-The same allocations and frees, of several steps, are requests for the simulation of the caching
-allocator.
+The same allocations and frees, over several steps, are the requests for the simulation of the
+caching allocator.
 """
 
 import heapq
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -22,22 +25,22 @@ from lflops.memory.allocator.simulation import Request, rounded_up
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import Allocation, Memory, Moment
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
-from lflops.profile.series import extremes, summed
+from lflops.profile.series import extremes
 from lflops.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 
 STREAM: ContextVar[int] = ContextVar("stream", default=0)
-"""The stream on which memory is allocated, where code says that it takes another on CUDA.
+"""The CUDA stream on which the running code would allocate memory.
 
-The allocator does not reuse it on others.
+The allocator does not reuse memory of one stream on another.
 """
 
 ON_HOST = -1
-"""The stream for what is in the host's memory, and so in none of the device's."""
+"""The stream of storages in host memory, which take no memory of the device."""
 
 
 @contextmanager
 def on_stream(number: int) -> Iterator[None]:
-    """A context in which memory is allocated on that stream."""
+    """Allocate memory on a stream inside the context."""
     before = STREAM.set(number)
     try:
         yield
@@ -46,20 +49,22 @@ def on_stream(number: int) -> Iterator[None]:
 
 
 class AllocationLog:
-    """Requests to the allocator.
+    """Requests to the allocator, in order.
 
-    A storage that outlives a step is one allocation; nothing is kept alive.
+    A storage that outlives a step is one allocation. The log keeps no storage alive.
+
+    Attributes:
+        requests: The allocations and frees since the first step.
     """
 
     def __init__(self) -> None:
-        # allocations and frees, from the first step on
         self.requests: list[Request] = []
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._made = 0
+        self._allocations = 0
         self._replaced: tuple[int, int] | None = None
 
     def replaces(self, key: int) -> None:
-        """Note that the next allocation takes the place of this storage, if that one is freed before any other allocation."""
+        """Let the next allocation replace a storage if no other allocation precedes its free."""
         self._replaced = (key, len(self.requests))
 
     def allocated(self, storage: Any, key: int, nbytes: int) -> None:
@@ -68,57 +73,68 @@ class AllocationLog:
             return
         if self._replaced is not None and self._replaced[1] != len(self.requests):
             self._replaced = None
-        self._made += 1
-        self._alive[key] = (self._made, weakref.ref(storage, partial(self.freed, key)))
-        self.requests.append(Request(self._made, nbytes, STREAM.get()))
+        self._allocations += 1
+        number = self._allocations
+        self._alive[key] = (number, weakref.ref(storage, partial(self.freed, key)))
+        self.requests.append(Request(number, nbytes, STREAM.get()))
 
     def freed(self, key: int, _reference: object = None) -> None:
+        """Add the free of a storage that is in the log."""
         alive = self._alive.pop(key, None)
         if alive is None:
             return
+        request = Request(alive[0], None)
         if self._replaced is not None and self._replaced[0] == key:
-            self.requests.insert(self._replaced[1], Request(alive[0], None))
+            self.requests.insert(self._replaced[1], request)
             self._replaced = None
         else:
-            self.requests.append(Request(alive[0], None))
+            self.requests.append(request)
 
     def stop(self) -> None:
+        """Stop logging frees."""
         self._alive.clear()
 
 
-NO_STORAGE = (
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    # a sparse tensor has none, a lazy one has none yet
-)
+NO_STORAGE = (NotImplementedError, RuntimeError, ValueError)
+"""Errors for a tensor without a storage: a sparse tensor, or a lazy tensor that has none yet."""
+
 LARGEST = 50
+"""Number of the largest storages at the peak that a profile lists."""
+
 LONGEST_TIMELINE = 20_000
-BORN_IN: dict[Phase, str] = {
+"""Default of the most operators of a memory timeline."""
+
+CATEGORY_OF_RESULTS: dict[Phase, str] = {
     "forward": "activations",
     "recompute": "activations",
     "backward": "temporary",
     "optimizer": "temporary",
     "other": "other",
 }
+"""The memory category of an operator's results, by phase."""
 
 
 class Birth(Struct, frozen=True, gc=False):
-    """What is known of a storage when it is first seen."""
+    """How a storage became alive."""
 
     nbytes: int
     category: str
     operator: str
-    row: str
+    fqn: str
     phase: Phase
 
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
-"""Keys and storages that a step made, and that were alive at its end. None is kept alive."""
+"""Keys and storages that a step allocated and that were alive at its end, as weak references."""
 
 
 class _Followed(weakref.ref[Any]):
-    """A storage that is followed: one object for each."""
+    """A weak reference to a storage that is followed.
+
+    Attributes:
+        key: The storage's key.
+        serial: The index of its `Birth`.
+    """
 
     __slots__ = ("key", "serial")
     key: int
@@ -126,23 +142,34 @@ class _Followed(weakref.ref[Any]):
 
 
 class _Replaced(NamedTuple):
-    """A storage that a sum of gradients may take the place of, until the next operator."""
+    """A storage that a sum of gradients may replace, until the next operator runs.
 
-    # the storage's key
+    Attributes:
+        key: The storage's key.
+        place: The index of the sum's allocation among the events.
+        live: The live bytes with both the storage and the sum.
+        fqn: The module that was running.
+    """
+
     key: int
-    # where the sum's allocation is among the events
     place: int
-    # live bytes with both
     live: int
-    # the module at work
-    row: str
+    fqn: str
+
+
+_Moment = tuple[str, str, Phase, int, int]
+"""The state before an operator: operator, module, phase, live bytes, number of events so far.
+
+It is a plain tuple, because one is created for every operator.
+"""
 
 
 class LiveMemory:
-    """Follows storages from birth to death, and keeps none of them alive.
+    """Follows storages from allocation to free, and keeps none of them alive.
 
-    Births and deaths go into one list of events, which is replayed at the end, up to the peak.
-    Copying the live set at each new peak would double the cost of counting.
+    Allocations and frees go into one list of events, which is replayed at the end, up to the peak.
+    Copying the set of live storages at each new peak would double the cost of counting. An event
+    is the index of a birth if the storage became alive, else that index inverted bitwise.
     """
 
     def __init__(
@@ -153,54 +180,60 @@ class LiveMemory:
         survivors: Survivors | None = None,
         host: Iterable[Tensor] = (),
     ) -> None:
-        # the most operators of the timeline; of more the extremes are kept
+        """Initialize without any storage.
+
+        Args:
+            round_to: The size of each storage is rounded up to a multiple of this number of bytes.
+            log: Receives allocations and frees.
+            moments: The most operators of the timeline. A longer timeline keeps its extremes.
+            survivors: Storages that the last step left. `stop` replaces them by those that this
+                step leaves.
+            host: Tensors in host memory, which are not followed.
+        """
         self._longest = moments
-        self._round_to = (
-            # the size of each storage is rounded up to a multiple of so many bytes
-            round_to
-        )
+        self._round_to = round_to
+        self._log = log
+        self._survivors = survivors
         self._births: list[Birth] = []
         self._events: list[int] = []
         self._alive: dict[int, _Followed] = {}
-        self._dead: list[
-            _Followed
-            # filled without a line of ours: Python drops an interrupt in a callback
-        ] = []
+        # Weak references append themselves here when their storage is freed. The callback is a
+        # method in C: Python drops an interrupt that arrives in a callback written in Python.
+        self._dead: list[_Followed] = []
         self._died = self._dead.append
         self._live = 0
         self._peak = 0
         self._peak_event = 0
         self._peak_index = 0
-        self._moments: list[tuple[str, str, Phase, int, int]] = []
+        self._moments: list[_Moment] = []
         self._highest: dict[str, int] = {}
         self._relabelled: dict[int, str] = {}
         self._fake: set[int] = set()
         self._resized: dict[int, Any] = {}
         self._replaced: _Replaced | None = None
-        self._log = log
-        # Storages that the last step left: this one begins with those still alive, and at its end
-        # puts its own there.
-        self._survivors = survivors
-        self._on_host = {
-            key: weakref.ref(storage) for storage, key in filter(None, map(storage_of, host))
-        }
+        self._on_host: dict[int, weakref.ref[Any]] = {}
+        for tensor in host:
+            storage_and_key = storage_of(tensor)
+            if storage_and_key is not None:
+                storage, key = storage_and_key
+                self._on_host[key] = weakref.ref(storage)
 
-    def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
+    def hold(self, tensors: Iterable[Tensor], category: str, fqn: str) -> None:
         """Add tensors that exist before the first operator."""
         for tensor in tensors:
-            self._bear(tensor, category, "", row, "other")
+            self._bear(tensor, category, "", fqn, "other")
 
     def hold_survivors(self) -> None:
-        """Add what an earlier step made and something still keeps.
+        """Add the storages that an earlier step allocated and that are still alive.
 
-        The buffers of a pipeline's schedule, for one.
+        An example are the buffers of a pipeline schedule.
         """
         for key, reference, birth in self._survivors or ():
             storage = reference()
             if storage is not None and key not in self._alive:
                 self._bear_storage(storage, key, birth, fake=True)
 
-    def before(self, operator: str, row: str, phase: Phase) -> None:
+    def before(self, operator: str, fqn: str, phase: Phase) -> None:
         """Record the live bytes before an operator runs."""
         if self._dead:
             self._see_deaths()
@@ -208,80 +241,94 @@ class LiveMemory:
             self._drop_emptied()
         if self._replaced is not None:
             self._keep_both(self._replaced)
-        live, highest = self._live, self._highest
-        self._moments.append((operator, row, phase, live, len(self._events)))
-        if live > highest.get(row, -1):
-            highest[row] = live
+        live = self._live
+        highest = self._highest
+        self._moments.append((operator, fqn, phase, live, len(self._events)))
+        if live > highest.get(fqn, -1):
+            highest[fqn] = live
 
-    def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
-        """Record the storages of what the operator returned."""
+    def after(self, operator: str, fqn: str, phase: Phase, out: Any) -> None:
+        """Record the storages of an operator's results."""
+        category = CATEGORY_OF_RESULTS[phase]
         for tensor in (out,) if type(out) is Tensor else tensors_of((out,)):
-            self._bear(tensor, BORN_IN[phase], operator, row, phase)
-        if self._live > self._highest.get(row, -1):
-            self._highest[row] = self._live
+            self._bear(tensor, category, operator, fqn, phase)
+        if self._live > self._highest.get(fqn, -1):
+            self._highest[fqn] = self._live
 
-    def after_sum(self, operator: str, row: str, phase: Phase, out: Tensor, term: Tensor) -> None:
-        """Record the sum of two gradients, which autograd writes over one of them."""
-        # It does so unless a dispatch mode is on: then the sum gets its own storage, and the term
-        # is freed right after. So the term is taken to be freed before the sum is allocated. If
-        # something else keeps the term, autograd does not write over it, and both are alive.
+    def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:
+        """Record the sum of two gradients, which autograd writes to the memory of one of them.
+
+        Under a dispatch mode it does not: the sum gets new memory, and the term is freed right
+        after. So the term is recorded as freed before the sum is allocated. If something else
+        keeps the term, autograd does not overwrite it, and both are alive.
+        """
         self._see_deaths()
-        before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
-        if (
-            sum_key in self._alive
-            or term_key not in self._alive
-            or out.untyped_storage().nbytes() != term.untyped_storage().nbytes()
-        ):
-            self.after(operator, row, phase, out)
+        sum_storage, sum_key = storage_key(out)
+        term_storage, term_key = storage_key(term)
+        replaces_term = (
+            sum_key not in self._alive
+            and term_key in self._alive
+            and sum_storage.nbytes() == term_storage.nbytes()
+        )
+        if not replaces_term:
+            self.after(operator, fqn, phase, out)
             return
+        live_before = self._live
         place = len(self._events)
-        peak = self._peak, self._peak_event, self._peak_index
+        peak = self._peak
+        peak_event = self._peak_event
+        peak_index = self._peak_index
         if self._log is not None:
             self._log.replaces(term_key)
-        self._bear(out, BORN_IN[phase], operator, row, phase)
-        self._peak, self._peak_event, self._peak_index = peak
-        if self._live > before:
-            self._replaced = _Replaced(term_key, place, self._live, row)
+        self._bear(out, CATEGORY_OF_RESULTS[phase], operator, fqn, phase)
+        self._peak = peak
+        self._peak_event = peak_event
+        self._peak_index = peak_index
+        if self._live > live_before:
+            self._replaced = _Replaced(term_key, place, self._live, fqn)
 
     def _keep_both(self, replaced: _Replaced) -> None:
+        """Record that a sum of gradients and its term were alive together."""
         self._replaced = None
-        if replaced.live > self._highest.get(replaced.row, -1):
-            self._highest[replaced.row] = replaced.live
+        if replaced.live > self._highest.get(replaced.fqn, -1):
+            self._highest[replaced.fqn] = replaced.live
         if replaced.live > self._peak:
-            self._peak, self._peak_event, self._peak_index = (
-                replaced.live,
-                replaced.place + 1,
-                max(len(self._moments) - 1, 0),
-            )
+            self._set_peak(replaced.live, replaced.place + 1)
 
-    def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
-        """Record bytes that a kernel allocated besides its results, and freed before it returned."""
+    def _set_peak(self, live: int, event: int) -> None:
+        self._peak = live
+        self._peak_event = event
+        self._peak_index = max(len(self._moments) - 1, 0)
+
+    def scratch(self, operator: str, fqn: str, phase: Phase, nbytes: int) -> None:
+        """Record bytes that a kernel allocated besides its results and freed before it returned."""
         self._see_deaths()
         nbytes = rounded_up(nbytes, self._round_to)
-        serial, live = len(self._births), self._live + nbytes
-        self._births.append(Birth(nbytes, "temporary", operator, row, phase))
+        serial = len(self._births)
+        live = self._live + nbytes
+        self._births.append(Birth(nbytes, "temporary", operator, fqn, phase))
         self._events.append(serial)
-        self._highest[row] = max(self._highest.get(row, -1), live)
+        self._highest[fqn] = max(self._highest.get(fqn, -1), live)
         if live > self._peak:
-            self._peak, self._peak_event, self._peak_index = (
-                live,
-                len(self._events),
-                max(len(self._moments) - 1, 0),
-            )
+            self._set_peak(live, len(self._events))
         self._events.append(~serial)
 
-    def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
-        """Add storages that got their memory without an operator, and watch them until it is freed."""
-        # FSDP resizes the storages of gathered parameters to their size and back to nothing.
+    def filled(self, operator: str, fqn: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
+        """Add storages that were resized without an operator, and watch them until they are empty.
+
+        FSDP resizes the storages of gathered parameters to their size and back to nothing.
+        """
         for tensor in tensors:
-            found = storage_of(tensor)
-            if found is not None:
-                self._bear(tensor, "parameters", operator, row, phase)
-                self._resized[found[1]] = weakref.ref(found[0])
-        if self._live > self._highest.get(row, -1):
-            self._highest[row] = self._live
+            storage_and_key = storage_of(tensor)
+            if storage_and_key is not None:
+                storage, key = storage_and_key
+                self._bear(tensor, "parameters", operator, fqn, phase)
+                self._resized[key] = weakref.ref(storage)
+        if self._live > self._highest.get(fqn, -1):
+            self._highest[fqn] = self._live
 
     def _drop_emptied(self) -> None:
+        """Record the free of storages that were resized to nothing."""
         for key, reference in list(self._resized.items()):
             storage = reference()
             if storage is None or not storage.nbytes():
@@ -292,90 +339,94 @@ class LiveMemory:
                     self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
-        """Add tensors, each with its row, that are found late but have existed from the beginning."""
+        """Add tensors, with their modules, that have been alive from the beginning."""
         self._see_deaths()
-        before, peak, peak_event, peak_index = (
-            self._events,
-            self._peak,
-            self._peak_event,
-            self._peak_index,
-        )
+        earlier_events = self._events
+        peak = self._peak
+        peak_event = self._peak_event
+        peak_index = self._peak_index
         self._events = []
-        for tensor, row in tensors:
-            self._bear(tensor, category, "", row, "other")
+        for tensor, fqn in tensors:
+            self._bear(tensor, category, "", fqn, "other")
         born = [event for event in self._events if event >= 0]
         died = [event for event in self._events if event < 0]
-        more = sum(self._births[event].nbytes for event in born)
-        self._events = born + before + died
+        self._events = born + earlier_events + died
         if not born:
             return
-        self._peak, self._peak_event, self._peak_index = (
-            peak + more,
-            peak_event + len(born),
-            peak_index,
-        )
-        self._moments = [
-            (operator, row, phase, live + more, event + len(born))
-            for operator, row, phase, live, event in self._moments
-        ]
-        self._highest = {row: highest + more for row, highest in self._highest.items()}
+        added = sum(self._births[event].nbytes for event in born)
+        self._peak = peak + added
+        self._peak_event = peak_event + len(born)
+        self._peak_index = peak_index
+        moments: list[_Moment] = []
+        for operator, fqn, phase, live, event in self._moments:
+            moments.append((operator, fqn, phase, live + added, event + len(born)))
+        self._moments = moments
+        self._highest = {fqn: highest + added for fqn, highest in self._highest.items()}
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Change the category of storages that are still alive."""
         self._see_deaths()
         for tensor in tensors:
-            found = storage_of(tensor)
-            alive = self._alive.get(found[1]) if found else None
+            storage_and_key = storage_of(tensor)
+            alive = self._alive.get(storage_and_key[1]) if storage_and_key else None
             if alive is not None:
                 self._relabelled[alive.serial] = category
 
     def stop(self) -> None:
+        """End following storages, and pass on those that are still alive."""
         self._see_deaths()
         if self._replaced is not None:
             self._keep_both(self._replaced)
         if self._survivors is not None:
-            labels = self._relabelled
-            # An optimizer's parameters lead to its state.
-            alive = [
-                each
-                for each in self._alive.values()
-                if labels.get(each.serial) != "optimizer_state"
-            ]
-            self._survivors[:] = [(each.key, each, self._births[each.serial]) for each in alive]
+            survivors = []
+            for followed in self._alive.values():
+                # The optimizer's state is found again through its parameters.
+                if self._relabelled.get(followed.serial) != "optimizer_state":
+                    survivors.append((followed.key, followed, self._births[followed.serial]))
+            self._survivors[:] = survivors
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
-        """The most bytes alive while each row, or one below it, ran."""
+        """The most bytes alive while each module or one of its submodules ran."""
         peaks: dict[str, int] = {}
-        for row, live in self._highest.items():
-            for above in ancestry(row):
-                peaks[above] = max(peaks.get(above, 0), live)
+        for fqn, live in self._highest.items():
+            for ancestor in ancestry(fqn):
+                peaks[ancestor] = max(peaks.get(ancestor, 0), live)
         return peaks
 
     def result(self) -> Memory:
-        at_peak = self._alive_at_peak()
-        alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
+        """Return the peak, what was alive at it, and the timeline."""
+        by_category = dict.fromkeys(CATEGORIES, 0)
+        by_module: Counter[str] = Counter()
+        activations_by_module: Counter[str] = Counter()
+        allocations = []
+        source: Literal["counted", "fake"] = "counted"
+        for serial, birth in self._alive_at_peak():
+            category = self._relabelled.get(serial, birth.category)
+            by_category[category] += birth.nbytes
+            by_module[birth.fqn] += birth.nbytes
+            if category == "activations":
+                activations_by_module[birth.fqn] += birth.nbytes
+            if serial in self._fake:
+                source = "fake"
+            allocations.append(
+                Allocation(category, birth.operator, birth.fqn, birth.phase, birth.nbytes)
+            )
         timeline, most = self._timeline()
-        largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
-            source="counted" if self._fake.isdisjoint(serial for serial, _ in at_peak) else "fake",
+            source=source,
             peak_bytes=self._peak,
             peak_index=self._peak_index,
-            by_category=dict.fromkeys(CATEGORIES, 0)
-            | summed((category, birth.nbytes) for category, birth in alive),
-            by_module=summed((birth.row, birth.nbytes) for _, birth in alive),
-            activations_by_module=summed(
-                (birth.row, birth.nbytes) for category, birth in alive if category == "activations"
-            ),
-            alive=tuple(
-                Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes)
-                for category, birth in largest
-            ),
+            by_category=by_category,
+            by_module=dict(by_module),
+            activations_by_module=dict(activations_by_module),
+            alive=tuple(heapq.nlargest(LARGEST, allocations, key=attrgetter("bytes"))),
             timeline=tuple(timeline),
             most_by_category=most,
         )
 
-    def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
+    def _bear(self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase) -> None:
+        """Record that a tensor's storage is alive, unless it is known."""
         if self._dead:
             self._see_deaths()
         is_plain = type(tensor) in PLAIN
@@ -383,43 +434,41 @@ class LiveMemory:
             storage, key = storage_key(tensor if is_plain else local_part(tensor))
         except NO_STORAGE:
             return
-        if key not in self._alive and (nbytes := storage.nbytes()):
-            birth = Birth(
-                rounded_up(nbytes, self._round_to) if self._round_to > 1 else nbytes,
-                category,
-                operator,
-                row,
-                phase,
-            )
-            self._bear_storage(
-                storage,
-                key,
-                birth,
-                fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor),
-            )
+        if key in self._alive:
+            return
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return
+        if self._round_to > 1:
+            nbytes = rounded_up(nbytes, self._round_to)
+        is_fake = tensor.is_meta or (not is_plain and type(tensor) is FakeTensor)
+        birth = Birth(nbytes, category, operator, fqn, phase)
+        self._bear_storage(storage, key, birth, fake=is_fake)
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
-        if self._on_host and (
-            STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage)
-        ):
-            self._on_host[key] = weakref.ref(storage)
-            return
+        if self._on_host:
+            is_known = key in self._on_host and self._on_host[key]() is storage
+            if is_known or STREAM.get() == ON_HOST:
+                self._on_host[key] = weakref.ref(storage)
+                return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(birth)
-        followed = self._alive[key] = _Followed(storage, self._died)
-        followed.key, followed.serial = key, serial
+        followed = _Followed(storage, self._died)
+        followed.key = key
+        followed.serial = serial
+        self._alive[key] = followed
         self._events.append(serial)
         if fake:
             self._fake.add(serial)
-        self._live = live = self._live + birth.nbytes
+        live = self._live + birth.nbytes
+        self._live = live
         if live > self._peak:
-            self._peak, self._peak_event, self._peak_index = (
-                live,
-                len(self._events),
-                max(len(self._moments) - 1, 0),
-            )
+            # As in `_set_peak`, without the call.
+            self._peak = live
+            self._peak_event = len(self._events)
+            self._peak_index = max(len(self._moments) - 1, 0)
 
     def _see_deaths(self) -> None:
         dead = self._dead
@@ -427,7 +476,7 @@ class LiveMemory:
             while dead:
                 self._die(dead.pop(0))
         except IndexError:
-            # another thread has taken the last one
+            # Another thread has removed the last entry.
             return
 
     def _die(self, storage: _Followed) -> None:
@@ -442,35 +491,35 @@ class LiveMemory:
         self._live -= self._births[serial].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
-        """The moments that are kept, each with the live bytes by final category.
+        """Return the moments that are kept, and the most live bytes of each category.
 
-        And the most of each category.
+        Each moment has the live bytes by final category.
         """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
-        kept = extremes([moment[3] for moment in self._moments], self._longest, [self._peak_index])
-        begins = [self._moments[index][4] for index in kept]
-        ends = [*begins[1:], len(self._events)][: len(kept)]
-        self._replay(self._events[: begins[0] if begins else None], live, most)
-        timeline = []
-        for index, end in zip(kept, ends, strict=True):
-            operator, row, phase, in_all, event = self._moments[index]
+        live_bytes = [moment[3] for moment in self._moments]
+        kept = extremes(live_bytes, self._longest, [self._peak_index])
+        first_events = [self._moments[index][4] for index in kept]
+        first_events.append(len(self._events))
+        self._replay(self._events[: first_events[0]], live, most)
+        timeline: list[Moment] = []
+        for index, (begin, end) in zip(kept, pairwise(first_events), strict=True):
+            operator, fqn, phase, live_in_all, _ = self._moments[index]
             before = ByCategory(**live)
-            highest = self._replay(self._events[event:end], live, most)
-            timeline.append(Moment(operator, row, phase, in_all, index, before, highest))
+            highest = self._replay(self._events[begin:end], live, most)
+            timeline.append(Moment(operator, fqn, phase, live_in_all, index, before, highest))
         return timeline, most
 
     def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
-        """Apply allocations and frees to the live bytes.
-
-        Returns the most that were alive in all.
-        """
-        total = highest = sum(live.values())
-        for each in events:
-            serial = each if each >= 0 else ~each
+        """Apply allocations and frees to the live bytes, and return the most that were alive."""
+        total = sum(live.values())
+        highest = total
+        for event in events:
+            is_allocation = event >= 0
+            serial = event if is_allocation else ~event
             birth = self._births[serial]
             category = self._relabelled.get(serial, birth.category)
-            change = birth.nbytes if each >= 0 else -birth.nbytes
+            change = birth.nbytes if is_allocation else -birth.nbytes
             live[category] += change
             total += change
             highest = max(highest, total)
@@ -478,6 +527,7 @@ class LiveMemory:
         return highest
 
     def _alive_at_peak(self) -> list[tuple[int, Birth]]:
+        """The storages that were alive at the peak, with the index of each birth."""
         alive: dict[int, Birth] = {}
         for event in self._events[: self._peak_event]:
             if event >= 0:
@@ -488,10 +538,7 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
-    """The storage of this rank's part of a tensor, and its key.
-
-    `None` if the tensor has no storage.
-    """
+    """The storage of this rank's part of a tensor and its key, or `None` if it has no storage."""
     try:
         return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
     except NO_STORAGE:

@@ -1,33 +1,25 @@
-"""Operators: the kind and the cost function of each, looked up once.
+"""How each operator is counted: its kind, its cost function, and facts about its schema.
 
-And the logical cost of those on sharded tensors.
-
-A `DTensor` knows its unsharded shape, so the logical cost of an operator on it follows from the
-formulas. A layer may also hand its local part on as a plain tensor, as tensor parallelism does. The
-unsharded shape of such a partial tensor is unknown. `PartialTensors` follows them until a
-collective gathers them.
+`classify` reads them once per operator; `known_operators` caches the results for the process.
 """
 
-import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lflops.flop_counter.live_memory import storage_of
+from lflops.flop_counter import attention_masks  # noqa: F401 - registers its cost functions
 from lflops.flop_counter.operator_costs import CallCost, all_formulas, formula_of, is_pure
-from lflops.flop_counter.traffic import UNREAD, tensors_of
+from lflops.flop_counter.traffic import UNREAD
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.formulas.table import Cost, load_families
-from lflops.inputs.tensors import changed
-from lflops.model.module_tree import ModuleTree
-from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_modes
 from lflops.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
-    decompose,
     decomposes,
     direct_call,
     has_list_argument,
@@ -36,46 +28,61 @@ from lflops.torch_private.operators import (
     qualified_name,
     written_arguments,
 )
-from lflops.torch_private.tensors import PLAIN
 
 load_families()
 
 NAMESPACES_WITHOUT_WORK = frozenset(
     {"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"}
 )
-LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
-"""Namespaces whose names mean the same as in ATen.
+"""Namespaces of operators that compute nothing, such as a query for a fake tensor's device."""
 
-The tables have operators of any other namespace under their full name.
+LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
+"""Namespaces in which a name means the same as in ATen.
+
+The tables list the operators of every other namespace with the namespace.
 """
 
-AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
-"""Of these namespaces: ranks wait for each other, and nothing is carried."""
 COLLECTIVES = frozenset(
     {"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"}
 )
+"""Namespaces of collective operators."""
+
+AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
+"""Collective operators in which ranks wait for each other and transfer nothing."""
+
 FOREACH = "_foreach_"
+"""Prefix of the pointwise operators on lists of tensors."""
+
 FUSED = "_fused_"
-# by this FSDP writes gathered parameters to their storages, which it resizes without an operator
+"""Prefix of the fused optimizer operators on lists of tensors."""
+
 GATHERS = "fsdp::split_with_sizes_copy"
-# by this a collective's result is wrapped until it is waited for. The wrapper's storage has no
-# memory.
+"""FSDP's operator that writes gathered parameters to storages resized without an operator."""
+
 WRAPS = "_wrap_tensor_autograd"
-LIFTS = frozenset(
-    {"lift", "lift_fresh"}
-    # operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array
-)
+"""Operator that wraps a collective's pending result in a tensor whose storage has no memory."""
+
+LIFTS = frozenset({"lift", "lift_fresh"})
+"""Operators that introduce memory no operator allocated, such as the data of `torch.tensor`."""
 
 CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"}
 )
-"""Operators that call functions: branches, and bodies of loops."""
+"""Higher-order operators that call functions: the branches of a condition or a loop's body."""
 
 NOTHING = Cost()
 
 
 class Kind(Enum):
-    """How a call is counted."""
+    """How the calls of an operator are counted.
+
+    Attributes:
+        FREE: A call costs nothing.
+        COUNTED: The cost function gives the cost of a call.
+        COLLECTIVE: A call transfers data between ranks.
+        DECOMPOSED: The operators that it decomposes into are counted.
+        UNCOUNTED: No formula is known, so the operator is listed as unsupported.
+    """
 
     FREE = auto()
     COUNTED = auto()
@@ -85,128 +92,142 @@ class Kind(Enum):
 
 
 class KnownCost(NamedTuple):
-    """What a call costs, and every call like it."""
+    """The cost shared by all calls with the same signature.
+
+    Attributes:
+        cost: The cost from the operator's formula.
+        moved: The bytes of the least memory traffic.
+        dtype: The dtype under which the call is counted, if it has any tensor.
+        is_simple: Whether the cost is exact, and has neither MACs nor recomputation, so that
+            adding it up needs no further checks.
+    """
 
     cost: Cost
     moved: int
     dtype: torch.dtype | None
-    # whether to add it up is all that there is to do: it is no product, and what it may be is known
-    is_all: bool
+    is_simple: bool
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Operator:
-    """One operator and how to count it."""
+    """An operator, or a function of another package, and how its calls are counted.
 
-    def __init__(self, function: Any) -> None:
-        qualified = qualified_name(function).split(".")[0]
-        namespace, _, name = qualified.rpartition("::")
-        # The name in the tables: with its namespace unless that is one of `LIKE_ATEN`
-        self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
-        self.name = (
-            name if namespace in ("aten", "") else qualified
-            # the name, with its namespace unless that is ATen
-        )
-        self.waits = (
-            namespace in COLLECTIVES and name in AWAITED
-            # whether ranks wait for each other in it, and nothing is carried
-        )
-        # The position of each argument that it writes to, by name
-        self.written = dict(written_arguments(function)) if isinstance(function, OpOverload) else {}
-        no_work = (
-            namespace in NAMESPACES_WITHOUT_WORK
-            # such as asking for the device of a fake tensor
-        )
-        makes = (
-            not isinstance(function, OpOverload)
-            or self.known_as in LIFTS
-            or makes_storage(function)
-        )
-        self.makes_storage = (
-            makes and not no_work and name != WRAPS
-            # whether results are new memory
-        )
-        self.fills = (
-            qualified == GATHERS
-            # whether it writes to storages that have got their memory without an operator
-        )
-        self.is_birth = (
-            self.makes_storage and name != "_local_scalar_dense"
-            # whether a tensor may get memory by it
-        ) or self.fills
-        # Whether it calls functions: branches, or bodies of loops
-        self.is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
-        views = bool(getattr(function, "is_view", False))
-        # Whether its kernel for nested tensors calls other operators
-        self.has_nested_kernel = (
-            isinstance(function, OpOverload)
-            and not no_work
-            and not views
-            and has_nested_kernel(function)
-        )
-        formula = formula_of(function)
-        # Whether shapes and numbers determine the cost, so that calls in which these are equal cost
-        # the same
-        self.is_pure = formula is None or is_pure(function)
-        self.cost: CallCost = (
-            formula or _nothing
-            # the cost of a call, from its arguments and result
-        )
-        # how a call is counted
-        self.kind = Kind.COUNTED
-        if formula is not None:
-            pass
-        elif no_work or self.known_as in FREE or views:
-            self.kind = Kind.FREE
-        elif decomposes(function):
-            self.kind = Kind.DECOMPOSED
-        elif namespace in COLLECTIVES:
-            self.kind = (
-                Kind.FREE if self.waits or name == "_wrap_tensor_autograd" else Kind.COLLECTIVE
-            )
-        elif (convention := _convention(function, self.known_as)) is not None:
-            self.cost = convention
-        else:
-            self.kind = Kind.UNCOUNTED
-        # Whether it runs as one kernel, which calls no other operator
-        self.runs_as_it_is = not (
-            self.is_control_flow or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED)
-        )
-        self.is_view = (
-            self.kind is Kind.FREE and not self.makes_storage
-            # whether it neither computes nor makes memory
-        )
-        self.takes_lists = isinstance(function, OpOverload) and has_list_argument(
-            function
-            # whether an argument is a list of tensors
-        )
-        self.is_on_lists = self.name.startswith(
-            (FOREACH, FUSED)
-            # whether an optimizer calls it with a list of its parameters
-        )
-        # Whether the bytes of tensors without gaps determine its cost, so that calls with other
-        # shapes and numbers cost the same
-        self.is_by_size = (
-            formula is None and self.kind is Kind.COUNTED and self.known_as not in UNREAD
-        )
-        self.costs: dict[
-            Any, KnownCost
-            # of its calls so far, by what equal ones have in common
-        ] = {}
-        self.run = direct_call(function)
+    Attributes:
+        name: The name in profiles, with the namespace unless that is ATen.
+        table_name: The name in the tables of costs and traffic, with the namespace unless names
+            in that namespace mean the same as in ATen.
+        kind: How calls are counted.
+        cost: Computes the cost of a call from its arguments, keyword arguments and result.
+        written_arguments: The position of each argument that the operator writes to, by name.
+        makes_storage: Whether results are new memory.
+        fills_storage: Whether it writes to storages that were resized without an operator.
+        allocates: Whether a tensor may get memory from a call.
+        synchronizes: Whether ranks wait for each other in it, and nothing is transferred.
+        is_control_flow: Whether it calls functions: branches, or loop bodies.
+        has_nested_kernel: Whether its kernel for nested tensors calls other operators.
+        has_list_argument: Whether an argument is a list of tensors.
+        is_view: Whether it neither computes nor allocates.
+        is_single_kernel: Whether it runs as one kernel that calls no other operator.
+        is_foreach: Whether an optimizer calls it with a list of its parameters.
+        is_pure: Whether shapes and numbers determine the cost, so that calls with equal shapes
+            and numbers cost the same.
+        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that other
+            shapes and numbers do not change it.
+        costs: The costs of earlier calls by signature.
+        run: Runs the operator without the Python frame of its `__call__`.
+    """
+
+    name: str
+    table_name: str
+    kind: Kind
+    cost: CallCost
+    written_arguments: dict[str, int] = field(default_factory=dict)
+    makes_storage: bool = True
+    fills_storage: bool = False
+    allocates: bool = False
+    synchronizes: bool = False
+    is_control_flow: bool = False
+    has_nested_kernel: bool = False
+    has_list_argument: bool = False
+    is_view: bool = False
+    is_single_kernel: bool = False
+    is_foreach: bool = False
+    is_pure: bool = False
+    is_by_size: bool = False
+    costs: dict[Hashable, KnownCost] = field(default_factory=dict)
+    run: Any = None
 
     @classmethod
     def of_function(cls, name: str, cost: CallCost | None) -> "Operator":
-        """A function that is no operator, which is counted by a formula, or listed."""
-        made = cls.__new__(cls)
-        made.name = made.known_as = name
-        made.written, made.costs, made.makes_storage = {}, {}, True
-        made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = (
-            made.is_view
-        ) = False
-        made.is_on_lists = made.takes_lists = made.is_by_size = False
-        made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
-        made.cost = cost or _nothing
-        return made
+        """Return the operator that stands for a package's function.
+
+        Without a cost function, its calls are listed as unsupported.
+        """
+        if cost is None:
+            return cls(name=name, table_name=name, kind=Kind.UNCOUNTED, cost=_nothing)
+        return cls(name=name, table_name=name, kind=Kind.COUNTED, cost=cost)
+
+
+def classify(function: Any) -> Operator:
+    """Return how an operator of `torch.ops` is counted."""
+    qualified = qualified_name(function).split(".")[0]
+    namespace, _, name = qualified.rpartition("::")
+    table_name = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
+    profile_name = name if namespace in ("aten", "") else qualified
+    is_overload = isinstance(function, OpOverload)
+    has_no_work = namespace in NAMESPACES_WITHOUT_WORK
+    returns_view = bool(getattr(function, "is_view", False))
+
+    formula = formula_of(function)
+    if formula is not None:
+        kind, cost = Kind.COUNTED, formula
+    elif has_no_work or returns_view or table_name in FREE:
+        kind, cost = Kind.FREE, _nothing
+    else:
+        kind, cost = _kind_and_cost(function, namespace, name, table_name)
+
+    results_are_new = not is_overload or table_name in LIFTS or makes_storage(function)
+    allocates_results = results_are_new and not has_no_work and name != WRAPS
+    fills_storage = qualified == GATHERS
+    is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
+    may_be_nested = is_overload and not has_no_work and not returns_view
+    calls_operators = is_control_flow or kind in (Kind.DECOMPOSED, Kind.UNCOUNTED)
+    is_by_convention = formula is None and kind is Kind.COUNTED
+    return Operator(
+        name=profile_name,
+        table_name=table_name,
+        kind=kind,
+        cost=cost,
+        written_arguments=dict(written_arguments(function)) if is_overload else {},
+        makes_storage=allocates_results,
+        fills_storage=fills_storage,
+        allocates=fills_storage or (allocates_results and name != "_local_scalar_dense"),
+        synchronizes=namespace in COLLECTIVES and name in AWAITED,
+        is_control_flow=is_control_flow,
+        has_nested_kernel=may_be_nested and has_nested_kernel(function),
+        has_list_argument=is_overload and has_list_argument(function),
+        is_view=kind is Kind.FREE and not allocates_results,
+        is_single_kernel=not calls_operators,
+        is_foreach=profile_name.startswith((FOREACH, FUSED)),
+        is_pure=formula is None or is_pure(function),
+        is_by_size=is_by_convention and table_name not in UNREAD,
+        run=direct_call(function),
+    )
+
+
+def _kind_and_cost(
+    function: Any, namespace: str, name: str, table_name: str
+) -> tuple[Kind, CallCost]:
+    """Return how an operator that computes something is counted if it has no formula."""
+    if decomposes(function):
+        return Kind.DECOMPOSED, _nothing
+    if namespace in COLLECTIVES:
+        transfers = name not in AWAITED and name != WRAPS
+        return (Kind.COLLECTIVE if transfers else Kind.FREE), _nothing
+    convention = _convention(function, table_name)
+    if convention is not None:
+        return Kind.COUNTED, convention
+    return Kind.UNCOUNTED, _nothing
 
 
 _KNOWN: dict[int, tuple[Any, Operator]] = {}
@@ -214,57 +235,62 @@ _known_with: tuple[Any, ...] = ()
 
 
 def known_operators() -> dict[int, tuple[Any, Operator]]:
-    """The operators seen in this process, by the id of torch's object, which is kept alive with them.
+    """The operators seen in this process, by the id of torch's operator object.
 
-    A new formula empties the cache.
+    Each entry keeps that object alive. Registering a formula empties the cache.
     """
-    global _KNOWN, _known_with
-    if _known_with != all_formulas():
-        _KNOWN, _known_with = {}, all_formulas()
+    global _KNOWN, _known_with  # noqa: PLW0603 - modes keep the dict that they began with
+    formulas = all_formulas()
+    if _known_with != formulas:
+        _KNOWN = {}
+        _known_with = formulas
     return _KNOWN
 
 
 def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor in a value and its nested lists and tuples, if there is any."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple):
-        for each in value:
-            if (found := first_tensor(each)) is not None:
+        for part in value:
+            found = first_tensor(part)
+            if found is not None:
                 return found
     return None
 
 
-def _convention(function: Any, name: str) -> CallCost | None:
-    """The cost of an operator that is no contraction, by the convention.
-
-    `None` where the convention has no rule for it.
-    """
+def _convention(function: Any, table_name: str) -> CallCost | None:
+    """The cost function by the convention for operators that are no contractions, if it has one."""
     if not isinstance(function, OpOverload):
         return None
-    foreach = name.startswith(FOREACH)
-    base = name.removeprefix(FOREACH)
-    plain = base if base.endswith("__") else base.rstrip("_")
-    if base in MOVES or plain in MOVES:
+    is_foreach = table_name.startswith(FOREACH)
+    base = table_name.removeprefix(FOREACH)
+    out_of_place = base if base.endswith("__") else base.rstrip("_")
+    if base in MOVES or out_of_place in MOVES:
         return _nothing
-    # `max` and `min` of two tensors are pointwise, of one a reduction.
-    pointwise = foreach or _is_pointwise(function, name)
-    reduced = PER_INPUT.get(base, PER_INPUT.get(plain))
-    if reduced is not None and (foreach or plain in ("max", "min") or not pointwise):
-        return _per_input(reduced)
-    operations = PER_OUTPUT.get(plain, 1 if pointwise else None)
+    is_pointwise = is_foreach or _is_pointwise(function, table_name)
+    # `max` and `min` of two tensors are pointwise, `max` and `min` of one tensor are reductions.
+    may_reduce = is_foreach or out_of_place in ("max", "min") or not is_pointwise
+    per_input = PER_INPUT.get(base, PER_INPUT.get(out_of_place))
+    if per_input is not None and may_reduce:
+        return _per_input(per_input)
+    operations = PER_OUTPUT.get(out_of_place, 1 if is_pointwise else None)
     if operations is None:
         return None
     # Operators on lists may write their results in place and return nothing.
-    return _per_input(operations) if foreach else _per_output(operations)
+    return _per_input(operations) if is_foreach else _per_output(operations)
 
 
-def _is_pointwise(function: Any, name: str) -> bool:
+def _is_pointwise(function: Any, table_name: str) -> bool:
     if torch.Tag.pointwise in function.tags:
         return True
-    plain = None if "::" in name else getattr(torch.ops.aten, name.rstrip("_"), None)
-    return plain is not None and any(
-        torch.Tag.pointwise in getattr(plain, overload).tags for overload in plain.overloads()
-    )
+    if "::" in table_name:
+        return False
+    out_of_place = getattr(torch.ops.aten, table_name.rstrip("_"), None)
+    if out_of_place is None:
+        return False
+    overloads = [getattr(out_of_place, name) for name in out_of_place.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
 
 
 def _nothing(_args: Any, _kwargs: Any, _out: Any) -> Cost:
@@ -272,11 +298,11 @@ def _nothing(_args: Any, _kwargs: Any, _out: Any) -> Cost:
 
 
 def _floating_elements(tensor: Tensor | None) -> int:
-    return (
-        tensor.numel()
-        if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-        else 0
-    )
+    """The number of elements of a tensor of real or complex numbers, 0 for any other value."""
+    if tensor is None:
+        return 0
+    dtype = tensor.dtype
+    return tensor.numel() if dtype.is_floating_point or dtype.is_complex else 0
 
 
 @lru_cache
@@ -286,158 +312,17 @@ def _flops(number: int) -> Cost:
 
 def _per_output(operations: int) -> CallCost:
     def cost(_args: Any, _kwargs: Any, out: Any) -> Cost:
-        return _flops(
-            operations * _floating_elements(out if isinstance(out, Tensor) else first_tensor(out))
-        )
+        result = out if isinstance(out, Tensor) else first_tensor(out)
+        return _flops(operations * _floating_elements(result))
 
     return cost
 
 
 def _per_input(operations: int) -> CallCost:
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
-        first = args[0] if args else None
-        if isinstance(first, list | tuple):
-            return _flops(operations * sum(map(_floating_elements, first)))
-        return _flops(operations * _floating_elements(first))
+        operand = args[0] if args else None
+        if isinstance(operand, list | tuple):
+            return _flops(operations * sum(map(_floating_elements, operand)))
+        return _flops(operations * _floating_elements(operand))
 
     return cost
-
-
-GATHER = ("allgather", "gather")
-SCATTER = ("reducescatter", "scatter", "alltoall")
-
-
-def is_sharded(kind: type) -> bool:
-    """Whether a class is DTensor.
-
-    The name is compared, so that DTensor is not loaded for models that never use it.
-    """
-    return kind.__name__ == "DTensor"
-
-
-def logical_cost(
-    operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
-) -> Cost | None:
-    """The cost of an operator on unsharded tensors; `None` where no formula gives it."""
-    # DTensors have unsharded shapes. An operator that is written in others runs once more, on the
-    # meta device.
-    if operator.kind is Kind.COUNTED:
-        try:
-            return operator.cost(args, kwargs, out)
-        except Exception:  # noqa: BLE001 - the local operator fails in the same way, and is listed
-            return None
-    if operator.kind is not Kind.DECOMPOSED:
-        return None
-    macs = _Macs()
-    try:
-        with without_modes(), on_stack(macs):
-            decompose(
-                function,
-                *changed(
-                    (args, kwargs),
-                    Tensor,
-                    lambda each: torch.empty(each.shape, dtype=each.dtype, device="meta"),
-                ),
-            )
-    except Exception:  # noqa: BLE001 - some operators need more than shapes
-        return None
-    return Cost(macs.sum)
-
-
-class _Macs(InternalMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sum = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs, operator = kwargs or {}, Operator(function)
-        if operator.kind is Kind.DECOMPOSED:
-            with on_stack(self):
-                return decompose(function, args, kwargs)
-        out = function(*args, **kwargs)
-        self.sum += operator.cost(args, kwargs, out).macs
-        return out
-
-
-class PartialTensors:
-    """Follows the storages of partial tensors from operator to operator.
-
-    It keeps none of them alive.
-    """
-
-    def __init__(self, tree: ModuleTree) -> None:
-        self.active = (
-            # whether any sharded tensor has been seen. Until then there is nothing to follow
-            False
-        )
-        self._tree = tree
-        self._row: str | None = None
-        self._storages: dict[int, weakref.ref[Any]] = {}
-        for parameter, _ in tree.parameters():
-            self.add_local_parts(parameter)
-
-    def add_local_parts(self, value: Any) -> None:
-        """Note for each sharded tensor in a value whether its local part is partial or complete."""
-        for tensor in tensors_of((value,)):
-            if type(tensor) not in PLAIN and is_sharded(type(tensor)):
-                self.active = True
-                self._mark(tensor, is_partial=_is_partial(tensor))
-
-    def follow(self, operator: Operator, row: str, args: Any, kwargs: Any, out: Any) -> None:
-        """Mark the results of an operator on plain tensors.
-
-        They are partial if an argument is, or after a scatter.
-        """
-        if row != self._row:
-            self._row = row
-            module = self._tree.modules.get(row)
-            # A parameter that was unsharded just for this module was not there at the beginning.
-            for parameter in () if module is None else module.parameters(recurse=False):
-                self.add_local_parts(parameter)
-        collective = (
-            operator.name.rpartition("::")[2].replace("_", "")
-            if operator.kind is Kind.COLLECTIVE
-            else ""
-        )
-        is_partial = collective.startswith(SCATTER) or (
-            not collective.startswith(GATHER) and self.in_any((args, kwargs))
-        )
-        if not is_partial and not collective:
-            # a tensor that is written in place stays partial
-            return
-        written = [
-            args[position] if position < len(args) else kwargs.get(name)
-            for name, position in operator.written.items()
-        ]
-        for tensor in tensors_of((out, *written)):
-            self._mark(tensor, is_partial=is_partial)
-
-    def in_any(self, values: Any) -> bool:
-        given = (each.values() if isinstance(each, dict) else each for each in values)
-        storages = (storage_of(tensor) for each in given for tensor in tensors_of(each))
-        return any(storage is not None and storage[1] in self._storages for storage in storages)
-
-    def _mark(self, tensor: Tensor, *, is_partial: bool) -> None:
-        found = storage_of(tensor)
-        if found is None:
-            return
-        storage, key = found
-        if is_partial:
-            self._storages.setdefault(key, weakref.ref(storage, partial(self._storages.pop, key)))
-        else:
-            self._storages.pop(key, None)
-
-
-def _is_partial(tensor: Any) -> bool:
-    """Whether this rank has only some elements of a DTensor.
-
-    Of a sum that is still to be reduced, each rank has all of them.
-    """
-    sizes = tensor.device_mesh.shape
-    placements = zip(tensor.placements, sizes, strict=True)
-    return any(
-        size > 1 and not (placement.is_replicate() or placement.is_partial())
-        for placement, size in placements
-    )

@@ -1,4 +1,7 @@
-"""The running sums of a count. Each thread has its own, so that threads need no lock."""
+"""The running sums of a count.
+
+Each thread has separate sums, so that threads need no lock.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -11,16 +14,16 @@ from msgspec import Struct
 from lflops.formulas.table import Cost
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
-from lflops.profile.series import sum_known, summed
+from lflops.profile.series import sum_known
 
-# row, operator, phase, dtype
-CellKey = tuple[str, str, Phase, "torch.dtype | None"]
-# row, operator, phase
-UncountedKey = tuple[str, str, Phase]
-CollectiveKey = tuple[
-    str, Phase, str, str, "int | None"
-    # row, phase, collective, process group, the group's size
-]
+OpKey = tuple[str, str, Phase, "torch.dtype | None"]
+"""Module, operator, phase, dtype."""
+
+UnsupportedKey = tuple[str, str, Phase]
+"""Module, operator, phase."""
+
+CollectiveKey = tuple[str, Phase, str, str, "int | None"]
+"""Module, phase, collective, process group, and the group's size."""
 
 
 class Sums(Struct, gc=False):
@@ -32,7 +35,7 @@ class Sums(Struct, gc=False):
 
 
 class Counts(Sums, gc=False):
-    """The work of several calls; the fields are the `COUNTS` of a profile."""
+    """The work of several calls. The fields are the `COUNTS` of a profile."""
 
     calls: int = 0
     macs: int = 0
@@ -43,7 +46,10 @@ class Counts(Sums, gc=False):
 
 
 class Transfers(Sums, gc=False):
-    """Calls and their bytes: the payload of a collective, the tensors of an unsupported operator."""
+    """Calls and their bytes.
+
+    The bytes are the payload of a collective, or the tensors of an unsupported operator.
+    """
 
     calls: int = 0
     bytes: int = 0
@@ -52,7 +58,10 @@ class Transfers(Sums, gc=False):
 class DenseMasks(Sums, gc=False):
     """Calls of attention whose dense mask separates sequences.
 
-    The scores computed, and those within a sequence.
+    Attributes:
+        calls: The number of calls.
+        computed: The scores that were computed.
+        within: The scores of two tokens of the same sequence.
     """
 
     calls: int = 0
@@ -62,81 +71,87 @@ class DenseMasks(Sums, gc=False):
 
 @dataclass
 class Totals:
-    """Sums by row and phase."""
+    """Sums by module and phase.
 
-    op_counts: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    unsupported: defaultdict[UncountedKey, Transfers] = field(
+    Attributes:
+        op_counts: The work of supported operators.
+        unsupported: The calls of operators without a formula.
+        collectives: The calls of collectives.
+        waits: The modules and phases in which ranks wait for each other.
+        failures: The error of each formula that failed, by operator.
+        upper_bounds: Calls whose cost is an upper bound, by operator.
+        dense_masks: Calls of attention with a dense mask that separates sequences, by operator.
+        counted_inside: Calls that were counted by the operators that they called, by operator.
+        calls_in_hooks: Operator calls in communication hooks.
+        logical_difference: Logical MACs less counted MACs. It is negative where several ranks
+            compute the same, `None` where the logical MACs are unknown, and has no entry where
+            there is no difference.
+    """
+
+    op_counts: defaultdict[OpKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    unsupported: defaultdict[UnsupportedKey, Transfers] = field(
         default_factory=lambda: defaultdict(Transfers)
     )
     collectives: defaultdict[CollectiveKey, Transfers] = field(
         default_factory=lambda: defaultdict(Transfers)
     )
     waits: set[ModulePhase] = field(default_factory=set)
-    failures: dict[str, str] = field(
-        default_factory=dict
-        # the error of each formula that failed, by operator
-    )
-    upper_bounds: Counter[str] = field(
-        default_factory=Counter
-        # operator to calls whose cost is the most that it can be
-    )
-    # Operator to its calls with a dense mask that separates packed sequences
+    failures: dict[str, str] = field(default_factory=dict)
+    upper_bounds: Counter[str] = field(default_factory=Counter)
     dense_masks: defaultdict[str, DenseMasks] = field(
         default_factory=lambda: defaultdict(DenseMasks)
     )
-    counted_inside: Counter[str] = field(
-        default_factory=Counter
-        # operator to calls that were counted by the operators inside of it
-    )
-    # operator calls in communication hooks
+    counted_inside: Counter[str] = field(default_factory=Counter)
     calls_in_hooks: int = 0
-    # Logical MACs less the MACs counted here; negative where several ranks compute the same. `None`
-    # where the logical MACs are unknown. A row and phase that is not in it has no difference.
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
-    def add(self, key: CellKey, cost: Cost, moved: int) -> None:
-        cell = self.op_counts[key]
-        cell.calls += 1
-        cell.macs += cost.macs
-        cell.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
-        cell.flops += 2 * cost.macs + cost.other_flops
-        cell.bytes_moved += moved
+    def add(self, key: OpKey, cost: Cost, moved: int) -> None:
+        """Add one call of an operator."""
+        counts = self.op_counts[key]
+        counts.calls += 1
+        counts.macs += cost.macs
+        counts.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
+        counts.flops += 2 * cost.macs + cost.other_flops
+        counts.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
         """Add the logical work of an operator on sharded tensors.
 
-        `local` is what this rank ran; `None` is an unknown cost.
+        Args:
+            local: What this rank ran.
+            key: The module and phase of the operator.
+            logical: The cost at unsharded shapes, or `None` if it is unknown.
         """
-        local_macs = summed(
-            (ModulePhase(row, phase), counts.macs)
-            for (row, _, phase, _), counts in local.op_counts.items()
-        )
-        logical_macs: dict[ModulePhase, int] = {}
-        if logical is not None:
-            logical_macs[key] = logical.macs
-            if logical.recompute is not None:
-                logical_macs[ModulePhase(key.fqn, "recompute")] = logical.recompute.macs
-        for each in local_macs.keys() | logical_macs.keys():
-            macs = local_macs.get(each, 0)
-            self.add_difference(
-                each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None
-            )
+        local_macs: Counter[ModulePhase] = Counter()
+        for (fqn, _, phase, _), counts in local.op_counts.items():
+            local_macs[ModulePhase(fqn, phase)] += counts.macs
+        if logical is None:
+            for place, macs in local_macs.items():
+                self.add_difference(place, None if macs else 0)
+            return
+        logical_macs = {key: logical.macs}
+        if logical.recompute is not None:
+            logical_macs[ModulePhase(key.fqn, "recompute")] = logical.recompute.macs
+        for place in local_macs.keys() | logical_macs.keys():
+            self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
-    def add_unknown_logical(self, row: str, phase: Phase, cost: Cost) -> None:
-        """Note that the logical work of an operator is unknown, which costs this much here."""
-        self.add_difference(ModulePhase(row, phase), None)
+    def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
+        """Mark the logical work of a call with this local cost as unknown."""
+        self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:
-            self.add_difference(ModulePhase(row, "recompute"), None)
+            self.add_difference(ModulePhase(fqn, "recompute"), None)
 
     def add_difference(self, key: ModulePhase, macs: int | None) -> None:
+        """Add to the logical difference of a module and phase; `None` makes it unknown."""
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
-        self.merge_rowless(other)
-        other.add_to(lambda row, phase: (self, row, phase))
+        """Add the sums of another thread or part."""
+        self.merge_without_modules(other)
+        other.add_to(lambda fqn, phase: (self, fqn, phase))
 
-    def merge_rowless(self, other: "Totals") -> None:
-        """Add what belongs to no row."""
+    def merge_without_modules(self, other: "Totals") -> None:
+        """Add the sums that belong to no module."""
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
         for operator, masks in other.dense_masks.items():
@@ -144,45 +159,55 @@ class Totals:
         self.counted_inside.update(other.counted_inside)
         self.calls_in_hooks += other.calls_in_hooks
 
-    def add_to(self, to: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
-        """Add what belongs to a row to the totals, the row and the phase that `to` returns for its row and phase."""
-        for (row, operator, phase, dtype), counts in self.op_counts.items():
-            totals, new_row, new_phase = to(row, phase)
-            totals.op_counts[new_row, operator, new_phase, dtype].add(counts)
-        for (row, operator, phase), sums in self.unsupported.items():
-            totals, new_row, new_phase = to(row, phase)
-            totals.unsupported[new_row, operator, new_phase].add(sums)
-        for (row, phase, *collective), sums in self.collectives.items():
-            totals, *there = to(row, phase)
-            totals.collectives[*there, *collective].add(sums)  # type: ignore[index]
-        for wait in self.waits:
-            totals, *there = to(*wait)  # type: ignore[arg-type]
-            totals.waits.add(ModulePhase(*there))
-        for key, macs in self.logical_difference.items():
-            totals, *there = to(*key)  # type: ignore[arg-type]
-            totals.add_difference(ModulePhase(*there), macs)
+    def add_to(self, target_of: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
+        """Add the sums that belong to modules to other totals.
 
-    def moved(self, to: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
-        """The same sums, each in another row and phase."""
-        found = Totals()
-        found.merge_rowless(self)
-        self.add_to(lambda row, phase: (found, *to(row, phase)))
-        return found
+        Args:
+            target_of: Returns from a module and phase the totals to add to, and the module and
+                phase to add under.
+        """
+        for (fqn, operator, phase, dtype), counts in self.op_counts.items():
+            totals, new_fqn, new_phase = target_of(fqn, phase)
+            totals.op_counts[new_fqn, operator, new_phase, dtype].add(counts)
+        for (fqn, operator, phase), transfers in self.unsupported.items():
+            totals, new_fqn, new_phase = target_of(fqn, phase)
+            totals.unsupported[new_fqn, operator, new_phase].add(transfers)
+        for (fqn, phase, collective, group, size), transfers in self.collectives.items():
+            totals, new_fqn, new_phase = target_of(fqn, phase)
+            totals.collectives[new_fqn, new_phase, collective, group, size].add(transfers)
+        for wait in self.waits:
+            totals, *place = target_of(*wait)  # type: ignore[arg-type]
+            totals.waits.add(ModulePhase(*place))
+        for key, macs in self.logical_difference.items():
+            totals, *place = target_of(*key)  # type: ignore[arg-type]
+            totals.add_difference(ModulePhase(*place), macs)
+
+    def moved(self, target_of: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
+        """Return the same sums with another module and phase for each entry."""
+        moved = Totals()
+        moved.merge_without_modules(self)
+        self.add_to(lambda fqn, phase: (moved, *target_of(fqn, phase)))
+        return moved
 
     def rows(self) -> Iterator[str]:
-        """Every row that has any sum, with repetitions."""
-        yield from (
-            key[0] for keys in (self.op_counts, self.unsupported, self.collectives) for key in keys
-        )
+        """Yield every module that has any sum, with repetitions."""
+        for keys in (self.op_counts, self.unsupported, self.collectives):
+            for key in keys:
+                yield key[0]
 
 
 @dataclass
 class Resolved:
-    """A step with its compiled graphs."""
+    """The sums of a step with the work of its compiled graphs.
+
+    Attributes:
+        totals: The sums.
+        calls: The calls of modules in compiled graphs.
+        notes: Notes on the graphs.
+        is_memory_known: Whether every allocation of the step was seen.
+    """
 
     totals: Totals
-    # calls of modules inside of the graphs
     calls: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
-    # whether every allocation of the step was seen
     is_memory_known: bool = True

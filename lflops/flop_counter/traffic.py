@@ -1,16 +1,14 @@
-"""The bytes of one call: the least traffic of an operator, and the payload of a collective.
+"""The bytes of one call: the least memory traffic of an operator, and a collective's payload.
 
-The least traffic is each distinct input read once and each result written once. A view moves
-nothing, and an expanded dimension (stride 0) counts once. A gather reads the rows that it takes,
-not all of the table. A scatter in place writes as many elements as it is given, and reads them
-first if it adds to them. An argument that is overwritten, or needed only for its shape, is not
-read.
+The least traffic reads each distinct input once and writes each result once. A view moves nothing,
+and an expanded dimension (stride 0) counts once. A gather reads the rows that it selects, not the
+whole table. A scatter in place writes as many elements as it is passed, and reads them first if it
+adds to them. An argument that is overwritten, or needed only for its shape, is not read.
 """
 
 import contextlib
 from collections.abc import Callable
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -22,35 +20,83 @@ if TYPE_CHECKING:
     from lflops.flop_counter.operators import Operator
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
+"""Gathers that read as many elements of their first argument as they return."""
+
+
+def _rows(table: Tensor, indices: Tensor) -> int:
+    return indices.numel() * table.shape[-1]
+
+
+def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
+    """The number of elements that `x[indices] = values` writes.
+
+    A mask selects at least as many elements as there are values.
+    """
+    index_tensors = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in index_tensors):
+        return values.numel()
+    selected = torch.broadcast_shapes(*(index.shape for index in index_tensors))
+    elements = int(selected.numel())
+    for dim, extent in enumerate(x.shape):
+        if dim >= len(indices) or indices[dim] is None:
+            elements *= extent
+    return elements
+
+
+def _filled_slices(args: Any) -> int:
+    tensor, dim, indices = args[:3]
+    elements_per_index = tensor.numel() // max(tensor.shape[dim], 1)
+    return int(elements_per_index * indices.numel())
+
+
+def _elements_of(position: int) -> Callable[[Any], int]:
+    """A function that returns the number of elements of an argument."""
+
+    def elements(args: Any) -> int:
+        return int(args[position].numel())
+
+    return elements
+
+
+def _rows_of_first(args: Any) -> int:
+    return _rows(args[0], args[1])
+
+
+def _index_put_elements(args: Any) -> int:
+    return _indexed(args[0], args[1], args[2])
+
+
 GATHERED: dict[str, Callable[[Any], int]] = {
-    **dict.fromkeys(
-        ("_embedding_bag", "_embedding_bag_forward_only"), lambda args: _rows(args[0], args[1])
-    ),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda args: int(args[1].numel())),
+    "_embedding_bag": _rows_of_first,
+    "_embedding_bag_forward_only": _rows_of_first,
+    "nll_loss_forward": _elements_of(1),
+    "nll_loss2d_forward": _elements_of(1),
 }
-"""Elements that a gather reads of its first argument."""
+"""The number of elements that a gather reads of its first argument, by operator."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
-    **dict.fromkeys(
-        ("index_put_", "_index_put_impl_"), lambda args: _indexed(args[0], args[1], args[2])
-    ),
-    **dict.fromkeys(
-        ("index_add_", "index_copy_", "index_reduce_"), lambda args: int(args[3].numel())
-    ),
-    **dict.fromkeys(
-        ("scatter_", "scatter_add_", "scatter_reduce_"), lambda args: int(args[2].numel())
-    ),
+    "index_put_": _index_put_elements,
+    "_index_put_impl_": _index_put_elements,
+    "index_add_": _elements_of(3),
+    "index_copy_": _elements_of(3),
+    "index_reduce_": _elements_of(3),
+    "scatter_": _elements_of(2),
+    "scatter_add_": _elements_of(2),
+    "scatter_reduce_": _elements_of(2),
     "masked_scatter_": lambda args: min(args[1].numel(), args[2].numel()),
-    "index_fill_": lambda args: args[0].numel() // max(args[0].shape[args[1]], 1) * args[2].numel(),
-    "put_": lambda args: int(args[1].numel()),
-    "embedding_renorm_": lambda args: _rows(args[0], args[1]),
+    "index_fill_": _filled_slices,
+    "put_": _elements_of(1),
+    "embedding_renorm_": _rows_of_first,
 }
-"""Elements that a scatter writes of its first argument."""
+"""The number of elements that a scatter writes of its first argument, by operator."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
 )
+"""Scatters that read the elements that they write."""
+
 ADDS_IF_ASKED = frozenset(("index_put_", "_index_put_impl_", "put_"))
+"""Scatters that read the elements that they write if their `accumulate` argument is true."""
 
 LIKE = (
     "zeros_like",
@@ -76,70 +122,92 @@ FILLS = (
     "log_normal_",
 )
 COPIES = ("copy_", "fsdp::copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_")
-POOLS = (
-    "avg_pool2d",
-    "avg_pool3d",
-    "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
+POOL_BACKWARDS = (
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
 )
+PAD_BACKWARDS = (
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "replication_pad1d_backward",
+    "replication_pad2d_backward",
+    "replication_pad3d_backward",
+)
+LOSS_BACKWARDS = ("nll_loss_backward", "nll_loss2d_backward")
 UNREAD = {
     **dict.fromkeys((*GATHERS_RESULT, *GATHERED, *SCATTERED, *LIKE, *FILLS, *COPIES), 0),
-    **dict.fromkeys(
-        (
-            f"{pool}_backward"
-            for pool in (*POOLS, "max_pool2d_with_indices", "max_pool3d_with_indices")
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        (
-            f"{kind}_pad{each}d_backward"
-            for kind in ("reflection", "replication")
-            for each in (1, 2, 3)
-        ),
-        1,
-    ),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), 1),
+    **dict.fromkeys((*POOL_BACKWARDS, *PAD_BACKWARDS, *LOSS_BACKWARDS), 1),
 }
-"""Position of the argument that is overwritten, needed only for its shape, or read in part."""
+"""The position of the argument that is overwritten, read in part, or needed only for its shape."""
 
 
 def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes read and written by one call.
+    """The bytes that one call reads and writes.
 
-    If a rule of the tables fails on the call, the general rule applies.
+    If an operator's rule in the tables fails, the general rule applies.
     """
-    if operator.known_as in UNREAD:
-        with contextlib.suppress(
-            Exception
-            # or the formula would be blamed, and the call not counted at all
-        ):
-            return _moved(operator, operator.known_as, args, kwargs, out)
-    return _moved(operator, "", args, kwargs, out)
+    name = operator.table_name
+    if name in UNREAD:
+        # An error here would be reported as the formula's, and the call would not be counted.
+        with contextlib.suppress(Exception):
+            return _moved_by_rule(operator, name, args, kwargs, out)
+    return _read(operator, args, kwargs) + _written(operator, args, kwargs, out)
 
 
-def _moved(operator: "Operator", packet: str, args: Any, kwargs: Any, out: Any) -> int:
-    given = list(args)
-    if packet:
-        del given[UNREAD[packet] : UNREAD[packet] + 1]
-    given += [value for name, value in kwargs.items() if name not in operator.written]
-    read = sum(map(size, {id(each): each for each in tensors_of(given)}.values()))
-    if packet in SCATTERED:
-        written: int = SCATTERED[packet](args) * args[0].element_size()
-        adds = packet in ADDS or (packet in ADDS_IF_ASKED and len(args) > 3 and args[3])
-        return read + written * (2 if adds else 1)
+def _moved_by_rule(operator: "Operator", name: str, args: Any, kwargs: Any, out: Any) -> int:
+    read_args = list(args)
+    # An argument passed by keyword is not at its position.
+    if UNREAD[name] < len(read_args):
+        del read_args[UNREAD[name]]
+    read = _read(operator, read_args, kwargs)
+    if name in SCATTERED:
+        scattered: int = SCATTERED[name](args) * args[0].element_size()
+        adds = name in ADDS or (name in ADDS_IF_ASKED and len(args) > 3 and args[3])
+        return read + scattered * (2 if adds else 1)
     written = _written(operator, args, kwargs, out)
-    if packet in GATHERS_RESULT:
+    if name in GATHERS_RESULT:
         read += written
-    elif packet in GATHERED:
-        read += GATHERED[packet](args) * args[0].element_size()
+    elif name in GATHERED:
+        read += GATHERED[name](args) * args[0].element_size()
     return read + written
 
 
+def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
+    """The bytes of the distinct tensors in the arguments, without outputs passed by keyword."""
+    inputs = list(args)
+    for name, value in kwargs.items():
+        if name not in operator.written_arguments:
+            inputs.append(value)
+    distinct = {id(tensor): tensor for tensor in tensors_of(inputs)}
+    return sum(map(size, distinct.values()))
+
+
+def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
+    """The bytes of the results, or of the arguments written to if the call returns no tensor."""
+    if isinstance(out, Tensor):
+        return size(out)
+    returned = tensors_of((out,))
+    if returned or not operator.written_arguments:
+        return sum(map(size, returned))
+    # A fused optimizer writes gradients only to unscale them.
+    is_fused = operator.table_name.startswith("_fused_")
+    writes_gradients = not is_fused or kwargs.get("grad_scale") is not None
+    written = []
+    for name, position in operator.written_arguments.items():
+        if name != "grads" or writes_gradients:
+            written.append(args[position] if position < len(args) else kwargs.get(name))
+    return sum(map(size, tensors_of(written)))
+
+
 def size(tensor: Tensor) -> int:
-    """Bytes of the distinct elements of a tensor."""
+    """The bytes of the distinct elements of a tensor."""
     if tensor.layout is torch.strided and tensor.is_contiguous():
         return tensor.nbytes
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -152,47 +220,8 @@ def size(tensor: Tensor) -> int:
     return distinct
 
 
-def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    if isinstance(out, Tensor):
-        return size(out)
-    returned = tensors_of((out,))
-    if returned or not operator.written:
-        return sum(map(size, returned))
-    # A fused optimizer writes gradients only where it has to unscale them.
-    unwritten = (
-        "grads"
-        if operator.known_as.startswith("_fused_") and kwargs.get("grad_scale") is None
-        else ""
-    )
-    written = [
-        args[at] if at < len(args) else kwargs.get(name)
-        for name, at in operator.written.items()
-        if name != unwritten
-    ]
-    return sum(map(size, tensors_of(written)))
-
-
-def _rows(table: Tensor, indices: Tensor) -> int:
-    return indices.numel() * table.shape[-1]
-
-
-def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
-    """Elements that `x[indices] = values` writes.
-
-    A mask selects at least as many as there are values.
-    """
-    named = [each for each in indices if each is not None]
-    if any(each.dtype in (torch.bool, torch.uint8) for each in named):
-        return values.numel()
-    selected = torch.broadcast_shapes(*(each.shape for each in named))
-    unindexed = [
-        extent for dim, extent in enumerate(x.shape) if dim >= len(indices) or indices[dim] is None
-    ]
-    return int(selected.numel()) * prod(unindexed)
-
-
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among arguments or results, in lists too."""
+    """The tensors in a sequence of arguments or results, and in its nested lists and tuples."""
     found: list[Tensor] = []
     for value in values:
         if type(value) in PLAIN or isinstance(value, Tensor):
@@ -212,40 +241,45 @@ def _sparse_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return ()
 
 
-Collective = tuple[
-    str, str, int | None, int
-    # name, process group, the group's size, bytes of the payload
-]
+class Collective(NamedTuple):
+    """One call of a collective operator.
+
+    Attributes:
+        name: The operator's name without its namespace.
+        group: The name of the process group, or an empty string if unknown.
+        group_size: The number of ranks in the group, or `None` if unknown.
+        payload: The larger of the bytes that this rank sends and the bytes that it receives.
+    """
+
+    name: str
+    group: str
+    group_size: int | None
+    payload: int
 
 
 def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
-    """What a collective transfers.
-
-    The larger of the bytes that this rank gives and those that it receives.
-    """
-    # An argument may be an output buffer, so each is counted on its own.
-    payload = max(sum(map(size, tensors_of((each,)))) for each in (*args, *kwargs.values(), out))
-    group = next(
-        (found for found in map(_group, (*args, *kwargs.values())) if found is not None), None
-    )
-    return (
-        name.rpartition("::")[2],
-        "" if group is None else group.group_name,
-        None if group is None else group.size(),
-        payload,
-    )
+    """Return the process group and the payload of a call of a collective operator."""
+    # An argument may be an output buffer, so each argument is measured separately.
+    sizes = [sum(map(size, tensors_of((value,)))) for value in (*args, *kwargs.values(), out)]
+    operator = name.rpartition("::")[2]
+    for value in (*args, *kwargs.values()):
+        group = _group(value)
+        if group is not None:
+            return Collective(operator, group.group_name, group.size(), max(sizes))
+    return Collective(operator, "", None, max(sizes))
 
 
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a collective of backward is begun as DDP begins those of gradients.
+    """Whether a collective in backward is an asynchronous all-reduce of gradients, as in DDP.
 
-    They are awaited when all nodes have run.
+    Its result is awaited when all autograd nodes have run.
     """
     asynchronous = kwargs.get("async_op", args[4] if len(args) > 4 else True)
     return name.rpartition("::")[2] == "allreduce_" and asynchronous is not False
 
 
 def _group(value: Any) -> Any:
+    """The process group that an argument of a collective is or names, if there is any."""
     if isinstance(value, str):
         return group_named(value)
     if isinstance(value, torch.ScriptObject) and distributed.is_available():

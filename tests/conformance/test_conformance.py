@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import lflops
 from lflops.flop_counter import operator_costs
-from lflops.flop_counter.operators import Operator
+from lflops.flop_counter.operators import classify
 from lflops.formulas import table
 from lflops.formulas.table import Cost
 from lflops.profile.profile import Profile
@@ -141,7 +141,7 @@ def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
         lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=block
     )
     x = torch.empty(batch, heads, length, width, device="meta")
-    backward = Operator(torch.ops.higher_order.flex_attention_backward)
+    backward = classify(torch.ops.higher_order.flex_attention_backward)
     cost = backward.cost(
         (x, x, x, x, None, x, None, None, None, mask.as_tuple(), 1.0, {}), {}, (x, x, x)
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lflops
-from lflops.flop_counter import operator_costs as table
+from lflops.flop_counter import attention_masks
 from lflops.profile.notes import Note, sentence
 from tests.conformance.packed import CASES
 from tests.support.count_function import Function
@@ -82,7 +82,7 @@ def test_a_mask_that_separates_nothing_has_no_note(mask: Tensor) -> None:
 
 def test_a_mask_that_is_too_large_or_not_there_has_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one would take long to read; a fake one has no numbers."""
-    monkeypatch.setattr(table, "MOST_READ", 99)
+    monkeypatch.setattr(attention_masks, "MOST_READ", 99)
     assert scores(same(3, 5, 2)) is None
     x = torch.randn(1, HEADS, 10, WIDTH)
     model = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask > 0))
@@ -95,7 +95,7 @@ def test_an_error_while_a_mask_is_read_is_not_the_users(monkeypatch: pytest.Monk
     def fails(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(table, "_separated", fails)
+    monkeypatch.setattr(attention_masks, "_separated", fails)
     assert scores(same(3, 5, 2)) is None
 
 

@@ -187,25 +187,28 @@ NONSENSE: dict[str, tuple[Callable[..., Any], str]] = {
     "takes too little": (lambda: 1, "TypeError: "),
     "text": (
         lambda *_, out: "many",
-        "TypeError: a formula gives a whole number of MACs, not 'many'",
+        "TypeError: a formula must return a whole number of MACs, not 'many'",
     ),
     "nothing": (
         lambda *_, out: None,
-        "TypeError: a formula gives a whole number of MACs, not None",
+        "TypeError: a formula must return a whole number of MACs, not None",
     ),
     "a fraction": (
         lambda *_, out: 0.5,
-        "TypeError: a formula gives a whole number of MACs, not 0.5",
+        "TypeError: a formula must return a whole number of MACs, not 0.5",
     ),
     "less than nothing": (
         lambda *_, out: -1,
-        "TypeError: a formula gives a whole number of MACs, not -1",
+        "TypeError: a formula must return a whole number of MACs, not -1",
     ),
     "a cost of fractions": (
         lambda *_, out: lflops.Cost(macs=0.5),
-        "TypeError: a formula's Cost has whole numbers, not Cost(",
+        "TypeError: a formula's Cost must have whole numbers, not Cost(",
     ),
-    "true": (lambda *_, out: True, "TypeError: a formula gives a whole number of MACs, not True"),
+    "true": (
+        lambda *_, out: True,
+        "TypeError: a formula must return a whole number of MACs, not True",
+    ),
 }
 
 

@@ -20,7 +20,7 @@ import lflops
 from lflops import Profile
 from lflops.analysis.analysis import analyze
 from lflops.errors import CountError
-from lflops.flop_counter.operators import PartialTensors
+from lflops.flop_counter.sharded_tensors import PartialTensors
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.notes import sentence
 from lflops.profile.records import PHASES, Phase

@@ -1,0 +1,254 @@
+"""The scores that attention computes under a mask: dense masks, and masks of flex attention.
+
+A mask divides the square of all tokens into the squares of packed sequences. A dense mask of fused
+attention either separates sequences, or separates nothing. For flex attention, the squares that
+the mask divides the tokens into are the counted work, and the blocks that run are the executed
+work. A causal mask or a window divides nothing: each token is connected to the next one.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lflops.flop_counter.operator_costs import cost_of_call, known, values_of
+from lflops.formulas.attention.fused import (
+    Scores,
+    attention_backward_of_scores,
+    attention_of_scores,
+)
+from lflops.formulas.table import Cost
+from lflops.torch_private.dispatch_modes import without_modes
+
+MASK_AT = {
+    "_scaled_dot_product_flash_attention_for_cpu": (5, "attn_mask"),
+    "_scaled_dot_product_efficient_attention": (3, "attn_bias"),
+    "_scaled_dot_product_cudnn_attention": (3, "attn_bias"),
+    "_scaled_dot_product_fused_attention_overrideable": (3, "attn_bias"),
+}
+"""Position and name of the mask argument of fused attention operators."""
+
+MOST_READ = 1 << 24
+"""Most elements of a mask that is read. A larger mask is ignored."""
+
+COUNTS_DIMENSIONS = 3
+"""Dimensions of a tensor of block counts: batch, heads, rows of blocks."""
+
+INDICES_DIMENSIONS = 4
+"""Dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
+
+MOST_EVALUATED = 1 << 26
+"""Most pairs of a query and a key for which a flex attention mask is evaluated."""
+
+
+class MaskedScores(NamedTuple):
+    """The scores of one call whose dense mask separates sequences.
+
+    Attributes:
+        computed: The scores of the whole squares.
+        within: The scores of two tokens of the same sequence.
+    """
+
+    computed: int
+    within: int
+
+
+def squares(first: Tensor, last: Tensor, undivided: int) -> int:
+    """Sum of queries times keys over the groups of queries that share no key.
+
+    Args:
+        first: The first key that each query sees.
+        last: The last key that each query sees, or -1 if the query sees none.
+        undivided: Returned if there is only one group.
+    """
+    spans = []
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+        if end >= 0:
+            spans.append((begin, end))
+    # Each group is a number of queries, its first key and its last key.
+    groups: list[list[int]] = []
+    for begin, end in sorted(spans):
+        if groups and begin <= groups[-1][2]:
+            group = groups[-1]
+            group[0] += 1
+            group[2] = max(group[2], end)
+        else:
+            groups.append([1, begin, end])
+    if len(groups) <= 1:
+        return undivided
+    return sum(queries * (end - begin + 1) for queries, begin, end in groups)
+
+
+def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
+    """The scores of a call of fused attention whose dense mask separates sequences.
+
+    `None` if the call has no mask, or a mask that separates nothing or is unknown.
+    """
+    if operator not in MASK_AT:
+        return None
+    position, name = MASK_AT[operator]
+    passed = args[position] if len(args) > position else kwargs.get(name)
+    mask = known(passed) if isinstance(passed, Tensor) else None
+    if mask is None or mask.dim() < 2:
+        return None
+    query, key = args[:2]
+    try:
+        with without_modes(), torch.no_grad():
+            return _separated(mask, query.shape[0] * query.shape[1], key.shape[-2])
+    except Exception:  # noqa: BLE001 - such as out of memory: the run continues without the note
+        return None
+
+
+def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
+    # A mask that is expanded over batches or heads is read once.
+    for dimension in range(mask.dim() - 2):
+        if not mask.stride(dimension):
+            mask = mask.narrow(dimension, 0, 1)
+    # Rows may be padded to the length that the kernel needs.
+    mask = mask.reshape(-1, *mask.shape[-2:])[..., :keys]
+    count, rows, columns = mask.shape
+    if not mask.numel() or mask.numel() > MOST_READ:
+        return None
+    seen = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    ones = seen.to(torch.uint8)
+    first = ones.argmax(-1)
+    last = columns - 1 - ones.flip(-1).argmax(-1)
+    last = torch.where(seen.any(-1), last, -1)
+    within = 0
+    for first_keys, last_keys in zip(first, last, strict=True):
+        within += squares(first_keys, last_keys, rows * columns)
+    computed = count * rows * columns
+    if within >= computed:
+        return None
+    heads_per_mask = heads // count
+    return MaskedScores(heads_per_mask * computed, heads_per_mask * within)
+
+
+class _Blocks(NamedTuple):
+    """The block mask of a call of flex attention.
+
+    Attributes:
+        counts: The number of blocks in each row of blocks: first the blocks that the mask cuts
+            through, then, if there are any, the blocks that it leaves whole.
+        indices: The columns of these blocks, in the same order.
+        sizes: Rows and columns of a block.
+        mask: Returns from batch, head, query and key whether the query sees the key.
+        buffers: Further arguments of `mask`.
+    """
+
+    counts: list[Tensor]
+    indices: list[Tensor]
+    sizes: tuple[int, int]
+    mask: Any
+    buffers: tuple[Any, ...]
+
+
+@cost_of_call("flex_attention")
+def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
+    """Forward pass of flex attention. The score modification costs nothing."""
+    query, key, value = (tuple(operand.shape) for operand in args[:3])
+    scores = _scores(query, key, _blocks(args, kwargs, 4))
+    return attention_of_scores(scores, query[-1], value[-1])
+
+
+@cost_of_call("flex_attention_backward")
+def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
+    """Backward pass of flex attention, which recomputes the scores."""
+    query, key, value = (tuple(operand.shape) for operand in args[:3])
+    scores = _scores(query, key, _blocks(args, kwargs, 9))
+    return attention_backward_of_scores(scores, query[-1], value[-1])
+
+
+def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
+    """The block mask of a call, which is the argument at a position or `block_mask`."""
+    block_mask = args[position] if len(args) > position else kwargs["block_mask"]
+    buffers = kwargs.get("mask_mod_other_buffers", ())
+    if len(args) > position + 4:
+        buffers = args[position + 4]
+    counts: list[Tensor] = []
+    indices: list[Tensor] = []
+    integers: list[int] = []
+    for value in block_mask:
+        if isinstance(value, int):
+            integers.append(value)
+        elif isinstance(value, Tensor) and value.dim() == COUNTS_DIMENSIONS:
+            counts.append(value)
+        elif isinstance(value, Tensor) and value.dim() == INDICES_DIMENSIONS:
+            indices.append(value)
+    # The first half is by query, the second half by key, for backward.
+    counts = counts[: len(counts) // 2]
+    indices = indices[: len(indices) // 2]
+    rows, columns = integers[-2:]
+    return _Blocks(counts, indices, (rows, columns), block_mask[-1], tuple(buffers or ()))
+
+
+def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
+    """The scores of a call: whole squares, and scores in the blocks that run."""
+    heads = prod(query[:2])
+    rows = query[-2]
+    columns = key[-2]
+    square = heads * rows * columns
+    blocks_to_run = 0
+    for counts in blocks.counts:
+        numbers = values_of(counts)
+        if numbers is None:
+            return Scores(square, square, known=False)
+        blocks_to_run += sum(numbers)
+    heads_per_mask = heads // max(prod(blocks.counts[0].shape[:2]), 1)
+    covered = min(square, blocks_to_run * heads_per_mask * prod(blocks.sizes))
+    try:
+        with without_modes(), torch.no_grad():
+            whole = _divided(blocks, rows, columns) * heads_per_mask
+    except Exception:  # noqa: BLE001 - the user's mask fails, or reads a value that is unknown
+        return Scores(square, covered, known=False)
+    # Blocks extend past the ends of sequences.
+    return Scores(whole, min(covered, whole), known=True)
+
+
+def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
+    """The squares that the mask divides the tokens into, over all batches and heads of the mask."""
+    batches, heads = blocks.counts[0].shape[:2]
+    if getattr(blocks.mask, "__name__", "") == "noop_mask":
+        return batches * heads * rows * columns
+    height, width = blocks.sizes
+    evaluated = int(blocks.counts[0].sum()) * min(height, rows) * min(width, columns)
+    if evaluated > MOST_EVALUATED:
+        raise ValueError(f"{evaluated} pairs of a query and a key")
+    total = 0
+    for batch in range(batches):
+        for head in range(heads):
+            first, last = _seen(blocks, (batch, head), rows, columns)
+            total += squares(first, last, rows * columns)
+    return total
+
+
+def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """The first and last key that each query sees; the last is -1 if the query sees none."""
+    device = blocks.counts[0].device
+    first = torch.full((rows,), columns, device=device)
+    last = torch.full((rows,), -1, device=device)
+    batch, head = (torch.tensor(index, device=device) for index in at)
+    height, width = blocks.sizes
+    for is_whole, row, column in _places(blocks, at):
+        queries = torch.arange(row * height, min((row + 1) * height, rows), device=device)
+        keys = torch.arange(column * width, min((column + 1) * width, columns), device=device)
+        if not len(queries) or not len(keys):
+            continue
+        seen = torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
+        if not is_whole:
+            seen = seen & blocks.mask(batch, head, queries[:, None], keys[None, :], *blocks.buffers)
+        first[queries] = torch.minimum(first[queries], torch.where(seen, keys, columns).amin(1))
+        last[queries] = torch.maximum(last[queries], torch.where(seen, keys, -1).amax(1))
+    return first, last
+
+
+def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
+    """Yield for each block that runs whether the mask leaves it whole, its row and its column."""
+    for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
+        is_whole = kind == 1
+        columns_of_rows = indices[at].tolist()
+        for row, count in enumerate(counts[at].tolist()):
+            for column in columns_of_rows[row][:count]:
+                yield is_whole, row, column

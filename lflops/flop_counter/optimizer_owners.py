@@ -1,0 +1,124 @@
+"""Which module each operator of an optimizer's step works for."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lflops.inputs.tensors import tensors_in
+from lflops.model.module_tree import ModuleTree
+from lflops.torch_private.tensors import PLAIN, local_part
+
+
+class StepOwners:
+    """The modules that own the tensors of one optimizer step.
+
+    Parameters, gradients and states are recognized by identity. Intermediate results are not. A
+    step processes its parameters in order, singly or as lists. So an unknown tensor belongs to the
+    module of the last known tensor, and an unknown list to the modules of the last known list of
+    the same length.
+
+    Attributes:
+        optimizer: The optimizer that makes the step.
+        last: The module of the last operator.
+    """
+
+    def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
+        self.optimizer = optimizer
+        self.last = ""
+        self._tree = tree
+        self._owners: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._states = 0
+        self._owners_of_lists: dict[int, list[str]] = {}
+        self._register()
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Yield the gradients of the optimizer's parameters."""
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                yield parameter.grad
+
+    def states(self) -> Iterator[tuple[Tensor, str]]:
+        """Yield the tensors of the optimizer's state with the modules of their parameters."""
+        for parameter in self._parameters():
+            owner = self._tree.owner(parameter)
+            state = self.optimizer.state.get(parameter, {})
+            for value in state.values() if isinstance(state, dict) else [state]:
+                if isinstance(value, Tensor):
+                    yield value, owner
+                    continue
+                for tensor in tensors_in(value):
+                    yield tensor, owner
+
+    def one(self, args: Any) -> str:
+        """Return the module of an operator on single tensors."""
+        for value in args:
+            known = self._owners.get(id(value))
+            if known is not None and known[0]() is value:
+                self.last = known[1]
+                return known[1]
+        has_new_state = len(self.optimizer.state) != self._states
+        if has_new_state and any(isinstance(value, Tensor) for value in args):
+            # The first step creates the state.
+            self._register()
+            return self.one(args)
+        for value in args:
+            if isinstance(value, list | tuple):
+                return self.one(value)
+        return self.last
+
+    def each(self, tensors: list[Tensor], results: Any) -> list[str]:
+        """Return the module of each element of an operator on lists.
+
+        The results are registered under the same modules.
+        """
+        known = [self._known_or_new(tensor) for tensor in tensors]
+        before = self._owners_of_lists.get(len(tensors), [self.last] * len(tensors))
+        owners = []
+        for owner, owner_before in zip(known, before, strict=True):
+            owners.append(owner_before if owner is None else owner)
+        if any(owner is not None for owner in known):
+            self._owners_of_lists[len(tensors)] = owners
+        for result, owner in zip(results or (), owners, strict=False):
+            if isinstance(result, Tensor):
+                self._add(result, owner)
+        return owners
+
+    def _known(self, value: Any) -> str | None:
+        """The module of a registered tensor, or `None`.
+
+        An id is valid only while its tensor is alive, and the registry keeps no tensor alive.
+        """
+        known = self._owners.get(id(value))
+        return known[1] if known is not None and known[0]() is value else None
+
+    def _known_or_new(self, tensor: Tensor) -> str | None:
+        owner = self._known(tensor)
+        if owner is None and len(self.optimizer.state) != self._states:
+            # The first step creates the state.
+            self._register()
+            return self._known(tensor)
+        return owner
+
+    def _register(self) -> None:
+        self._states = len(self.optimizer.state)
+        for parameter in self._parameters():
+            owner = self._tree.owner(parameter)
+            self._add(parameter, owner)
+            if parameter.grad is not None:
+                self._add(parameter.grad, owner)
+        for tensor, owner in self.states():
+            self._add(tensor, owner)
+
+    def _add(self, tensor: Tensor, owner: str) -> None:
+        # Operators receive the local part of a DTensor.
+        local = tensor if type(tensor) in PLAIN else local_part(tensor)
+        known = self._owners.get(id(local))
+        if known is None or known[0]() is not local:
+            self._owners[id(local)] = (weakref.ref(local), owner)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]

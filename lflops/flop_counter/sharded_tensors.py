@@ -1,0 +1,173 @@
+"""The logical cost of operators on sharded tensors.
+
+A `DTensor` knows its unsharded shape, so the formulas give the logical cost of an operator on it.
+A layer may also pass its local part on as a plain tensor, as tensor parallelism does. The
+unsharded shape of such a partial tensor is unknown. `PartialTensors` follows partial tensors until
+a collective gathers them.
+"""
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lflops.flop_counter.live_memory import storage_of
+from lflops.flop_counter.operators import Kind, Operator, classify
+from lflops.flop_counter.traffic import tensors_of
+from lflops.formulas.table import Cost
+from lflops.inputs.tensors import changed
+from lflops.model.module_tree import ModuleTree
+from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_modes
+from lflops.torch_private.operators import decompose
+from lflops.torch_private.tensors import PLAIN
+
+GATHER = ("allgather", "gather")
+"""How the names of collectives begin, without underscores, that make partial tensors complete."""
+
+SCATTER = ("reducescatter", "scatter", "alltoall")
+"""How the names of collectives begin, without underscores, whose results are partial tensors."""
+
+
+def is_sharded(kind: type) -> bool:
+    """Whether a class is DTensor.
+
+    The name is compared, so that DTensor is not loaded for models that never use it.
+    """
+    return kind.__name__ == "DTensor"
+
+
+def logical_cost(
+    operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
+) -> Cost | None:
+    """The cost of a call with DTensors at their unsharded shapes, or `None` if unknown.
+
+    An operator that decomposes runs once more, on the meta device.
+    """
+    if operator.kind is Kind.COUNTED:
+        try:
+            return operator.cost(args, kwargs, out)
+        except Exception:  # noqa: BLE001 - the local operator fails in the same way, and is listed
+            return None
+    if operator.kind is not Kind.DECOMPOSED:
+        return None
+    macs = _Macs()
+    try:
+        with without_modes(), on_stack(macs):
+            meta_args, meta_kwargs = changed((args, kwargs), Tensor, _unsharded_meta)
+            decompose(function, meta_args, meta_kwargs)
+    except Exception:  # noqa: BLE001 - some operators need more than shapes
+        return None
+    return Cost(macs.sum)
+
+
+def _unsharded_meta(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+class _Macs(InternalMode):
+    """Adds up the MACs of all operators that run under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operator = classify(function)
+        if operator.kind is Kind.DECOMPOSED:
+            with on_stack(self):
+                return decompose(function, args, kwargs)
+        out = function(*args, **kwargs)
+        self.sum += operator.cost(args, kwargs, out).macs
+        return out
+
+
+class PartialTensors:
+    """Follows the storages of partial tensors from operator to operator.
+
+    It keeps no storage alive.
+
+    Attributes:
+        active: Whether any sharded tensor has been seen. Until then there is nothing to follow.
+    """
+
+    def __init__(self, tree: ModuleTree) -> None:
+        self.active = False
+        self._tree = tree
+        self._fqn: str | None = None
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        for parameter, _ in tree.parameters():
+            self.add_local_parts(parameter)
+
+    def add_local_parts(self, value: Any) -> None:
+        """Record for each sharded tensor in a value whether its local part is partial."""
+        for tensor in tensors_of((value,)):
+            if type(tensor) not in PLAIN and is_sharded(type(tensor)):
+                self.active = True
+                self._mark(tensor, is_partial=_is_partial(tensor))
+
+    def follow(self, operator: Operator, fqn: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Mark the results of an operator on plain tensors as partial or complete.
+
+        They are partial if an argument is partial, or after a scatter.
+        """
+        if fqn != self._fqn:
+            self._fqn = fqn
+            self._add_parameters(fqn)
+        collective = ""
+        if operator.kind is Kind.COLLECTIVE:
+            collective = operator.name.rpartition("::")[2].replace("_", "")
+        is_partial = collective.startswith(SCATTER)
+        if not is_partial and not collective.startswith(GATHER):
+            is_partial = self.in_any((args, kwargs))
+        if not is_partial and not collective:
+            # A partial tensor that is overwritten in place stays partial.
+            return
+        written = [
+            args[position] if position < len(args) else kwargs.get(name)
+            for name, position in operator.written_arguments.items()
+        ]
+        for tensor in tensors_of((out, *written)):
+            self._mark(tensor, is_partial=is_partial)
+
+    def _add_parameters(self, fqn: str) -> None:
+        """Record a module's parameters: FSDP may unshard them only while the module runs."""
+        module = self._tree.modules.get(fqn)
+        if module is not None:
+            for parameter in module.parameters(recurse=False):
+                self.add_local_parts(parameter)
+
+    def in_any(self, values: Any) -> bool:
+        """Whether a partial tensor is in any of the sequences and dicts of values."""
+        for value in values:
+            parts = value.values() if isinstance(value, dict) else value
+            for tensor in tensors_of(parts):
+                storage = storage_of(tensor)
+                if storage is not None and storage[1] in self._storages:
+                    return True
+        return False
+
+    def _mark(self, tensor: Tensor, *, is_partial: bool) -> None:
+        storage_and_key = storage_of(tensor)
+        if storage_and_key is None:
+            return
+        storage, key = storage_and_key
+        if not is_partial:
+            self._storages.pop(key, None)
+        elif key not in self._storages:
+            self._storages[key] = weakref.ref(storage, partial(self._storages.pop, key))
+
+
+def _is_partial(tensor: Any) -> bool:
+    """Whether this rank has only some elements of a DTensor.
+
+    If a sum is still to be reduced, every rank has all elements.
+    """
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if size > 1 and not placement.is_replicate() and not placement.is_partial():
+            return True
+    return False
