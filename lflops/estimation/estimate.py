@@ -1,4 +1,4 @@
-"""`estimate`: a step on fake tensors, so that nothing is allocated or computed."""
+"""`estimate`: run a step on fake tensors, which allocate and compute nothing."""
 
 import contextlib
 import dataclasses
@@ -37,14 +37,14 @@ from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
 Progress = Callable[[int, int | None], object]
-"""Called with the finished operators and their total, which is `None` while unknown.
+"""Called with the number of finished operators and their total.
 
-Once more at the end, with the total.
+The total is `None` while it is unknown. The last call passes the total twice.
 """
 
-# operators between two reports
+# Operators between two reports of progress.
 REPORT_EVERY = 500
-# a module, or a function that builds one
+# A module, or a function that builds one.
 Model = nn.Module | Callable[[], nn.Module]
 
 
@@ -65,43 +65,42 @@ def estimate(
     step: Callable[..., object] | None = None,
     progress: bool | Progress = False,
 ) -> Profile:
-    """Estimate the work and the peak memory of a step.
+    """Estimate the work and the peak memory of a step, without memory or computation.
 
-    Nothing is allocated and nothing is computed.
-
-    Compiled modules are estimated as the code that they were compiled from. The given module and
-    the random numbers are not changed.
+    Compiled modules are estimated as the code that they were compiled from. The module and the
+    random numbers are not changed.
 
     Args:
-        model: A module, or a function that builds one. The function's module is built without
-            memory, so it may be larger than the machine.
-        args: Its positional arguments, real or on `meta`; a lone tensor stands for itself.
-        kwargs: Its keyword arguments.
-        backward: Whether to go backward from `loss(output)`.
-        loss: From the output, which is freed before backward, to a scalar; without it, the sum of
-            the floating outputs, not counted.
-        optimizer: A name of `torch.optim`, as `"adamw"`, or a function of a list of parameters. Its
-            state is in the peak.
-        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients,
-            which all count as finite.
+        model: A module, or a function that builds one. A function builds the module without memory,
+            so it may be larger than the memory of this machine.
+        args: Positional arguments of the model, real or on `meta`, or a single tensor.
+        kwargs: Keyword arguments of the model.
+        backward: Whether to run a backward from `loss(output)`.
+        loss: Function from the output to a scalar. The output is freed before backward. Without a
+            loss, backward starts from the sum of the floating-point outputs, which is not counted.
+        optimizer: A name in `torch.optim`, such as `"adamw"`, or a function from a list of
+            parameters to an optimizer. The peak includes its state.
+        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients.
+            All gradients are assumed to be finite.
         hardware: The chip to estimate for: a name in the table, a TOML file, or a `Hardware` with
-            your own figures. For a chip of the table, attention uses the kernel that torch takes on
-            it. There optimizers also default to their `foreach` implementation.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes; CUDA's
+            your own figures. For a chip in the table, attention uses the kernel that torch chooses
+            on it, and optimizers default to their `foreach` implementation.
+        round_to: Round the size of each tensor up to a multiple of this number of bytes. CUDA's
             allocator uses 512.
-        allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`:
-            it is simulated over the allocations of both steps, and `memory.reserved` has the
-            result. For a chip of the table the default is simulated where nothing is given.
-        mesh: Ranks by dimension, as `{"data": 8, "tensor": 4}`: the built model is divided as one
-            of them has it. FSDP2 shards each block over `data`, in `replica` replicas; `tensor`
-            follows its `tp_plan`. `{"replica": 8}` alone is DDP. The batch is one rank's. Of
-            `pipeline` the functions `model` and `step` make the stage of the rank.
+        allocator: Settings of torch's CUDA allocator, in the syntax of `PYTORCH_ALLOC_CONF`. The
+            allocator is simulated for the allocations of both steps, and `memory.reserved` has the
+            result. For a GPU in the table, the default settings are simulated if you pass none.
+        mesh: Ranks by dimension, such as `{"data": 8, "tensor": 4}`. The estimate is of one rank,
+            with its part of the model. FSDP2 shards each block over `data`, in `replica` replicas;
+            `tensor` follows the model's `tp_plan`. `{"replica": 8}` alone is DDP. The batch is the
+            batch of one rank. For `pipeline`, `model` and `step` must build and run the stage of
+            the rank.
         rank: The rank of the mesh to estimate.
-        step: A training step without its optimizer, in place of the call, the loss and backward, as
-            a pipeline's schedule makes it. It is called as `step(model, *args, **kwargs)`, and goes
-            backward itself.
-        progress: Whether to write the progress to stderr; or a function of the finished operators
-            and their total, `None` while unknown.
+        step: A training step without its optimizer, which replaces the call, the loss and backward,
+            for example a pipeline schedule. It is called as `step(model, *args, **kwargs)`, and
+            must run backward.
+        progress: Whether to write the progress to stderr, or a function of the number of finished
+            operators and their total, which is `None` while it is unknown.
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor. The message
@@ -116,19 +115,18 @@ def estimate(
             "estimate: optimizer is given, but backward=False: give backward=True as well"
         )
     ranks = checked_mesh("estimate", mesh)
-    how: dict[str, Any] = {
-        "mesh": ranks,
-        "rank": checked_rank("estimate", rank, ranks),
-        "hardware": hardware,
-        "round_to": round_to,
-    }
-    how |= {
-        "allocator": allocator,
-        "backward": backward or step is not None,
-        "optimizer": optimizer,
-        "grad_scaler": grad_scaler,
-    }
-    estimator = Estimator(caller="estimate", progress=progress, **how)
+    estimator = Estimator(
+        caller="estimate",
+        backward=backward or step is not None,
+        optimizer=optimizer,
+        hardware=hardware,
+        grad_scaler=grad_scaler,
+        round_to=round_to,
+        allocator=allocator,
+        mesh=ranks,
+        rank=checked_rank("estimate", rank, ranks),
+        progress=progress,
+    )
     return estimator.run(
         lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step),
         held=(*held, *tensors_in((args, kwargs))),
@@ -138,9 +136,9 @@ def estimate(
 def checked_model(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any, mesh: Any = None
 ) -> list[Tensor]:
-    """Check a module, or a function that builds one, and what it is called with.
+    """Check a module or a function that builds one, and its arguments.
 
-    Returns the tensors that exist already.
+    Returns the parameters and buffers of a module.
     """
     if isinstance(model, nn.Module):
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
@@ -155,82 +153,115 @@ def checked_model(
 
 
 def _builds(model: type) -> bool:
-    """Whether a class of modules needs no arguments, so that it is a function that builds one."""
+    """Return whether a class is a module that can be built without arguments."""
     if not issubclass(model, nn.Module):
         return False
-    return all(
-        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        for each in inspect.signature(model).parameters.values()
-    )
+    for parameter in inspect.signature(model).parameters.values():
+        is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not is_variadic:
+            return False
+    return True
 
 
 def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: Any) -> None:
     if step is None:
         if isinstance(mesh, Mapping) and "pipeline" in mesh:
             raise CountError(
-                f"estimate: mesh={describe(mesh)}: give step=, a function that runs your schedule on the stage"
+                f"estimate: mesh={describe(mesh)}: "
+                "give step=, a function that runs your schedule on the stage"
             )
         return
     if not callable(step):
         raise CountError(
             f"estimate: step={describe(step)}: give a function of the model and its arguments"
         )
-    given = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
-    if name := next((name for name, value in given.items() if value), None):
-        raise CountError(
-            f"estimate: step is given, and {name} as well: leave {name} out, a step computes its loss and goes backward itself"
-        )
+    passed = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
+    for name, value in passed.items():
+        if value:
+            raise CountError(
+                f"estimate: step is given, and {name} as well: "
+                f"leave {name} out, because a step computes its own loss and runs backward"
+            )
 
 
 def built(model: Model) -> nn.Module:
-    """The module itself, or the module that the function builds."""
+    """Return the module, or build it with the function."""
     return model if isinstance(model, nn.Module) else model()
 
 
 class Subject(NamedTuple):
-    """A model, its arguments, and the loss of its output."""
+    """A model, its arguments, and the loss of its output.
+
+    Attributes:
+        model: The model.
+        args: Positional arguments of the model.
+        kwargs: Keyword arguments of the model.
+        loss: Function from the output to a scalar.
+        buckets: Gradient buckets of DDP.
+        step: Replaces the call, the loss and backward.
+    """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor] | None
-    # of gradients, where ranks are replicas
     buckets: tuple[Tensor, ...] = ()
-    # runs in place of the call, the loss and backward
     step: Callable[..., object] | None = None
 
 
 def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a batch that a function made."""
+    """Return the positional and keyword arguments in a batch that a user's function returned."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, Tensor):
         return (batch,), {}
     if not isinstance(batch, tuple):
         raise CountError(
-            f"{caller}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments"
+            f"{caller}: the batch is {describe(batch)}: "
+            "give a tuple, a tensor, or a mapping of keyword arguments"
         )
     return batch, {}
 
 
 def subject_of(caller: str, made: Any) -> Subject:
-    """The subject from what a user's function returned: a model, its batch and perhaps a loss."""
+    """Return the subject in a user function's result: a model, a batch and perhaps a loss."""
     if isinstance(made, Subject):
         return made
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise CountError(
-            f"{caller}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)"
+            f"{caller}: the function returned {describe(made)}: "
+            "it has to return (model, batch) or (model, batch, loss)"
         )
-    model, batch, loss = made if len(made) == 3 else (*made, None)
+    model = made[0]
+    batch = made[1]
+    loss = made[2] if len(made) == 3 else None
     check_pass(caller, (), None, loss, backward=True)
     return Subject(model, *batch_of(caller, batch), loss)
 
 
 @dataclass(kw_only=True)
 class Estimator:
-    """Runs subjects on fake tensors, all with the same options."""
+    """Runs subjects on fake tensors, all with the same options.
 
-    # the name of the public function, with which errors begin
+    Attributes:
+        caller: Name of the public function, with which errors begin.
+        backward: Whether to run backward.
+        optimizer: A name, or a function from a list of parameters to an optimizer.
+        hardware: The chip to estimate for.
+        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss.
+        round_to: Round the size of each tensor up to a multiple of this number of bytes.
+        allocator: Settings of the allocator to simulate.
+        mesh: Ranks by dimension.
+        rank: The rank of the mesh to estimate.
+        in_backward: Whether the optimizer steps for each parameter in backward, as soon as its
+            gradient is ready.
+        mixed: The dtypes in which FSDP2 computes and reduces.
+        offload: Whether FSDP2 keeps shards, gradients and the optimizer's state on the host.
+        progress: Whether to write the progress to stderr, or a function that receives it.
+        watch: Called with the profile of each step. The timeline then has every operator, and the
+            allocator is not simulated.
+    """
+
     caller: str
     backward: bool
     optimizer: MakesOptimizer | str | None = None
@@ -240,21 +271,18 @@ class Estimator:
     allocator: str | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank: int = 0
-    # whether the optimizer steps for each parameter in backward, as soon as its gradient is there
     in_backward: bool = False
-    # the dtypes in which FSDP2 computes and reduces
     mixed: MixedPrecisionPolicy | None = None
-    offload: bool = (
-        # whether FSDP2 keeps shards, gradients and the optimizer's state on the host
-        False
-    )
+    offload: bool = False
     progress: bool | Progress = False
-    # Called with the profile of each step. Its timeline has every operator then, and no allocator
-    # is simulated.
     watch: Callable[[Profile], object] | None = None
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
-        """Run the subject that `make` makes while new tensors are fake, so that a model that it builds has no memory."""
+        """Estimate the subject that `make` returns.
+
+        `make` runs while new tensors are fake, so a model that it builds has no memory. `held` are
+        real tensors that the subject uses.
+        """
         with self.started(held) as run:
             return run(make)
 
@@ -262,57 +290,57 @@ class Estimator:
     def started(
         self, held: Iterable[Tensor] = ()
     ) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """A context in which new tensors are fake, with a function that runs a subject.
+        """Make new tensors fake within a context, which returns a function that runs a subject.
 
-        Each run starts afresh.
+        The runs are independent of each other.
         """
         check_fake_tensors()
         chip = self._checked()
         makes = makes_optimizer(self.caller, self.optimizer)
-        fakes, held = Fakes(on_host=not is_gpu(chip)), list(held)
+        fakes = Fakes(on_host=not is_gpu(chip))
+        held = list(held)
 
         def run(make: Callable[[], Subject]) -> Profile:
             with same_random_numbers(held):
-                # otherwise its parameters take no gradient
-                with torch.inference_mode(mode=False):
-                    subject = make()
-                    check_module(self.caller, subject.model)
-                    buckets = (
-                        parallelize(
-                            self.caller, subject.model, self.mesh, self.mixed, offload=self.offload
-                        )
-                        if self.mesh
-                        else ()
-                    )
+                subject = self._parallelized(make)
                 with fakes.swapped_into(subject.model):
-                    profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
+                    profile = self._run(subject, fakes, chip, makes)
                     for parameter in subject.model.parameters():
                         parameter.grad = None
             fakes.forget()
-            return with_mesh(
-                replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)),
-                self.mesh,
-            )
+            run_of_profile = replace(profile.run, kind="estimate", hardware=chip)
+            return with_mesh(replace(profile, run=run_of_profile), self.mesh)
 
-        group = mesh_group(self.caller, self.mesh, self.rank)
         with (
-            group,
+            mesh_group(self.caller, self.mesh, self.rank),
             same_random_numbers(held),
             fakes.running(),
             values_refused(self.caller),
             warnings.catch_warnings(),
         ):
-            warnings.filterwarnings(
-                "ignore",
-                "FSDP2-wrapped module",
-                # of views, which nothing here writes to
-            )
+            # The warning is about views, which nothing here writes to.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield run
 
+    def _parallelized(self, make: Callable[[], Subject]) -> Subject:
+        """Make the subject, and divide its model over the mesh."""
+        # Parameters that are created in inference mode cannot have a gradient.
+        with torch.inference_mode(mode=False):
+            subject = make()
+            check_module(self.caller, subject.model)
+            if not self.mesh:
+                return subject._replace(buckets=())
+            buckets = parallelize(
+                self.caller, subject.model, self.mesh, self.mixed, offload=self.offload
+            )
+            return subject._replace(buckets=buckets)
+
     def _checked(self) -> Hardware | None:
+        """Check the options, and return the chip."""
         if only_shapes_run(()):
             raise CountError(
-                f"{self.caller}: a mode that makes tensors fake is open here already: call it outside"
+                f"{self.caller}: a mode that makes tensors fake is open here already: "
+                "call it outside"
             )
         if self.grad_scaler not in (True, False):
             raise CountError(
@@ -320,34 +348,42 @@ class Estimator:
             )
         if self.grad_scaler and self.optimizer is None:
             raise CountError(
-                f"{self.caller}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer="
+                f"{self.caller}: grad_scaler=True, "
+                "but there is no optimizer whose gradients it would scale: give optimizer="
             )
         check_whole(self.caller, "round_to", self.round_to, least=1)
         if self.allocator is not None:
             settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
             raise CountError(
-                f"{self.caller}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware"
+                f"{self.caller}: hardware={describe(self.hardware)}: "
+                "give a chip's name, a TOML file, or an lflops.Hardware"
             )
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
     def _run(
         self, subject: Subject, fakes: Fakes, chip: Hardware | None, makes: MakesOptimizer | None
     ) -> Profile:
-        model, loss = subject.model, subject.loss
-        args, kwargs = given = fakes.of((tuple(subject.args), dict(subject.kwargs)))
+        """Run the steps of a subject: two with an optimizer, since the first creates its state."""
+        model = subject.model
+        loss = subject.loss
+        batch = fakes.of((tuple(subject.args), dict(subject.kwargs)))
+        args, kwargs = batch
         stepper = None
         if makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(
                     f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one"
                 )
-            how: dict[str, Any] = {
-                "grad_scaler": self.grad_scaler,
-                "in_backward": self.in_backward,
-                "on_host": self.offload,
-            }
-            stepper = Stepper(self.caller, makes, model, chip=chip, **how)
+            stepper = Stepper(
+                self.caller,
+                makes,
+                model,
+                chip=chip,
+                grad_scaler=self.grad_scaler,
+                in_backward=self.in_backward,
+                on_host=self.offload,
+            )
             loss = stepper.scaled(loss)
         call = ModelCall(
             caller=self.caller,
@@ -357,52 +393,36 @@ class Estimator:
             backward=self.backward,
             loss=loss,
             step=subject.step,
-            _given=given,
+            _given=batch,
         )
         call.begin_without_gradients()
-        how = {
-            "gradients": subject.buckets,
-            "scratch": not is_gpu(chip),
-            "survivors": None if subject.step is None else [],
-        }
-        how["host"] = tuple(model.parameters()) if self.offload else ()
         extent = Extent(
             fake=True,
             round_to=self.round_to,
             moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize,
-            **how,
+            gradients=subject.buckets,
+            scratch=not is_gpu(chip),
+            survivors=None if subject.step is None else [],
+            host=tuple(model.parameters()) if self.offload else (),
         )
         if any(local_part(each) is not each for each in model.parameters()):
-            # Torch infers the placements of results in the first step only, with its own tensors.
+            # In the first step torch infers the placements of results on tensors of its own.
             self._step(call, stepper, chip, Meter(progress=False), extent)
             model.zero_grad()
-        log = (
-            AllocationLog()
-            if self.watch is None and (self.allocator is not None or is_gpu(chip))
-            else None
-        )
+        log = None
+        if self.watch is None and (self.allocator is not None or is_gpu(chip)):
+            log = AllocationLog()
         extent = dataclasses.replace(extent, log=log)
         meter = Meter(self.progress)
         step = self._step(call, stepper, chip, meter, extent)
         if stepper is not None:
             meter.total = 2 * meter.done
             second = self._step(call, stepper, chip, meter, extent)
-            step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
+            second = replace(second, notes=second.notes + stepper.notes)
+            step = _with_the_higher_peak(second, step)
         meter.end()
         if self.offload:
-            trained = (
-                each
-                for each in model.parameters()
-                if each.requires_grad
-                # their gradients are as large
-            )
-            moved = [*model.parameters(), *trained, *(stepper.state() if stepper else ())]
-            note = Note(
-                code="cpu_offload",
-                subject="",
-                values={"bytes": sum(local_part(each).nbytes for each in moved)},
-            )
-            step = replace(step, notes=(*step.notes, note))
+            step = replace(step, notes=(*step.notes, _offload_note(model, stepper)))
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
     def _step(
@@ -414,40 +434,29 @@ class Estimator:
         extent: Extent,
     ) -> Profile:
         call.prepare()
-        tf32 = (
-            chip is not None
-            and vendor_of(chip.name) == "NVIDIA"
-            and "tf32" in chip.peak_flops_per_second
-        )
-        how: dict[str, Any] = {
-            "extent": extent,
-            "counter": partial(_Counter, meter),
-            "eager": True,
-            "tf32": tf32,
-        }
+        has_tf32 = chip is not None and "tf32" in chip.peak_flops_per_second
+        is_nvidia = chip is not None and vendor_of(chip.name) == "NVIDIA"
         counting = Counting(
-            {"": call.model}, phase="forward", batch=(call.args, call.kwargs), **how
+            {"": call.model},
+            phase="forward",
+            batch=(call.args, call.kwargs),
+            extent=extent,
+            counter=partial(_Counter, meter),
+            eager=True,
+            tf32=has_tf32 and is_nvidia,
         )
         with attention_on(chip) as notes, counting:
             call.run()
             if stepper is not None:
                 stepper.step()
         if extent.gradients:
-            nbytes = sum(each.nbytes for each in extent.gradients)
-            notes.append(
-                Note(
-                    code="ddp_buckets",
-                    subject="",
-                    values={"buckets": len(extent.gradients), "bytes": nbytes},
-                )
-            )
+            nbytes = sum(bucket.nbytes for bucket in extent.gradients)
+            values = {"buckets": len(extent.gradients), "bytes": nbytes}
+            notes.append(Note(code="ddp_buckets", subject="", values=values))
         if self.round_to > 1:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
-        calls = sum(
-            cell.calls
-            for cell in counting.profile.op_counts
-            if cell.operator == LSTM_LAYER.name().removeprefix("aten::")
-        )
+        lstm = LSTM_LAYER.name().removeprefix("aten::")
+        calls = sum(op.calls for op in counting.profile.op_counts if op.operator == lstm)
         if calls and (self.backward or torch.is_grad_enabled()):
             gpu = chip.name if chip is not None and is_gpu(chip) else ""
             notes.append(Note(code="lstm_workspace", subject=gpu, values={"calls": calls}))
@@ -457,45 +466,58 @@ class Estimator:
         return profile
 
 
+def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
+    """Note the bytes that move between host and device in a step."""
+    nbytes = 0
+    for parameter in model.parameters():
+        size = local_part(parameter).nbytes
+        # A gradient is as large as its parameter.
+        nbytes += 2 * size if parameter.requires_grad else size
+    if stepper is not None:
+        nbytes += sum(local_part(each).nbytes for each in stepper.state())
+    return Note(code="cpu_offload", subject="", values={"bytes": nbytes})
+
+
 def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
+    """Add the memory that the simulated allocator reserves."""
     log.stop()
     if step.memory is None:
         return step
     simulated = simulate(log.requests, settings_of(settings))
+    at_most = simulated.at_reserved_peak
     reserved = Reserved(
         settings=settings,
         requested_bytes=simulated.peak.requested,
         allocated_bytes=simulated.peak.allocated,
         reserved_bytes=simulated.peak.reserved,
-        unused_bytes=simulated.at_reserved_peak.reserved - simulated.at_reserved_peak.allocated,
+        unused_bytes=at_most.reserved - at_most.allocated,
     )
     return replace(step, memory=replace(step.memory, reserved=reserved))
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    if (
-        step.memory is None
-        or other.memory is None
-        or step.memory.peak_bytes >= other.memory.peak_bytes
-    ):
+    """Return the step, with the memory of the other step if its peak is higher."""
+    if step.memory is None or other.memory is None:
         return step
-    both = step.modules.keys() & other.modules.keys()
-    modules = {
-        row: replace(step.modules[row], peak_bytes=other.modules[row].peak_bytes) for row in both
-    }
-    return replace(step, memory=other.memory, modules={**step.modules, **modules})
+    if step.memory.peak_bytes >= other.memory.peak_bytes:
+        return step
+    modules = dict(step.modules)
+    for name in step.modules.keys() & other.modules.keys():
+        modules[name] = replace(modules[name], peak_bytes=other.modules[name].peak_bytes)
+    return replace(step, memory=other.memory, modules=modules)
 
 
 class Meter:
-    """Counts the finished operators of all steps.
+    """Counts the finished operators of all steps, and reports them.
 
-    `progress` is called with them; `True` writes a line to stderr, `False` is silent.
+    `progress` is a function that is called with them, `True` for a line on stderr, or `False`.
     """
 
-    def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
+    def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's argument
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(
-                f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)"
+                f"estimate: progress={describe(progress)}: "
+                "give True, False or a function of (done, total)"
             )
         self._report = _write if progress is True else progress or None
         self.done = 0
@@ -522,6 +544,7 @@ class _Counter(OperatorCounter):
 
 
 def _write(done: int, total: int | None) -> None:
-    of = "" if total is None else f" of {total:,} ({done / total:.0%})" if total else ""
-    sys.stderr.write(f"\restimate: {done:,} operators{of}" + ("\n" if done == total else ""))
+    of_total = f" of {total:,} ({done / total:.0%})" if total else ""
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\restimate: {done:,} operators{of_total}{end}")
     sys.stderr.flush()

@@ -663,7 +663,7 @@ WRONG = {
     "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),
     "gives no model": (
         ["planned:wrong"],
-        "it gave 3: it has to give (model, batch) or (model, batch, loss)",
+        "the function returned 3: it has to return (model, batch) or (model, batch, loss)",
     ),
     "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
     "takes no number": (

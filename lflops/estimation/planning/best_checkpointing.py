@@ -1,18 +1,16 @@
-"""`best_checkpointing`.
+"""`best_checkpointing`: the cheapest checkpointing of each block for a budget of bytes.
 
-Which blocks to recompute for a budget of bytes at the least cost, from a few estimates.
-
-The plan is a value, with a table and code.
+A few estimates show the bytes and the cost of each choice.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import groupby
 from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, nn
 
 from lflops import units
 from lflops.errors import CountError
@@ -29,75 +27,74 @@ from lflops.inputs.tensors import tensors_in
 from lflops.memory.peak import FRAGMENTATION, TIGHT, MemoryFit, room_for
 from lflops.profile.profile import Profile
 
-_HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time more")
+_HEADS = ("recomputed", "peak", "saved", "more FLOPs", "of the step's", "more time")
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
-    """One way to checkpoint a model."""
+    """One way to checkpoint a model.
 
-    # the policy of every block; `best` for the plan's own
+    Attributes:
+        policy: The policy of every block, or `best` for the plan.
+        peak_bytes: Peak of live tensors.
+        estimated: Whether the peak is from an estimate of the whole step. Otherwise it is computed
+            from the blocks of other estimates.
+        flops: FLOPs that run once more.
+        seconds: The least time of these FLOPs on the chip; `None` if no chip is known.
+    """
+
     policy: str
-    # the peak of live tensors
     peak_bytes: int
-    estimated: (
-        # whether a whole estimate says so; else it follows from the blocks of other estimates
-        bool
-    )
-    # FLOPs that run once more
+    estimated: bool
     flops: int
-    seconds: (
-        float | None
-        # the least time that they take on the chip; `None` where no chip is known
-    )
+    seconds: float | None
 
 
 class CheckpointingPlan(Struct, frozen=True, kw_only=True):
-    """What each block recomputes, so that a step fits into a budget at the least cost."""
+    """The checkpointing of each block with which a step fits into a budget at the least cost.
 
-    # by block, in the order of their forward
+    Attributes:
+        policies: The policy of each block, in the order of their forward.
+        memory_bytes: The budget for live tensors.
+        fits: Whether the estimate of the step with these policies is within the budget. If not,
+            they have the lowest peak that was found.
+        predicted_bytes: The peak, computed from the bytes of the blocks.
+        alternatives: The same policy for every block, and last the plan.
+        profile: The estimate of the step with these policies.
+        estimates: Number of estimates that were made.
+        room: What the step needs of the chip, if the memory of the chip is the budget.
+    """
+
     policies: Mapping[str, Policy]
-    # the budget for live tensors
     memory_bytes: int
-    # whether the estimate of the step with these policies is within the budget. If not, it is the
-    # lowest peak that was found.
     fits: bool
-    # the peak that the blocks' bytes add up to
     predicted_bytes: int
-    # the same policy for every block, and the plan
     alternatives: tuple[Alternative, ...]
-    # the estimate of the step with these policies
     profile: Profile
-    # how many estimates were made
     estimates: int
-    # what the step needs of the chip, where its memory is the budget
     room: MemoryFit | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of live tensors, by the estimate of the whole step."""
+        """Peak of live tensors in the estimate of the whole step."""
         return 0 if self.profile.memory is None else self.profile.memory.peak_bytes
 
     def table(self) -> str:
-        """The alternatives and the plan, a line each."""
+        """Return a table with a line for each alternative and for the plan."""
         plain = self.alternatives[0]
-        total = sum(cell.flops for cell in self.profile.op_counts) - self.alternatives[-1].flops
+        total = sum(op.flops for op in self.profile.op_counts) - self.alternatives[-1].flops
         rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
-            more = (
+            share = each.flops / total if total else None
+            row = (
+                each.policy,
+                self._recomputed(each.policy),
+                units.size(each.peak_bytes),
+                units.size(plain.peak_bytes - each.peak_bytes),
                 units.count(each.flops),
-                units.percent(each.flops / total if total else None),
+                units.percent(share),
                 units.duration(each.seconds),
             )
-            saved = units.size(plain.peak_bytes - each.peak_bytes)
-            rows.append(
-                (
-                    each.policy,
-                    self._recomputed(each.policy),
-                    units.size(each.peak_bytes),
-                    saved,
-                    *more,
-                )
-            )
+            rows.append(row)
         if all(each.seconds is None for each in self.alternatives):
             rows = [row[:-1] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -105,70 +102,88 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
-        """The chip's verdict where its memory is the budget, so that it is the same as in the estimate."""
+        """Return the last line of the table, with the same verdict as the estimate of a chip."""
         lowest = "" if self.fits else ", this is the lowest peak"
         if self.room is not None:
-            needed, usable = units.size(self.room.needed_bytes), units.size(self.room.usable_bytes)
+            needed = units.size(self.room.needed_bytes)
+            usable = units.size(self.room.usable_bytes)
             return f"{self.room.verdict}{lowest}: {needed} of {usable} on {self.room.chip}."
         verdict = "fits" if self.fits else "does not fit"
-        return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors."
+        budget = units.size(self.memory_bytes)
+        return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {budget} for tensors."
 
     def code(self) -> str:
-        """Python code that applies the plan to `model`, before it is wrapped or compiled."""
+        """Return Python code that applies the plan to `model`, before it is wrapped or compiled."""
         used = [policy for policy in POLICIES[1:] if policy in self.policies.values()]
         if not used:
             return "# nothing to recompute\n"
-        selective = "selective" in used
-        lines = ["from functools import partial", ""]
-        lines += ["import torch"] if selective else []
-        lines += [
-            f"from torch.utils.checkpoint import checkpoint{', create_selective_checkpoint_contexts' if selective else ''}",
-            "",
-            "",
-        ]
-        lines += ["def recompute(block, **how):"]
-        lines += [
-            "    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **how)",
-            "",
-            "",
-        ]
-        if selective:
-            kept = (f"    torch.ops.aten.{name}.default," for name in KEPT)
-            lines += [
-                "kept = [",
-                *kept,
-                "]",
-                "selective = partial(create_selective_checkpoint_contexts, kept)",
-            ]
+        code = _SELECTIVE_CODE if "selective" in used else _FULL_CODE
+        lines = [code]
         for policy in used:
-            how = ", context_fn=selective" if policy == "selective" else ""
-            lines += _loops([block for block, each in self.policies.items() if each == policy], how)
+            argument = ", context_fn=selective" if policy == "selective" else ""
+            blocks = [block for block, chosen in self.policies.items() if chosen == policy]
+            lines += _loops(blocks, argument)
         return "\n".join(lines) + "\n"
 
     def _recomputed(self, policy: str) -> str:
+        """Return how many blocks recompute under a policy."""
+        if policy == "none":
+            return "0"
         if policy != "best":
-            return "0" if policy == "none" else str(len(self.policies))
-        numbers = {
-            each: sum(chosen == each for chosen in self.policies.values()) for each in POLICIES[1:]
-        }
-        return ", ".join(f"{number} {each}" for each, number in numbers.items() if number) or "0"
+            return str(len(self.policies))
+        chosen = Counter(self.policies.values())
+        numbers = [f"{chosen[each]} {each}" for each in POLICIES[1:] if chosen[each]]
+        return ", ".join(numbers) or "0"
 
 
-def _loops(blocks: Sequence[str], how: str) -> Iterator[str]:
-    """Lines that recompute blocks; those that a container numbers in a row are one loop."""
-    numbered = [(*block.rpartition(".")[::2], place) for place, block in enumerate(blocks)]
-    for (container, _), some in groupby(numbered, lambda each: (each[0], int(each[1]) - each[2])):
-        numbers = [int(number) for _, number, _ in some]
+_FULL_CODE = """\
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute(block, **options):
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+"""
+
+_SELECTIVE_CODE = f"""\
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+
+def recompute(block, **options):
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+
+kept = [
+{"".join(f"    torch.ops.aten.{name}.default,{chr(10)}" for name in KEPT)}]
+selective = partial(create_selective_checkpoint_contexts, kept)"""
+
+
+def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
+    """Yield lines that recompute blocks, with a loop for blocks with consecutive numbers."""
+    runs: list[tuple[str, range]] = []
+    for block in blocks:
+        container, _, digits = block.rpartition(".")
+        number = int(digits)
+        if runs and runs[-1][0] == container and runs[-1][1].stop == number:
+            runs[-1] = (container, range(runs[-1][1].start, number + 1))
+        else:
+            runs.append((container, range(number, number + 1)))
+    for container, numbers in runs:
         prefix = f"{container}." if container else ""
-        yield f"for index in range({numbers[0]}, {numbers[-1] + 1}):"
-        yield f'    recompute(model.get_submodule(f"{prefix}{{index}}"){how})'
+        yield f"for index in range({numbers.start}, {numbers.stop}):"
+        yield f'    recompute(model.get_submodule(f"{prefix}{{index}}"){argument})'
 
 
-# how often the budget of the search is lowered by what an estimate needs beyond it
+# How often the budget of the search is lowered by the bytes by which an estimate exceeds it.
 REPAIRS = 3
 
-# the share by which a folded model's prediction may be off the whole model's estimate. Otherwise
-# the whole model is tried.
+# How far a folded model's prediction may be off the estimate of the whole model, as a share.
+# Beyond it, the whole model is tried.
 EXACT = 0.001
 
 
@@ -184,27 +199,27 @@ def best_checkpointing(
     mesh: Mapping[str, int] | None = None,
     round_to: int = 1,
 ) -> CheckpointingPlan:
-    """Choose what each block recomputes in backward, so that a training step fits into a budget and recomputes as little as possible.
+    """Choose the cheapest activation checkpointing of each block for a memory budget.
 
-    A block is a module made of others that its container numbers, as `layers.0`. Each recomputes
-    nothing, all but its linear layers, convolutions and fused attention (`selective`), or all
-    (`full`). A few estimates show what each block keeps; the chosen policies are estimated as a
-    whole. Nothing is allocated. The model is not changed: `code()` of the plan has the lines that
-    apply it.
+    A block is a module with submodules that has a number in its container, such as `layers.0`. It
+    recomputes nothing, everything (`full`), or everything except linear layers, convolutions and
+    fused attention (`selective`). A few estimates show the bytes that each block keeps. The chosen
+    policies are then estimated as a whole. Nothing is allocated, and the model is not changed:
+    `code()` of the plan returns the lines that apply it.
 
     Args:
-        model: A module, or a function that builds one, as in `estimate`; its code must not
-            checkpoint.
-        args: Its positional arguments; a lone tensor stands for itself.
-        kwargs: Its keyword arguments.
-        memory_bytes: The budget for live tensors; `None` is what a step may take that `fits` on the
-            chip `hardware`.
-        loss: From the output to a scalar, as in `estimate`.
-        optimizer: Makes an optimizer from a list of parameters, as in `estimate`.
-        hardware: The chip, as in `estimate`. If it is given, the least time on it is minimized,
-            else FLOPs are.
-        mesh: Ranks by dimension, as in `estimate`; of a built model only.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in
+        model: A module, or a function that builds one, as in `estimate`. Its code must not use
+            checkpointing.
+        args: Positional arguments of the model, or a single tensor.
+        kwargs: Keyword arguments of the model.
+        memory_bytes: The budget for live tensors. With `None`, it is the memory of the chip
+            `hardware` that a step may use with the verdict `fits`.
+        loss: Function from the output to a scalar, as in `estimate`.
+        optimizer: Function from a list of parameters to an optimizer, as in `estimate`.
+        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time on it,
+            otherwise FLOPs.
+        mesh: Ranks by dimension, as in `estimate`. It needs a function that builds the model.
+        round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
     Raises:
@@ -223,10 +238,10 @@ def best_checkpointing(
         mesh=checked_mesh(caller, mesh),
         round_to=round_to,
     )
-    make = (
-        partial(built, model) if mesh else cache(partial(built, model))
-        # what is sharded is built for each estimate
-    )
+    make: Callable[[], nn.Module] = partial(built, model)
+    if not mesh:
+        # Sharding changes the model, so only models that are not sharded are built once.
+        make = cache(make)
     return search(
         estimator,
         lambda: Subject(make(), args, dict(kwargs or {}), loss),
@@ -242,9 +257,9 @@ def search(
     *,
     held: Iterable[Tensor] = (),
 ) -> CheckpointingPlan:
-    """The plan for the step that an estimator runs, which goes backward.
+    """Return the plan for the step that an estimator runs.
 
-    `held` is as in `Estimator.run`.
+    The estimator must run a backward. `held` is as in `Estimator.run`.
     """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
@@ -260,13 +275,10 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Estimate, choose, and estimate what was chosen.
-
-    Of a folded model if that shows the same as the whole one.
-    """
+    """Choose policies from estimates of a folded model, or of the whole model if they disagree."""
     try:
         chain = trials.chain(fold=True)
-    except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
+    except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
         chain = None
     if chain is not None:
         plan = _chosen(trials, chain, budget, by_room=by_room)
@@ -279,7 +291,7 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """The cheapest choice whose estimate is within the budget; the lowest peak if there is none."""
+    """Return the cheapest choice whose estimate is within the budget, or else the lowest peak."""
     allowed = budget
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):
@@ -291,15 +303,14 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
             break
         choices = following
     best = _alternative(chain, "best", choices)
+    alternatives = [_alternative(chain, each, [each] * len(choices)) for each in POLICIES]
+    alternatives.append(replace(best, peak_bytes=memory_of(profile).peak_bytes, estimated=True))
     return CheckpointingPlan(
         policies=policies_of(trials.units, choices),
         memory_bytes=budget,
         fits=beyond <= 0,
         predicted_bytes=best.peak_bytes,
-        alternatives=(
-            *(_alternative(chain, policy, [policy] * len(choices)) for policy in POLICIES),
-            replace(best, peak_bytes=memory_of(profile).peak_bytes, estimated=True),
-        ),
+        alternatives=tuple(alternatives),
         profile=profile,
         estimates=trials.made,
         room=room_for(profile, profile.run.hardware) if by_room else None,
@@ -307,9 +318,9 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
 
 
 def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
-    found = cheapest_choice(chain, POLICIES, budget) or cheapest_choice(
-        chain, POLICIES, lowest_peak(chain, POLICIES)
-    )
+    found = cheapest_choice(chain, POLICIES, budget)
+    if found is None:
+        found = cheapest_choice(chain, POLICIES, lowest_peak(chain, POLICIES))
     return cast("tuple[Policy, ...]", found)
 
 
@@ -317,11 +328,9 @@ def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
     needs = room_for(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget
-    return (
-        0
-        if needs.verdict == "fits"
-        else max(1, int(needs.needed_bytes - needs.usable_bytes * (1 - TIGHT)))
-    )
+    if needs.verdict == "fits":
+        return 0
+    return max(1, int(needs.needed_bytes - needs.usable_bytes * (1 - TIGHT)))
 
 
 def _alternative(chain: Chain, policy: str, choices: Sequence[Policy]) -> Alternative:

@@ -1,9 +1,9 @@
-"""The peak of a chain of blocks under every choice of what they recompute, from a few estimates.
+"""The peak memory of a chain of blocks for every choice of checkpointing, from a few estimates.
 
-A block keeps bytes from its forward to its backward, and has a highest point in each of the two.
-How many bytes depends on what the block recomputes, and on what the block before it does, because
-the tensor between them may be kept by either. So an estimate shows one pair of choices for each two
-neighbours, and equal blocks share what any of them shows.
+A block keeps bytes from its forward to its backward, and has a peak in both. These bytes depend on
+the checkpointing of the block and of the block before it, because either of the two may keep the
+tensor between them. So an estimate shows one pair of choices for every two neighbours, and equal
+blocks share what any of them shows.
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -21,45 +21,56 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.profile import Moment
 from lflops.profile.records import Phase
 
-Key = tuple[int | None, int, str | None, str]
-"""The kinds of a block's predecessor and of the block, then their choices;
 
-`None` before the first block.
-"""
+class Key(NamedTuple):
+    """What the bytes of a block depend on.
+
+    Attributes:
+        kind_before: Kind of the block before it, or `None` for the first block.
+        kind: Kind of the block. Blocks of one kind run the same operators.
+        choice_before: Checkpointing of the block before it, or `None` for the first block.
+        choice: Checkpointing of the block.
+    """
+
+    kind_before: int | None
+    kind: int
+    choice_before: str | None
+    choice: str
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What one estimate's timeline shows of each block. All are bytes."""
+    """The bytes of each block in the timeline of one estimate.
 
-    starts: tuple[
-        int, ...
-        # alive before the forward of each block, and after that of the last one
-    ]
-    # the most alive in the forward of each block, beyond its start
+    Attributes:
+        starts: Bytes alive before the forward of each block, and after the forward of the last.
+        forward: Peak in the forward of each block, above its start.
+        entered: Bytes alive before the backward of each block, above the start of the next block;
+            `None` for a block without a backward.
+        backward: Peak in the backward of each block, above the bytes alive before it.
+        head: Peak between the forward and the backward of the blocks, above the last start.
+        fixed: Peak before the first block and after the backward of all blocks.
+        kinds: A number for each block. Blocks with the same number ran the same operators, kept the
+            same bytes and had the same peaks.
+    """
+
+    starts: tuple[int, ...]
     forward: tuple[int, ...]
-    entered: tuple[
-        int | None, ...
-        # alive before each block's backward, beyond the next start; `None` without a backward
-    ]
-    backward: tuple[
-        int, ...
-        # the most alive in the backward of each block, beyond what was alive before it
-    ]
-    # the most alive between forward and backward of the blocks, beyond the last start
+    entered: tuple[int | None, ...]
+    backward: tuple[int, ...]
     head: int
-    # the most alive before the first block and after the backward of all
     fixed: int
-    kinds: tuple[
-        int, ...
-        # blocks with the same number ran the same operators, kept as many bytes and had the same
-        # highest points
-    ]
+    kinds: tuple[int, ...]
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """One estimate: the choice of each block, the FLOPs and the time of what it recomputed, and what the timeline shows.
+    """The checkpointing of each block in one estimate, and its result.
 
-    Times are in femtoseconds, so that equal sums are equal; `None` where no chip is known.
+    Attributes:
+        choices: Checkpointing of each block.
+        flops: FLOPs that each block recomputed.
+        times: Femtoseconds of the recomputation of each block, integers so that equal sums are
+            equal; `None` if the chip is unknown.
+        reading: Bytes of the blocks.
     """
 
     choices: tuple[str, ...]
@@ -69,9 +80,12 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """Bytes of a block under one key.
+    """The bytes of a block under one key.
 
-    What it adds to the next start, and its highest points beyond its start and the next one.
+    Attributes:
+        grows: Difference between its start and the next one.
+        forward: Peak in its forward, above its start.
+        backward: Peak in its backward, above the next start; `None` without a backward.
     """
 
     grows: int
@@ -80,156 +94,167 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class Chain(Struct, frozen=True, kw_only=True):
-    """The peak of a step as a function of the choice of each block.
+    """The peak of a step as a function of the checkpointing of each block.
 
-    A variable of the model may hold the first block's input until the end of forward. If the block
-    recomputes, it holds the input further: what the first block's choice so settles is alive from
-    then on beyond the starts.
+    Attributes:
+        kinds: Kind of each block, in the order of their forward.
+        base: Bytes alive before the first block.
+        fixed: Peak outside the blocks.
+        offsets: Bytes alive before the backward of each block that no block keeps, such as the
+            gradients of later blocks.
+        terms: Bytes of a block by its key.
+        heads: Peak between forward and backward, above the last start, by the choice of the last
+            block.
+        held_input: Bytes of the first block's input that stay alive after the forward, by the
+            choice of the first block. A variable in the model may hold this input during the
+            forward, and a block that recomputes holds it longer.
+        flops: Recomputed FLOPs above the first estimate, by kind and choice.
+        times: The same in femtoseconds; empty if the chip is unknown.
     """
 
-    # of the blocks, in their order
     kinds: tuple[int, ...]
-    # bytes alive before the first block
     base: int
-    # the most alive outside of the blocks
     fixed: int
-    offsets: tuple[
-        int, ...
-        # what is alive before the backward of each block besides the blocks' own, such as gradients of
-        # the later ones
-    ]
+    offsets: tuple[int, ...]
     terms: dict[Key, Terms]
-    heads: dict[
-        str, int
-        # the most alive between forward and backward, beyond the last start, by the choice of the last
-        # block
-    ]
-    # by the choice of the first block, in bytes
-    settled: dict[str, int]
-    flops: dict[
-        tuple[int, str], int
-        # recomputed beyond what the first estimate does, by kind and choice
-    ]
-    # the same in femtoseconds; empty where no chip is known
+    heads: dict[str, int]
+    held_input: dict[str, int]
+    flops: dict[tuple[int, str], int]
     times: dict[tuple[int, str], int]
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:
-        """What is minimized: times, or FLOPs where they are not known."""
+        """The costs to minimize: times, or FLOPs if times are unknown."""
         return self.times or self.flops
 
-    def at(self, index: int, before: str | None, choice: str) -> tuple[int, int, int | None]:
-        """What a block adds, its highest point in forward beyond its start, and that in backward beyond the next start as settled."""
+    def terms_at(self, index: int, before: str | None, choice: str) -> Terms:
+        """Return the bytes of a block at its place in the chain."""
         terms = self.terms[key_of(self.kinds, index, before, choice)]
-        return (
-            terms.grows,
-            terms.forward,
-            None if terms.backward is None else self.offsets[index] + terms.backward,
-        )
+        if terms.backward is None:
+            return terms
+        backward = self.offsets[index] + terms.backward
+        return Terms(grows=terms.grows, forward=terms.forward, backward=backward)
 
     def peak(self, choices: Sequence[str]) -> int:
-        """The most bytes alive in the step."""
-        start, highest, before = self.base, self.fixed, None
-        settled = self.settled[choices[0]]
+        """Return the peak bytes of the step."""
+        start = self.base
+        highest = self.fixed
+        held_input = self.held_input[choices[0]]
+        before = None
         for index, choice in enumerate(choices):
-            grows, forward, backward = self.at(index, before, choice)
-            highest = max(highest, start + forward)
-            start += grows
-            highest = max(highest, start + settled + backward) if backward is not None else highest
+            terms = self.terms_at(index, before, choice)
+            highest = max(highest, start + terms.forward)
+            start += terms.grows
+            if terms.backward is not None:
+                highest = max(highest, start + held_input + terms.backward)
             before = choice
-        return max(highest, start + settled + self.heads[choices[-1]])
+        return max(highest, start + held_input + self.heads[choices[-1]])
 
     def spent(self, costs: Mapping[tuple[int, str], int], choices: Sequence[str]) -> int:
-        """The sum over all blocks of one of the two costs."""
+        """Add up `flops` or `times` over all blocks."""
         return sum(costs[each] for each in zip(self.kinds, choices, strict=True))
 
 
 def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
-    """Blocks in the order of their forward.
+    """Return the blocks that ran, in the order of their forward.
 
-    Those whose forwards overlap are one unit; those that did not run are left out.
+    Blocks with overlapping forwards are one unit.
     """
     names = list(blocks)
     spans = _spans(timeline, [(block,) for block in names], ("forward",))
-    units: list[tuple[tuple[str, ...], int]] = []
+    units: list[tuple[str, ...]] = []
+    end = 0
     for number, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
-        block = names[number]
-        if units and first < units[-1][1]:
-            units[-1] = ((*units[-1][0], block), max(last, units[-1][1]))
+        if units and first < end:
+            units[-1] = (*units[-1], names[number])
+            end = max(last, end)
         else:
-            units.append(((block,), last))
-    return [unit for unit, _ in units]
+            units.append((names[number],))
+            end = last
+    return units
 
 
 def read(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]
 ) -> Reading:
-    """What the timeline of a step shows of blocks, which are in the order of their forward.
+    """Read the bytes of each block from the timeline of a step.
 
-    A `ValueError` where none has a backward.
+    Args:
+        timeline: All operators of the step.
+        units: The blocks, in the order of their forward.
+        work: FLOPs of each forward. Blocks with different FLOPs are of different kinds.
+
+    Raises:
+        ValueError: No block has a backward.
     """
-    # `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
-    forward, backward = (
-        _spans(timeline, units, phases) for phases in (("forward",), ("backward", "recompute"))
-    )
-    ahead = [forward[number] for number in range(len(units))]
-    behind = [backward.get(number) for number in range(len(units))]
+    forward = _spans(timeline, units, ("forward",))
+    backward = _spans(timeline, units, ("backward", "recompute"))
     if not backward:
         raise ValueError("no block has a backward")
-    end = ahead[-1][1]
-    begins = [*(first for first, _ in ahead), end]
+    numbers = range(len(units))
+    begins = [forward[number][0] for number in numbers]
+    begins.append(forward[numbers[-1]][1])
     starts = [timeline[begin].live_bytes for begin in begins]
-    turns = sorted(first for first, _ in backward.values())
-    after = max(last for _, last in backward.values())
-    until = dict(pairwise([*turns, after]))
-    entered = [None if span is None else timeline[span[0]].live_bytes for span in behind]
-    most = tuple(
-        0
-        if span is None
-        else _highest(timeline, span[0], until[span[0]]) - timeline[span[0]].live_bytes
-        for span in behind
-    )
-    traces = []
-    for flops, (first, last), turn, beyond in zip(work, ahead, behind, most, strict=True):
-        forward_of_block = tuple(
-            (each.operator, each.live_bytes - timeline[first].live_bytes)
-            for each in timeline[first:last]
+    backward_begins = sorted(first for first, _ in backward.values())
+    backward_end = max(last for _, last in backward.values())
+    # The backward of a block lasts until the backward of the next one begins.
+    until = dict(pairwise([*backward_begins, backward_end]))
+
+    forward_peaks: list[int] = []
+    entered: list[int | None] = []
+    backward_peaks: list[int] = []
+    kinds: list[int] = []
+    kind_of_trace: dict[Hashable, int] = {}
+    for number in numbers:
+        start = starts[number]
+        forward_peaks.append(_highest(timeline, begins[number], begins[number + 1]) - start)
+        first, last = forward[number]
+        forward_trace = tuple(
+            (moment.operator, moment.live_bytes - start) for moment in timeline[first:last]
         )
-        # What others share may be freed in a backward: bytes of equal blocks differ, their highest
-        # point does not.
-        backward_of_block = (
-            () if turn is None else tuple(each.operator for each in timeline[slice(*turn)])
-        )
-        traces.append((flops, forward_of_block, backward_of_block, beyond))
-    numbers: dict[Hashable, int] = {}
+        backward_peak = 0
+        backward_trace: tuple[str, ...] = ()
+        if number in backward:
+            first, last = backward[number]
+            live = timeline[first].live_bytes
+            entered.append(live - starts[number + 1])
+            backward_peak = _highest(timeline, first, until[first]) - live
+            # The bytes of equal blocks may differ in backward, where memory that other blocks
+            # share is freed. Their peaks do not differ.
+            backward_trace = tuple(moment.operator for moment in timeline[first:last])
+        else:
+            entered.append(None)
+        backward_peaks.append(backward_peak)
+        trace = (work[number], forward_trace, backward_trace, backward_peak)
+        kinds.append(kind_of_trace.setdefault(trace, len(kind_of_trace)))
+
+    before = _highest(timeline, 0, begins[0])
+    after = _highest(timeline, backward_end, len(timeline))
     return Reading(
         starts=tuple(starts),
-        forward=tuple(
-            _highest(timeline, *span) - start
-            for span, start in zip(pairwise(begins), starts, strict=False)
-        ),
-        entered=tuple(
-            None if live is None else live - start
-            for live, start in zip(entered, starts[1:], strict=True)
-        ),
-        backward=most,
-        head=_highest(timeline, end, turns[0]) - starts[-1],
-        fixed=max(_highest(timeline, 0, begins[0]), _highest(timeline, after, len(timeline))),
-        kinds=tuple(numbers.setdefault(trace, len(numbers)) for trace in traces),
+        forward=tuple(forward_peaks),
+        entered=tuple(entered),
+        backward=tuple(backward_peaks),
+        head=_highest(timeline, begins[-1], backward_begins[0]) - starts[-1],
+        fixed=max(before, after),
+        kinds=tuple(kinds),
     )
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
-    """The keys that an estimate with these choices shows."""
-    return [
-        key_of(kinds, index, choices[index - 1] if index else None, choice)
-        for index, choice in enumerate(choices)
-    ]
+    """Return the keys that an estimate with these choices shows."""
+    keys: list[Key] = []
+    before = None
+    for index, choice in enumerate(choices):
+        keys.append(key_of(kinds, index, before, choice))
+        before = choice
+    return keys
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
-    """The chain of some estimates, the first of which recomputes nothing."""
-    plain = trials[0].reading
+    """Combine estimates into a chain. The first estimate recomputes nothing."""
+    first = trials[0]
+    plain = first.reading
     chain = Chain(
         kinds=plain.kinds,
         base=plain.starts[0],
@@ -237,75 +262,87 @@ def chain_of(trials: Sequence[Trial]) -> Chain:
         offsets=tuple(each or 0 for each in plain.entered),
         terms={},
         heads={},
-        settled={
-            trial.choices[0]: settled_by(trial, plain) or 0
-            for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:])
-        },
+        held_input={},
         flops={},
         times={},
     )
+    # Trials in which a later block recomputes nothing show the held input, and overwrite others.
+    for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:]):
+        chain.held_input[trial.choices[0]] = held_input_of(trial, plain) or 0
     for trial in trials:
-        shown = trial.reading
-        settled = chain.settled[trial.choices[0]]
-        chain.heads.setdefault(trial.choices[-1], shown.head - settled)
-        for index, key in enumerate(keys_of(plain.kinds, trial.choices)):
-            entered = shown.entered[index]
-            backward = (
-                None
-                if entered is None
-                else entered - settled - chain.offsets[index] + shown.backward[index]
-            )
-            grows = shown.starts[index + 1] - shown.starts[index]
-            chain.terms.setdefault(
-                key, Terms(grows=grows, forward=shown.forward[index], backward=backward)
-            )
-            which = (plain.kinds[index], trial.choices[index])
-            chain.flops.setdefault(which, trial.flops[index] - trials[0].flops[index])
-            if trial.times is not None and trials[0].times is not None:
-                chain.times.setdefault(which, trial.times[index] - trials[0].times[index])
+        _add_trial(chain, trial, first)
     return chain
 
 
-def settled_by(trial: Trial, plain: Reading) -> int | None:
-    """What the first block's choice adds from the end of forward on.
+def _add_trial(chain: Chain, trial: Trial, first: Trial) -> None:
+    reading = trial.reading
+    held_input = chain.held_input[trial.choices[0]]
+    chain.heads.setdefault(trial.choices[-1], reading.head - held_input)
+    for index, key in enumerate(keys_of(chain.kinds, trial.choices)):
+        entered = reading.entered[index]
+        backward = None
+        if entered is not None:
+            kept = entered - held_input - chain.offsets[index]
+            backward = kept + reading.backward[index]
+        grows = reading.starts[index + 1] - reading.starts[index]
+        terms = Terms(grows=grows, forward=reading.forward[index], backward=backward)
+        chain.terms.setdefault(key, terms)
+        cost_key = (key.kind, key.choice)
+        chain.flops.setdefault(cost_key, trial.flops[index] - first.flops[index])
+        if trial.times is not None and first.times is not None:
+            chain.times.setdefault(cost_key, trial.times[index] - first.times[index])
 
-    Seen at a later block that recomputes nothing, as in `plain`.
+
+def held_input_of(trial: Trial, plain: Reading) -> int | None:
+    """Return the bytes that the choice of the first block keeps alive after the forward.
+
+    They show at a later block that recomputes nothing, as in `plain`. `None` if there is no such
+    block.
     """
     if len(trial.choices) == 1:
         return 0
-    for choice, entered, before in list(
-        zip(trial.choices, trial.reading.entered, plain.entered, strict=True)
-    )[1:]:
+    for index, choice in enumerate(trial.choices[1:], 1):
+        entered = trial.reading.entered[index]
+        before = plain.entered[index]
         if choice == "none" and entered is not None and before is not None:
             return entered - before
     return None
 
 
 def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
-    """The key of the block at this place, with its choice and that of the block before it."""
-    return (kinds[index - 1] if index else None, kinds[index], before if index else None, choice)
+    """Return the key of a block, from its choice and the choice of the block before it."""
+    if index == 0:
+        return Key(None, kinds[0], None, choice)
+    return Key(kinds[index - 1], kinds[index], before, choice)
 
 
 def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None]:
-    """From a module to the number of the unit that it is in."""
+    """Return a function from a module to the number of the unit that contains it."""
     numbers = {block: number for number, unit in enumerate(units) for block in unit}
-    return cache(
-        lambda module: next(
-            (numbers[above] for above in ancestry(module) if above in numbers), None
-        )
-    )
+
+    @cache
+    def number_of(module: str) -> int | None:
+        for block in ancestry(module):
+            if block in numbers:
+                return numbers[block]
+        return None
+
+    return number_of
 
 
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """The first operator of each unit in some phases, and the one after its last."""
+    """Return the first operator of each unit in some phases, and the operator after its last."""
     number_of = unit_numbers(units)
     spans: dict[int, tuple[int, int]] = {}
     for index, moment in enumerate(timeline):
-        number = number_of(moment.module) if moment.phase in phases else None
+        if moment.phase not in phases:
+            continue
+        number = number_of(moment.module)
         if number is not None:
-            spans[number] = (spans.get(number, (index, 0))[0], index + 1)
+            first, _ = spans.get(number, (index, 0))
+            spans[number] = (first, index + 1)
     return spans
 
 
@@ -315,15 +352,18 @@ def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
     )
 
 
-# partial choices that are followed at once. Of more, one in each of equal steps of bytes is
-# followed.
+# Most partial choices that are kept. Of more, one is kept in each of equal steps of bytes.
 MOST_STATES = 4096
 
 
 class _State(NamedTuple):
     """Choices of the first blocks.
 
-    Bytes alive after them, their cost, and the changes between neighbours.
+    Attributes:
+        start: Bytes alive after these blocks.
+        cost: Cost of what they recompute.
+        changes: How often the choice differs from the choice of the block before.
+        choices: The choice of each block.
     """
 
     start: int
@@ -333,16 +373,18 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """The choice of each block with the least cost whose peak is within the budget of bytes.
+    """Return the cheapest choice of each block whose peak is within a budget of bytes.
 
-    Of equal ones that with the fewest changes.
+    Among equally cheap ones it has the fewest changes between neighbours. `None` if no choice is
+    within the budget.
     """
-    # The bytes of a moment depend on the choices before it by the start alone. So of two partial
-    # choices with the same last block, the one that has more bytes and costs more is dropped.
-    # `None` where no choice is within the budget.
+    # Later bytes depend on earlier choices only through the start. So of two partial choices with
+    # the same last block, the one with more bytes and a higher cost is dropped.
     if chain.fixed > budget:
         return None
-    ends = [state for first in choices for state in _ends(chain, choices, first, budget)]
+    ends: list[_State] = []
+    for first in choices:
+        ends += _ends(chain, choices, first, budget)
     best = min(ends, key=lambda state: (state.cost, state.changes, state.start), default=None)
     return None if best is None else best.choices
 
@@ -350,61 +392,65 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
 def _ends(
     chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False
 ) -> list[_State]:
-    """The choices of all blocks within the budget that are worth following and begin with this one.
+    """Return the candidates for the choices of all blocks, if the first block has this choice.
 
-    If `free`, all cost the same.
+    With `free`, all choices cost the same.
     """
+    # The candidates for the blocks so far, by the choice of the last one.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
-    settled = chain.settled[first]
     for index, kind in enumerate(chain.kinds):
         following: dict[str | None, list[_State]] = {}
         for choice in choices if index else (first,):
             cost = 0 if free else chain.costs[kind, choice]
             reached: list[_State] = []
             for before, some in states.items():
-                grows, forward, backward = chain.at(index, before, choice)
-                most = budget - max(
-                    forward, forward if backward is None else grows + settled + backward
-                )
-                changed = not free and before not in (None, choice)
-                fitting = (state for state in some if state.start <= most)
-                reached += (
-                    _State(
-                        each.start + grows,
-                        each.cost + cost,
-                        each.changes + changed,
-                        (*each.choices, choice),
-                    )
-                    for each in fitting
-                )
+                is_change = not free and before not in (None, choice)
+                terms = chain.terms_at(index, before, choice)
+                most = budget - _rise(terms, chain.held_input[first])
+                for state in some:
+                    if state.start <= most:
+                        start = state.start + terms.grows
+                        changes = state.changes + is_change
+                        so_far = (*state.choices, choice)
+                        reached.append(_State(start, state.cost + cost, changes, so_far))
             following[choice] = _undominated(reached)
         states = following
-    return [
-        state
-        for some in states.values()
-        for state in some
-        if state.start + settled + chain.heads[state.choices[-1]] <= budget
-    ]
+    fitting: list[_State] = []
+    for some in states.values():
+        for state in some:
+            head = chain.held_input[first] + chain.heads[state.choices[-1]]
+            if state.start + head <= budget:
+                fitting.append(state)
+    return fitting
+
+
+def _rise(terms: Terms, held_input: int) -> int:
+    """Return the higher peak of a block's forward and backward, above its start."""
+    if terms.backward is None:
+        return terms.forward
+    return max(terms.forward, terms.grows + held_input + terms.backward)
 
 
 def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
-    """The least budget that some choice is within."""
-    budgets = range(chain.fixed, min(chain.peak([choice] * len(chain.kinds)) for choice in choices))
-    return chain.fixed + bisect_left(
-        budgets,
-        x=True,
-        key=lambda budget: any(
-            _ends(chain, choices, first, budget, free=True) for first in choices
-        ),
-    )
+    """Return the smallest budget that some choice is within."""
+    uniform = min(chain.peak([choice] * len(chain.kinds)) for choice in choices)
+
+    def is_enough(budget: int) -> bool:
+        return any(_ends(chain, choices, first, budget, free=True) for first in choices)
+
+    budgets = range(chain.fixed, uniform)
+    return chain.fixed + bisect_left(budgets, x=True, key=is_enough)
 
 
 def _undominated(states: list[_State]) -> list[_State]:
+    """Drop states that have more bytes than another state, and cost no less."""
     kept: list[_State] = []
     for state in sorted(states, key=lambda state: state[:3]):
         if not kept or (state.cost, state.changes) < (kept[-1].cost, kept[-1].changes):
             kept.append(state)
     if len(kept) <= MOST_STATES:
         return kept
-    width = (kept[-1].start - kept[0].start) // MOST_STATES + 1
-    return list({(state.start - kept[0].start) // width: state for state in kept}.values())
+    lowest = kept[0].start
+    width = (kept[-1].start - lowest) // MOST_STATES + 1
+    last_of_step = {(state.start - lowest) // width: state for state in kept}
+    return list(last_of_step.values())

@@ -1,4 +1,4 @@
-"""`lflops plan`: the configurations of a training that fit on some GPUs, by their predicted time."""
+"""`lflops plan`: training configurations that fit on some GPUs, by predicted step time."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.cli.estimate import builder_for
-from lflops.cli.output import UsageError, draw, help_of, write_json
+from lflops.cli.output import UsageError, draw, write_json
 from lflops.profile.series import gathered
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import counted
@@ -20,32 +20,107 @@ from lflops.report.text import counted
 if TYPE_CHECKING:
     from lflops.estimation.planning.plan import Configuration, Plan
 
-HELP = help_of(__file__)
-# samples of a GPU, where no batch is given
-_SHARE = 16
+# Samples of a GPU if no batch is passed.
+_SAMPLES_PER_GPU = 16
 
 
 def plan(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=HELP["target"])],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A model, as for lflops estimate: a config.json, its folder, hf:NAME, or "
+            "PACKAGE.MODULE:BUILD.",
+        ),
+    ],
     *,
-    gpus: Annotated[int, typer.Option(metavar="N", help=HELP["gpus"])],
-    hardware: Annotated[str, typer.Option(metavar="NAME", help=HELP["hardware"])],
-    batch: Annotated[int | None, typer.Option(metavar="N", help=HELP["batch"])] = None,
-    seq: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["seq"])] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help=HELP["optimizer"])] = "adamw",
-    fused: Annotated[bool, typer.Option("--fused", help=HELP["fused"])] = False,
-    precision: Annotated[str, typer.Option(metavar="NAME", help=HELP["precision"])] = "bf16-mixed",
-    network: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["network"])] = None,
-    devices_per_host: Annotated[int, typer.Option(metavar="N", help=HELP["devices_per_host"])] = 8,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 12,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])
+    gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs.")],
+    hardware: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The chip of all GPUs: a name from `lflops hardware`, or a TOML file.",
+        ),
+    ],
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Samples of a step over all GPUs; the default is 16 for each GPU."
+        ),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens per sample, by default 512 for a configuration. A BUILD function gets "
+            "them as its second argument.",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="An optimizer of torch.optim with its defaults, such as adamw; or adamw8bit.",
+        ),
+    ] = "adamw",
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Use the optimizer's fused implementation, which needs no temporary tensors.",
+        ),
     ] = False,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["save"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With a mixed precision, "
+            "FSDP2 computes in that dtype and reduces in float32.",
+        ),
+    ] = "bf16-mixed",
+    network: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Bandwidth of a GPU to other hosts in bytes/s, such as 50e9; the default is the "
+            "bandwidth of the vendor's reference hosts.",
+        ),
+    ] = None,
+    devices_per_host: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Number of GPUs in a host. Tensor parallelism stays within a host."
+        ),
+    ] = 8,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Most lines of each table.")] = 12,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run the Python code that comes with a configuration, which is refused otherwise.",
+        ),
+    ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the estimate of the first configuration that fits, for lflops show and "
+            "diff.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON object with configurations, not_predicted and left_out. Unknown "
+            "values are null.",
+        ),
+    ] = False,
 ) -> None:
-    """Rank meshes, micro batches and checkpointing of a training by the predicted time of a step, of those that fit."""
-    # with torch
+    """Rank the meshes, micro batches and checkpointing that fit by the predicted time of a step."""
+    # Imported here because these modules import torch.
     from lflops.estimation.from_config import TOKENS, is_config
     from lflops.estimation.optimizer_step import makes_optimizer
     from lflops.estimation.planning.plan import plan as find
@@ -53,7 +128,7 @@ def plan(
     with builder_for(target, seq, remote_code=trust_remote_code) as build:
         found = find(
             build,
-            _SHARE * gpus if batch is None else batch,
+            _SAMPLES_PER_GPU * gpus if batch is None else batch,
             gpus=gpus,
             hardware=hardware,
             optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
@@ -65,112 +140,127 @@ def plan(
     if save is not None:
         if found.profile is None:
             raise UsageError(
-                f"--save {save}: no configuration without a pipeline fits, so there is no profile"
+                f"--save {save}: there is no profile: every configuration that fits is a pipeline"
             )
         found.profile.save(save)
     tokens = seq or (TOKENS if is_config(target) else None)
     if as_json:
-        write_json(
-            {
-                **{name: value for name, value in asdict(found).items() if name != "profile"},
-                "tokens_of_a_sample": tokens,
-            }
-        )
+        values = asdict(found)
+        del values["profile"]
+        write_json({**values, "tokens_of_a_sample": tokens})
     else:
         draw(Group(*_parts(found, tokens, top)))
 
 
 def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
-    of = (
-        f"{counted(found.gpus, 'GPU')} of {found.hardware}, {counted(found.batch, 'sample')} a step"
-    )
-    yield text(f"{of}; {counted(found.estimates, 'estimate')}", "bold")
-    if not (found.configurations or found.not_predicted):
+    gpus = f"{counted(found.gpus, 'GPU')} of {found.hardware}"
+    samples = f"{counted(found.batch, 'sample')} a step"
+    yield text(f"{gpus}, {samples}; {counted(found.estimates, 'estimate')}", "bold")
+    if not found.configurations and not found.not_predicted:
         yield text("nothing fits", "yellow")
     if found.configurations:
-        yield ""
-        yield _table(found.configurations[:top], found.batch, tokens)
-        yield text(f"{found.configurations[0].name} has {found.configurations[0].reason}")
-        yield prose(
-            f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim"
-        )
-    # Of a mesh whose other configurations are not predicted either, the one with the lowest bound.
-    known = {each.name for each in found.configurations}
-    best = [
-        *{
-            each.name: each for each in reversed(found.not_predicted) if each.name not in known
-        }.values()
-    ][::-1]
-    if rows := sorted(best, key=lambda each: each.least_seconds or 0.0)[:top]:
-        yield ""
-        reasons = {
-            re.sub(r"\d", "", each.why_not or ""): each.why_not
-            for each in rows
-            # one of those that differ in a number
-        }
-        yield prose(f"not predicted: {'; '.join(filter(None, reasons.values()))}")
-        yield _table(rows, found.batch, tokens)
-        yield from (text(f"{each.name} has {each.reason}") for each in rows[:1] if each.reason)
-        yield text(
-            f"{_more(best, top)}these are lower bounds, and not an order; one line for a mesh, all in --json",
-            "dim",
-        )
+        yield from _predicted(found, tokens, top)
+    if found.not_predicted:
+        yield from _bounds(found, top)
     if found.left_out:
-        yield ""
-        names = [*gathered((why, name) for name, why in found.left_out.items()).items()]
-        yield margin(
-            [("left out", prose(f"{', '.join(meshes)}: {why}")) for why, meshes in names[:top]]
-        )
-        yield from (text(more, "dim") for more in [_more(names, top)] if more)
+        yield from _left_out(found, top)
     yield prose("Expert parallelism is not planned.", "dim")
 
 
+def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
+    first = found.configurations[0]
+    yield ""
+    yield _time_table(found.configurations[:top], found.batch, tokens)
+    yield text(f"{first.name} has {first.reason}")
+    yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
+
+
+def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
+    """For each mesh without a predicted configuration, the one with the lowest bound."""
+    predicted = {each.name for each in found.configurations}
+    best: dict[str, Configuration] = {}
+    for each in found.not_predicted:
+        if each.name not in predicted:
+            best.setdefault(each.name, each)
+    if not best:
+        return
+    rows = sorted(best.values(), key=lambda each: each.least_seconds or 0.0)[:top]
+    # Reasons that differ in a number are shown once.
+    reasons: dict[str, str] = {}
+    for each in rows:
+        if each.why_not:
+            reasons[re.sub(r"\d", "", each.why_not)] = each.why_not
+    yield ""
+    yield prose(f"not predicted: {'; '.join(reasons.values())}")
+    yield _bound_table(rows)
+    if rows[0].reason:
+        yield text(f"{rows[0].name} has {rows[0].reason}")
+    yield text(
+        f"{_more(list(best), top)}these are lower bounds and do not rank the meshes; "
+        "one line per mesh, all in --json",
+        "dim",
+    )
+
+
+def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
+    meshes_of_reason = gathered((reason, name) for name, reason in found.left_out.items())
+    rows = [f"{', '.join(meshes)}: {reason}" for reason, meshes in meshes_of_reason.items()]
+    yield ""
+    yield margin([("left out", prose(row)) for row in rows[:top]])
+    more = _more(rows, top)
+    if more:
+        yield text(more, "dim")
+
+
 def _more(rows: Sequence[object], top: int) -> str:
-    left = len(rows) - top
-    return f"{left} more, --top N lists them; " if left > 0 else ""
+    hidden = len(rows) - top
+    return f"{hidden} more, --top N lists them; " if hidden > 0 else ""
 
 
-def _table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:
-    """Configurations that all have a predicted time, or that all have none."""
-    known = [each.predicted for each in rows if each.predicted is not None]
-    columns = {"place": [str(each.rank) for each in rows]} if known else {}
-    columns["recompute"] = [each.checkpointing for each in rows]
-    columns["micro batch"] = [f"{each.micro_batch} x {each.accumulation}" for each in rows]
-    columns["memory"] = [
-        units.size(each.room.needed_bytes, digits=1)
-        + (" !" if each.room.verdict == "tight" else "")
-        for each in rows
-    ]
-    if known:
-        columns["time"] = [units.duration(each.seconds) for each in known]
-        columns["interval"] = [
-            f"{units.duration(each.low)} to {units.duration(each.high)}" for each in known
-        ]
-        columns["tokens/s" if tokens else "samples/s"] = [
-            units.rate(batch * (tokens or 1) / each.seconds) for each in known
-        ]
-        columns["not hidden"] = [
-            units.duration(each.by_kind.get("communication", 0.0)) for each in known
-        ]
-        again = [
-            0.0 if row.checkpointing == "none" else each.recomputed
-            for row, each in zip(rows, known, strict=True)
-        ]
-        columns["recomputing"] = list(map(units.duration, again))
-    else:
-        columns["at least"] = [units.duration(each.least_seconds) for each in rows]
-        parts = {
-            "not hidden": [each.tensor_seconds for each in rows],
-            "bubble": [each.bubble_seconds for each in rows],
-        }
-        columns |= {
-            column: list(map(units.duration, seconds))
-            for column, seconds in parts.items()
-            if any(seconds)
-        }
-    return FittedTable("mesh", [each.name for each in rows], columns)
+def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:
+    throughput = "tokens/s" if tokens else "samples/s"
+    columns: dict[str, list[str]] = {"place": [str(row.rank) for row in rows]}
+    columns |= _settings(rows)
+    timed = ("time", "interval", throughput, "exposed", "recomputing")
+    columns |= {name: [] for name in timed}
+    for row in rows:
+        predicted = row.predicted
+        if predicted is None:
+            continue
+        recomputed = 0.0 if row.checkpointing == "none" else predicted.recomputed
+        interval = f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
+        exposed = predicted.by_kind.get("communication", 0.0)
+        columns["time"].append(units.duration(predicted.seconds))
+        columns["interval"].append(interval)
+        columns[throughput].append(units.rate(batch * (tokens or 1) / predicted.seconds))
+        columns["exposed"].append(units.duration(exposed))
+        columns["recomputing"].append(units.duration(recomputed))
+    return FittedTable("mesh", [row.name for row in rows], columns)
+
+
+def _bound_table(rows: Sequence["Configuration"]) -> FittedTable:
+    columns = _settings(rows)
+    columns["at least"] = [units.duration(row.least_seconds) for row in rows]
+    if any(row.tensor_seconds for row in rows):
+        columns["exposed"] = [units.duration(row.tensor_seconds) for row in rows]
+    if any(row.bubble_seconds for row in rows):
+        columns["bubble"] = [units.duration(row.bubble_seconds) for row in rows]
+    return FittedTable("mesh", [row.name for row in rows], columns)
+
+
+def _settings(rows: Sequence["Configuration"]) -> dict[str, list[str]]:
+    """Return the columns that do not depend on a prediction."""
+    memory: list[str] = []
+    for row in rows:
+        mark = " !" if row.room.verdict == "tight" else ""
+        memory.append(units.size(row.room.needed_bytes, digits=1) + mark)
+    return {
+        "recompute": [row.checkpointing for row in rows],
+        "micro batch": [f"{row.micro_batch} x {row.accumulation}" for row in rows],
+        "memory": memory,
+    }
 
 
 def add_commands(app: typer.Typer) -> None:
-    """`lflops plan`."""
+    """Add `lflops plan`."""
     app.command()(plan)

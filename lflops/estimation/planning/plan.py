@@ -1,8 +1,8 @@
-"""`plan`: on which mesh, with which micro batch and recomputing what a model trains the fastest, of what fits into memory.
+"""`plan`: the fastest mesh, micro batch and activation checkpointing that fit into memory.
 
-A pipeline's stages are as sheets of the model with fewer blocks, under 1F1B. FSDP2's weights stay
-gathered through its step there (`reshard_after_forward=False`), and its gradients are whole until
-the end.
+A pipeline stage is treated as a model with fewer blocks under the 1F1B schedule. Within a stage,
+FSDP2 keeps its weights gathered for the whole step (`reshard_after_forward=False`), and its
+gradients are unsharded until the end of the step.
 """
 
 import contextlib
@@ -24,6 +24,9 @@ from lflops.estimation.optimizer_step import MakesOptimizer, makes_optimizer
 from lflops.estimation.planning.block_trials import memory_of
 from lflops.estimation.planning.work_sheets import (
     Case,
+    InBlock,
+    MomentKey,
+    OutsideBlocks,
     Sheet,
     WorkSheets,
     dimension_of,
@@ -38,41 +41,70 @@ from lflops.profile.profile import Communication, ModuleProfile, Profile
 
 
 class Stage(NamedTuple):
-    """A stage that has as many blocks as any."""
+    """A pipeline stage with as many blocks as the largest stage.
 
-    ends: tuple[
-        bool, ...
-        # what it has besides blocks: what runs before them is False, after them True
-    ]
-    # of the parameters that are in no block
+    Attributes:
+        runs_before: Whether it runs the part of the model before the blocks.
+        runs_after: Whether it runs the part of the model after the blocks.
+        share: Its share of the parameters outside the blocks.
+        in_flight: Most micro batches that are between their forward and backward at a time.
+        buffers: How many outputs of a micro batch are allocated to be sent or received.
+    """
+
+    runs_before: bool
+    runs_after: bool
     share: float
-    # micro batches between their forward and their backward, at most
     in_flight: int
-    # what a micro batch sends to the next stage is allocated so many times
     buffers: int
+
+    def runs(self, place: InBlock | OutsideBlocks) -> bool:
+        """Return whether the stage runs this part of the model."""
+        if isinstance(place, InBlock):
+            return True
+        return self.runs_after if place.after_blocks else self.runs_before
 
 
 def stages_of(
     sheet: Sheet, modules: Mapping[str, ModuleProfile], number: int, micro_batches: int
 ) -> Iterator[Stage]:
-    """The first, the second and the last stage of so many."""
-    rows: dict[bool, set[str]] = {
-        False: set(),
-        True: set(),
-        # that hold parameters, by whether they run after the blocks
-    }
-    for kind, *key in sheet:
-        if kind == "bytes" and key[0][0] == "" and key[-1] == "forward":
-            rows[key[0][1:2] == (True,)].add(modules[key[1]].owner or key[1])
-    before, after, every = (
-        sum(modules[row].self_parameters for row in some)
-        for some in (rows[False], rows[True], rows[False] | rows[True])
+    """Yield the first, the second and the last of `number` stages."""
+    before: set[str] = set()
+    after: set[str] = set()
+    for key in sheet:
+        if not isinstance(key, MomentKey) or isinstance(key.place, InBlock):
+            continue
+        if key.with_gradients and key.phase == "forward":
+            holder = modules[key.module].owner or key.module
+            (after if key.place.after_blocks else before).add(holder)
+
+    def parameters(names: Iterable[str]) -> int:
+        return sum(modules[name].self_parameters for name in names)
+
+    total = parameters(before | after) or 1
+    in_flight = min(number, micro_batches)
+    yield Stage(
+        runs_before=True,
+        runs_after=False,
+        share=parameters(before) / total,
+        in_flight=in_flight,
+        buffers=micro_batches + in_flight,
     )
-    first, second = min(number, micro_batches), min(number - 1, micro_batches)
-    yield Stage((False,), before / (every or 1), first, micro_batches + first)
     if number > 2:
-        yield Stage((), 0.0, second, 2 * micro_batches + second)
-    yield Stage((True,), after / (every or 1), 1, micro_batches)
+        in_flight = min(number - 1, micro_batches)
+        yield Stage(
+            runs_before=False,
+            runs_after=False,
+            share=0.0,
+            in_flight=in_flight,
+            buffers=2 * micro_batches + in_flight,
+        )
+    yield Stage(
+        runs_before=False,
+        runs_after=True,
+        share=parameters(after) / total,
+        in_flight=1,
+        buffers=micro_batches,
+    )
 
 
 def stage_peak(
@@ -86,36 +118,34 @@ def stage_peak(
     gathered: float,
     sent: float,
 ) -> float:
-    """The most bytes alive in a stage, from the sheet of its blocks with all that is in no block, and those with one block and none."""
-    # FSDP2 shards over so many `ranks`. A weight that it has gathered has `gathered` times the
-    # bytes of its shards. A micro batch has `sent` bytes at the end of a stage.
-    weights, gradients, kept = (
-        one[name,] - none[name,]
-        for name in ("parameters", "gradients", "activations")
-        # of a block
+    """Return the peak bytes of a stage.
+
+    Args:
+        stage: The stage.
+        sheet: The sheet of a model with the stage's blocks and everything outside the blocks.
+        one: The sheet of a model with one block.
+        none: The sheet of a model without blocks.
+        blocks: Number of blocks in the stage.
+        ranks: Ranks over which FSDP2 shards the stage.
+        gathered: Ratio of the bytes of an all-gathered weight to the bytes of its shards.
+        sent: Bytes of a micro batch at the end of a stage.
+    """
+    weights = one["parameters"] - none["parameters"]
+    gradients = one["gradients"] - none["gradients"]
+    activations = one["activations"] - none["activations"]
+    missing = 1 - stage.share
+    optimizer_peak = peak_of(sheet, phase="optimizer")
+    optimizer_peak -= missing * peak_of(none, phase="optimizer")
+    passes_peak = max(
+        value
+        for key, value in sheet.items()
+        if isinstance(key, MomentKey) and not key.with_gradients and stage.runs(key.place)
     )
-    lacks = 1 - stage.share
-    step = peak_of(sheet, phase="optimizer") - lacks * peak_of(none, phase="optimizer")
-    peaks = (
-        (key[0], value)
-        for (kind, *key), value in sheet.items()
-        if kind == "bytes without gradients"
-    )
-    passes = (
-        value for where, value in peaks if where[0] != "" or (where[1:2] == (True,)) in stage.ends
-    )
-    whole = (blocks - 1) * (gathered * weights + gradients) + stage.share * none[
-        "gradients",
-        # besides those of the block at work
-    ]
-    more = (stage.in_flight - 1) * blocks * kept + stage.buffers * sent
-    return max(
-        step,
-        max(passes)
-        + whole * ranks
-        + more
-        - lacks * (none["parameters",] + none["optimizer_state",]),
-    )
+    # The gradients of the block at work are part of `passes_peak` already.
+    unsharded = (blocks - 1) * (gathered * weights + gradients) + stage.share * none["gradients"]
+    in_flight = (stage.in_flight - 1) * blocks * activations + stage.buffers * sent
+    elsewhere = missing * (none["parameters"] + none["optimizer_state"])
+    return max(optimizer_peak, passes_peak + unsharded * ranks + in_flight - elsewhere)
 
 
 PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
@@ -125,70 +155,93 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "16-true": ("fp16", None),
     "32-true": (None, None),
 }
-"""By Lightning's words the dtype of parameters, and that of products where it is another one."""
+"""For each of Lightning's precisions, the dtype of parameters, and the dtype of matmuls if it differs."""
 
 Mesh = Mapping[str, int]
-# whose ranks do the same work on parts of other sizes
+# Meshes whose ranks do the same work on parts of different sizes.
 Family = Sequence[Mesh]
-Corners = tuple[Mesh, Mesh, Mesh]
 
-# estimates of whole models, at most
+# Most configurations that are estimated as a whole model.
 CHECKED = 3
-# of an interval: two that share as much are a tie
+# Two predictions are a tie if they share at least this part of the shorter interval.
 TIE = 0.8
-# of a step: what takes less is no reason
+# Causes that take less than this share of a step are not named.
 MINOR = 0.02
-_SENDS = "what stages of a pipeline send each other was not fitted"
+_PIPELINE_NOT_FITTED = "communication between pipeline stages was not fitted"
+
+
+class Corners(NamedTuple):
+    """The meshes of a family that are estimated.
+
+    Attributes:
+        low: Many shards, and the fewest ranks of tensor parallelism.
+        few_shards: Few shards, and the fewest ranks of tensor parallelism.
+        wide: Many shards, and the most ranks of tensor parallelism.
+    """
+
+    low: Mesh
+    few_shards: Mesh
+    wide: Mesh
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """One way to train the global batch."""
+    """One way to train the global batch.
 
-    # as `HSDP 8x8`, replicas before shards
+    Attributes:
+        name: For example `HSDP 8x8`, replicas before shards.
+        mesh: Ranks by dimension, as `lflops.estimate` accepts them.
+        checkpointing: The activation checkpointing of every block.
+        micro_batch: Samples that a rank processes at once.
+        accumulation: Micro batches of a step.
+        room: The memory that it needs, and whether the chip has it.
+        predicted: Time of a step with all its micro batches, or `None` if no rates were fitted.
+        why_not: Why no time is predicted.
+        least_seconds: A lower bound of the step time.
+        tensor_seconds: Part of the lower bound in collectives of tensor parallelism, at the
+            bandwidth of the links. Nothing overlaps them.
+        bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
+            work under 1F1B.
+        reason: The time that it spends on anything besides the model's work, in words.
+        rank: Its place by predicted time. Ties share a place. 0 if no time is predicted.
+    """
+
     name: str
-    # ranks by dimension, as `lflops.estimate` takes them
     mesh: Mesh
     checkpointing: Policy
-    # samples of a rank at once
     micro_batch: int
-    # micro batches of a step
     accumulation: int
-    # what it needs of the chip's memory, and whether that fits
     room: MemoryFit
-    # The time of a step with all its micro batches; `None` where nothing was fitted, for which
-    # `why_not` has the reason.
     predicted: Prediction | None
     why_not: str | None
-    # A lower bound of that time
     least_seconds: float | None
-    # the part of it in collectives of tensor parallelism at the bandwidth of the links, which
-    # nothing hides
     tensor_seconds: float
-    # the part of it in which a stage of a pipeline waits, with stages of equal work under 1F1B
     bubble_seconds: float
-    # what its time goes to besides the model's own work
     reason: str
-    # Its place by time. Those with the same are a tie. 0 where nothing is predicted.
     rank: int = 0
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The configurations that fit."""
+    """The configurations that fit into memory.
+
+    Attributes:
+        hardware: Name of the chip.
+        gpus: Number of GPUs.
+        batch: Samples of a step, over all GPUs.
+        configurations: Configurations with a predicted time, the fastest first.
+        not_predicted: All other configurations that fit, by their lower bound.
+        left_out: Why a mesh or configuration does not fit or does not run, by its name.
+        estimates: Number of estimates that were made.
+        profile: Estimate of one micro batch of the whole model, for the first configuration that
+            fits and is no pipeline. `None` if there is none.
+    """
 
     hardware: str
     gpus: int
-    # samples of a step, over all GPUs
     batch: int
-    # those whose time is predicted, the fastest first
     configurations: tuple[Configuration, ...]
-    # the others, by their lower bound
     not_predicted: tuple[Configuration, ...]
-    # what does not fit or does not run, and why
     left_out: Mapping[str, str]
-    # how many estimates were made
     estimates: int
-    # The estimate of the first configuration that fits, as a whole; of one micro batch. `None`
-    # where none does.
     profile: Profile | None = None
 
 
@@ -204,26 +257,30 @@ def plan(
     devices_per_host: int = DEVICES_PER_HOST,
     progress: bool = False,
 ) -> Plan:
-    """Find the meshes, micro batches and checkpointing that fit on a chip, and rank them by the predicted time of a step.
+    """Find the configurations that fit on a chip, and rank them by predicted step time.
 
-    Meshes are DDP, FSDP2 and HSDP, each of the last two also with tensor parallelism where the
-    model has a `tp_plan`, and as a pipeline where its blocks are equal. Checkpointing is the same
-    in all blocks. A few estimates of folded models show all of them; the first one that fits is
-    estimated as a whole, if it is no pipeline. Nothing is allocated.
+    A configuration is a mesh, a micro batch and the activation checkpointing of all blocks. Meshes
+    are DDP, FSDP2 and HSDP. If the model has a `tp_plan`, FSDP2 and HSDP are also combined with
+    tensor parallelism, and if its blocks are equal, with a pipeline. A few estimates of models
+    with fewer blocks cover all configurations. The first configuration that fits and is no
+    pipeline is then estimated as a whole model. Nothing is allocated.
 
     Args:
-        build: From a number of samples to `(model, batch)` or `(model, batch, loss)`, as `lflops
-            estimate` takes it.
-        batch: The samples of a step over all GPUs. Each rank has its share, in micro batches whose
-            gradients are accumulated.
-        gpus: How many there are.
-        hardware: The chip, as in `estimate`; its memory has to be known.
-        optimizer: A name, or a function from a list of parameters, as in `estimate`.
-        precision: Lightning's word: `bf16-mixed`, `16-mixed`, `bf16-true`, `16-true` or `32-true`.
-            If mixed, FSDP2 computes in that dtype and reduces in float32; other ranks use autocast.
-        network: What a GPU sends to other hosts, bytes/s; `None` is that of the vendor's own hosts.
-        devices_per_host: How many GPUs share a host. Tensor parallelism stays within one.
-        progress: Whether to write the number of estimates to stderr.
+        build: Function from a number of samples to `(model, batch)` or `(model, batch, loss)`, as
+            `lflops estimate` accepts it.
+        batch: Samples of a step over all GPUs. Each rank processes its share in micro batches and
+            accumulates their gradients.
+        gpus: Number of GPUs.
+        hardware: The chip, as in `estimate`. Its memory must be known.
+        optimizer: A name, or a function from a list of parameters to an optimizer, as in
+            `estimate`.
+        precision: A precision of Lightning: `bf16-mixed`, `16-mixed`, `bf16-true`, `16-true` or
+            `32-true`. With a mixed precision, FSDP2 computes in that dtype and reduces in float32,
+            and all other ranks use autocast.
+        network: Bandwidth of a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
+            vendor's reference hosts.
+        devices_per_host: Number of GPUs in a host. Tensor parallelism stays within a host.
+        progress: Write the number of estimates to stderr.
 
     Raises:
         CountError: An argument is wrong, no mesh divides the batch, or some code needs the value of
@@ -231,31 +288,38 @@ def plan(
         HardwareError: The chip is unknown.
     """
     caller = "plan"
-    for name, value in (("gpus", gpus), ("batch", batch), ("devices_per_host", devices_per_host)):
-        check_whole(caller, name, value, least=1)
+    check_whole(caller, "gpus", gpus, least=1)
+    check_whole(caller, "batch", batch, least=1)
+    check_whole(caller, "devices_per_host", devices_per_host, least=1)
     if precision not in PRECISIONS:
         raise CountError(
             f"{caller}: precision={describe(precision)}: give one of {', '.join(PRECISIONS)}"
         )
     if not callable(build):
         raise CountError(
-            f"{caller}: build={describe(build)}: give a function from a number of samples to (model, batch) or more"
+            f"{caller}: build={describe(build)}: "
+            "give a function from a number of samples to (model, batch) or (model, batch, loss)"
         )
     makes = makes_optimizer(caller, optimizer)
     if makes is None:
         raise CountError(
-            f"{caller}: optimizer=None: give a name, as 'adamw', or a function from parameters to an optimizer"
+            f"{caller}: optimizer=None: "
+            "give a name such as 'adamw', or a function from parameters to an optimizer"
         )
     chip = named(hardware) if isinstance(hardware, str) else hardware
     dtype, computing = PRECISIONS[precision]
-    changes = Changes(dtype=dtype, precision=precision if computing else None)
+    is_mixed = computing is not None
+    changes = Changes(dtype=dtype, precision=precision if is_mixed else None)
+    fsdp_precision = mixed_precision(computing, "fp32" if is_mixed else None)
 
     def estimator(mesh: Mesh) -> Estimator:
-        mixed = (
-            mixed_precision(computing, "fp32" if computing else None) if "data" in mesh else None
-        )
         return Estimator(
-            caller=caller, backward=True, optimizer=makes, hardware=chip, mesh=mesh, mixed=mixed
+            caller=caller,
+            backward=True,
+            optimizer=makes,
+            hardware=chip,
+            mesh=mesh,
+            mixed=fsdp_precision if "data" in mesh else None,
         )
 
     sheets = WorkSheets(
@@ -264,7 +328,6 @@ def plan(
         lambda mesh: contextlib.nullcontext() if "data" in mesh else changes.autocast(),
         progress=progress,
     )
-    gathered = 0.5 if computing else 1.0
     return _Search(
         sheets,
         chip,
@@ -272,14 +335,14 @@ def plan(
         batch=batch,
         network=network,
         per_host=devices_per_host,
-        gathered=gathered,
+        gathered=0.5 if is_mixed else 1.0,
     ).plan()
 
 
 class _Search:
     """The search for configurations on one chip.
 
-    `gathered` are the bytes of a weight that FSDP2 has gathered, over those of its shards.
+    `gathered` is the ratio of the bytes of an all-gathered weight to the bytes of its shards.
     """
 
     def __init__(
@@ -293,275 +356,288 @@ class _Search:
         per_host: int,
         gathered: float,
     ) -> None:
-        self._sheets, self._chip, self._gpus, self._batch, self._gathered = (
-            sheets,
-            chip,
-            gpus,
-            batch,
-            gathered,
-        )
-        self._network: dict[str, Any] = {"network": network, "devices_per_host": per_host}
-        self._tensors = [ranks for ranks in _divisors(gpus) if ranks <= per_host or ranks == 1]
+        self._sheets = sheets
+        self._chip = chip
+        self._gpus = gpus
+        self._batch = batch
+        self._network = network
+        self._per_host = per_host
+        self._gathered = gathered
         self._left_out: dict[str, str] = {}
-        self._accumulated: dict[
-            tuple[str, Policy, int], float
-            # bytes that accumulating adds to the peak, by configuration
-        ] = {}
+        # Bytes that gradient accumulation adds to the peak, by mesh, checkpointing and micro batch.
+        self._accumulated: dict[tuple[str, Policy, int], float] = {}
 
     def plan(self) -> Plan:
-        # an error where the chip's memory is unknown
+        # Raises if the memory of the chip is unknown.
         self._room(0)
-        gpus, batch = self._gpus, self._batch
-        if all(batch % (gpus // ranks) for ranks in self._tensors):
-            least = gpus // self._tensors[-1]
-            raise CountError(
-                f"plan: batch={batch}: no mesh of gpus={gpus} divides it: give a multiple of {least}"
-            )
-        unsharded: Mesh = {"replica": gpus} if gpus > 1 else {}
-        # shows what the model is made of
-        self._sheets.sheet(Case("none", 1, unsharded))
-        tensors, stages = (
-            list(filter(self._divides, self._tensors)),
-            list(filter(self._cuts, _divisors(gpus))),
-        )
-        alone = [[{"tensor": gpus}]] if gpus in tensors[1:] else []
-        families: list[Family] = [
-            [unsharded],
-            *alone,
-            *(_sharded(gpus, some, stages) for some in (tensors[:1], tensors[1:])),
-        ]
-        found = [each for family in families for each in self._of_family(family)]
+        found: list[Configuration] = []
+        for family in self._families():
+            found += self._of_family(family)
         ranked = _ranked(found)
-        others = sorted(
-            (each for each in found if each.predicted is None),
-            key=lambda each: each.least_seconds or 0.0,
-        )
+        others = [each for each in found if each.predicted is None]
+        others.sort(key=lambda each: each.least_seconds or 0.0)
         profile = self._check(ranked or others)
-        its: Any = {
-            "hardware": self._chip.name,
-            "gpus": gpus,
-            "batch": batch,
-            "estimates": self._sheets.estimates,
-        }
         return Plan(
+            hardware=self._chip.name,
+            gpus=self._gpus,
+            batch=self._batch,
             configurations=tuple(ranked),
             not_predicted=tuple(others),
             left_out=self._left_out,
+            estimates=self._sheets.estimates,
             profile=profile,
-            **its,
         )
+
+    def _families(self) -> list[Family]:
+        gpus = self._gpus
+        degrees = [ranks for ranks in _divisors(gpus) if ranks <= self._per_host or ranks == 1]
+        fewest_data_ranks = gpus // degrees[-1]
+        if all(self._batch % (gpus // ranks) for ranks in degrees):
+            raise CountError(
+                f"plan: batch={self._batch}: no mesh of gpus={gpus} divides it: "
+                f"give a multiple of {fewest_data_ranks}"
+            )
+        unsharded: Mesh = {"replica": gpus} if gpus > 1 else {}
+        # The first estimate shows the blocks and the attention heads of the model.
+        self._sheets.sheet(Case("none", 1, unsharded))
+        degrees = list(filter(self._divides, degrees))
+        stages = list(filter(self._cuts, _divisors(gpus)))
+        families: list[Family] = [[unsharded]]
+        if gpus in degrees[1:]:
+            families.append([{"tensor": gpus}])
+        families.append(_sharded(gpus, degrees[:1], stages))
+        families.append(_sharded(gpus, degrees[1:], stages))
+        return families
 
     def _divides(self, ranks: int) -> bool:
-        """Whether tensor parallelism divides the model over so many ranks; why not, is left out."""
-        heads = next(
-            (
-                f"{ranks} ranks do not divide its {many} {what}"
-                for what, many in self._sheets.heads.items()
-                if many % ranks
-            ),
-            "",
-        )
-        wrong = (
-            heads
-            if self._sheets.has_tensor_plan
-            else "the model has no tp_plan, which says how ranks divide it"
-        )
-        if ranks > 1 and wrong:
-            self._left_out[f"TP {ranks}"] = wrong
-        return ranks == 1 or not wrong
+        """Return whether tensor parallelism can divide the model; note the reason if it cannot."""
+        if ranks == 1:
+            return True
+        if not self._sheets.has_tensor_plan:
+            self._left_out[f"TP {ranks}"] = "the model has no tp_plan"
+            return False
+        for name, number in self._sheets.heads.items():
+            if number % ranks:
+                self._left_out[f"TP {ranks}"] = (
+                    f"its {number} {name} cannot be split over {ranks} ranks"
+                )
+                return False
+        return True
 
     def _cuts(self, stages: int) -> bool:
-        """Whether the model has blocks for so many stages; why not, is left out."""
+        """Return whether the model has enough blocks; note the reason if it has not."""
         depth = self._sheets.depth
-        if stages > max(depth, 1):
-            wrong = (
-                f"its {depth} blocks do not fill {stages} stages"
-                if depth
-                else "its blocks are not one run of 10 equal ones or more"
-            )
-            self._left_out[f"PP {stages}"] = wrong
-        return stages <= max(depth, 1)
+        if stages <= max(depth, 1):
+            return True
+        self._left_out[f"PP {stages}"] = (
+            f"its {depth} blocks are too few for {stages} stages"
+            if depth
+            else "pipelines need at least 10 blocks, all of them equal"
+        )
+        return False
 
     def _of_family(self, family: Family) -> list[Configuration]:
-        """Those of meshes that divide the batch.
+        """Return the configurations of the meshes that divide the batch.
 
-        Of tensor parallelism, the highest degree is left out as long as some code fails.
+        While the model fails under tensor parallelism, the meshes of the highest degree are left
+        out.
         """
+        meshes: list[Mesh] = []
         for mesh in family:
-            if self._batch % _data_ranks(mesh):
+            ranks = _data_ranks(mesh)
+            if self._batch % ranks:
                 self._left_out[name_of(mesh)] = (
-                    f"its {_data_ranks(mesh)} ranks do not divide a batch of {self._batch}"
+                    f"a batch of {self._batch} cannot be split evenly over its {ranks} ranks"
                 )
-        meshes = [mesh for mesh in family if not self._batch % _data_ranks(mesh)]
+            else:
+                meshes.append(mesh)
         while meshes:
+            corners = _corners(meshes)
+            found: list[Configuration] = []
             try:
-                return [each for mesh in meshes for each in self._of_mesh(_corners(meshes), mesh)]
+                for mesh in meshes:
+                    found += self._of_mesh(corners, mesh)
             except Exception as error:
-                if (most := max(mesh.get("tensor", 1) for mesh in meshes)) == 1:
+                degree = max(mesh.get("tensor", 1) for mesh in meshes)
+                if degree == 1:
                     raise
-                wrong = str(error).partition("\n")[0].removeprefix("plan: ") or type(error).__name__
-                self._left_out[f"TP {most}"] = f"the model does not run so divided: {wrong}"
-                meshes = [mesh for mesh in meshes if mesh["tensor"] < most]
+                message = str(error).partition("\n")[0].removeprefix("plan: ")
+                self._left_out[f"TP {degree}"] = (
+                    f"the model fails when divided: {message or type(error).__name__}"
+                )
+                meshes = [mesh for mesh in meshes if mesh["tensor"] < degree]
+            else:
+                return found
         return []
 
     def _of_mesh(self, corners: Corners, mesh: Mesh) -> list[Configuration]:
-        """Those that fit. What does not fit with one sample is not estimated with two."""
-        needs = self._room(
-            0
-            if "pipeline" in mesh
-            else peak_of(self._sheet(corners, "none", 1, mesh), phase="optimizer")
-        )
-        if needs.verdict == "does not fit":
-            self._left_out[name_of(mesh)] = (
-                f"parameters, gradients and optimizer alone need {units.size(needs.needed_bytes)}"
-            )
-            return []
+        """Return the configurations of a mesh that fit.
+
+        If one sample does not fit, larger micro batches are not estimated.
+        """
+        if "pipeline" not in mesh:
+            needs = self._room(peak_of(self._sheet(corners, "none", 1, mesh), phase="optimizer"))
+            if needs.verdict == "does not fit":
+                needed = units.size(needs.needed_bytes)
+                self._left_out[name_of(mesh)] = (
+                    f"parameters, gradients and optimizer alone need {needed}"
+                )
+                return []
         found: list[Configuration] = []
-        needed: list[int] = []
+        needed_by_one: list[int] = []
         samples = self._batch // _data_ranks(mesh)
         for policy in POLICIES if self._sheets.blocks else POLICIES[:1]:
             needs = self._room(self._peak(corners, policy, 1, mesh, accumulates=False))
-            needed.append(needs.needed_bytes)
-            for micro in _divisors(samples) if needs.verdict != "does not fit" else ():
-                peak = self._peak(corners, policy, micro, mesh, accumulates=micro < samples)
+            needed_by_one.append(needs.needed_bytes)
+            if needs.verdict == "does not fit":
+                continue
+            for micro_batch in _divisors(samples):
+                accumulates = micro_batch < samples
+                peak = self._peak(corners, policy, micro_batch, mesh, accumulates=accumulates)
                 needs = self._room(peak)
-                if needs.verdict != "does not fit":
-                    sheet = self._sheet(corners, policy, micro, mesh)
-                    self._accumulated[name_of(mesh), policy, micro] = peak - peak_of(sheet)
-                    found.append(
-                        self._configuration(
-                            mesh, policy, micro, self._sheets.profile(sheet, mesh), needs
-                        )
-                    )
+                if needs.verdict == "does not fit":
+                    continue
+                sheet = self._sheet(corners, policy, micro_batch, mesh)
+                self._accumulated[name_of(mesh), policy, micro_batch] = peak - peak_of(sheet)
+                profile = self._sheets.profile(sheet, mesh)
+                found.append(self._configuration(mesh, policy, micro_batch, profile, needs))
         if not found:
-            self._left_out[name_of(mesh)] = (
-                f"a micro batch of one sample needs {units.size(min(needed))} or more"
-            )
+            needed = units.size(min(needed_by_one))
+            self._left_out[name_of(mesh)] = f"a micro batch of one sample needs at least {needed}"
         return found
 
     def _configuration(
-        self, mesh: Mesh, policy: Policy, micro: int, profile: Profile, needs: MemoryFit
+        self, mesh: Mesh, policy: Policy, micro_batch: int, profile: Profile, needs: MemoryFit
     ) -> Configuration:
-        accumulation, stages = self._batch // _data_ranks(mesh) // micro, mesh.get("pipeline", 1)
-        predicted = (
-            None
-            if stages > 1
-            else predict(profile, self._chip, accumulation=accumulation, **self._network)
-        )
-        tensor = (
-            sum(map(self._least_transfer, profile.communication)) / stages
-            if "tensor" in mesh
-            else 0.0
-        )
+        accumulation = self._batch // _data_ranks(mesh) // micro_batch
+        stages = mesh.get("pipeline", 1)
+        tensor = 0.0
+        if "tensor" in mesh:
+            tensor = sum(map(self._tensor_seconds, profile.communication)) / stages
         bound = lower_bound(profile, self._chip)
-        optimizer = 0.0 if bound is None else bound.by_phase.get("optimizer", 0.0) / stages
-        once = (
-            tensor if bound is None else bound.seconds / stages - optimizer + tensor
-            # a micro batch in a stage
-        )
+        least_seconds = None
+        # The lower bound of one micro batch in one stage.
+        micro_seconds = tensor
+        if bound is not None:
+            optimizer = bound.by_phase.get("optimizer", 0.0) / stages
+            micro_seconds = bound.seconds / stages - optimizer + tensor
+            least_seconds = optimizer + micro_seconds * (accumulation + stages - 1)
+        bubble = micro_seconds * (stages - 1)
+        predicted = None
+        why: str | None = _PIPELINE_NOT_FITTED
+        if stages == 1:
+            predicted = predict(
+                profile,
+                self._chip,
+                network=self._network,
+                devices_per_host=self._per_host,
+                accumulation=accumulation,
+            )
+            why = None if predicted is not None else why_not(profile, self._chip)
+        if predicted is None:
+            reason = _bound_reason(tensor * accumulation, bubble)
+        else:
+            reason = _predicted_reason(predicted, recomputes=policy != "none")
+            predicted = replace(predicted, by_module={})
         return Configuration(
             name=name_of(mesh),
             mesh=mesh,
             checkpointing=policy,
-            micro_batch=micro,
+            micro_batch=micro_batch,
             accumulation=accumulation,
             room=needs,
-            predicted=None if predicted is None else replace(predicted, by_module={}),
-            why_not=_SENDS
-            if stages > 1
-            else None
-            if predicted is not None
-            else why_not(profile, self._chip),
-            least_seconds=None if bound is None else optimizer + once * (accumulation + stages - 1),
+            predicted=predicted,
+            why_not=why,
+            least_seconds=least_seconds,
             tensor_seconds=tensor * accumulation,
-            bubble_seconds=once * (stages - 1),
-            reason=_reason(
-                predicted, tensor * accumulation, once * (stages - 1), recomputes=policy != "none"
-            ),
+            bubble_seconds=bubble,
+            reason=reason,
         )
 
-    def _least_transfer(self, each: Communication) -> float:
-        """Seconds of a collective of tensor parallelism at the bandwidth of the links.
+    def _tensor_seconds(self, call: Communication) -> float:
+        """Return the time of a collective of tensor parallelism at the bandwidth of the links.
 
-        0 of others, which may be hidden.
+        It is 0 for all other collectives, which may overlap with computation.
         """
-        link, ranks = self._chip.link_bytes_per_second, each.group_size
-        if link is None or not ranks or dimension_of(each.collective) != "tensor":
+        link = self._chip.link_bytes_per_second
+        ranks = call.group_size
+        if link is None or not ranks or dimension_of(call.collective) != "tensor":
             return 0.0
-        return (
-            each.bytes
-            * (ranks - 1)
-            / ranks
-            * (2 if "reduce" in each.collective and "scatter" not in each.collective else 1)
-            / link
-        )
+        is_all_reduce = "reduce" in call.collective and "scatter" not in call.collective
+        rounds = 2 if is_all_reduce else 1
+        return call.bytes * (ranks - 1) / ranks * rounds / link
 
     def _sheet(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None = None
     ) -> Sheet:
-        """A sheet of any samples.
+        """Return the sheet of a mesh for any number of samples.
 
-        Where only weights are sharded, a sample adds the same on any number of ranks.
+        When only weights are sharded, a sample adds the same on any number of ranks.
         """
-        sheet = self._corner(corners, policy, 1, mesh, depth)
+        sheet = self._one_mesh(corners, policy, 1, mesh, depth)
         if samples == 1:
             return sheet
-        same = {**mesh, "data": corners[0]["data"]} if "data" in mesh else mesh
-        low, more = (self._corner(corners, policy, number, same, depth) for number in (1, 2))
-        return moved(sheet, low, more, samples - 1)
+        if "data" in mesh:
+            mesh = {**mesh, "data": corners.low["data"]}
+        one = self._one_mesh(corners, policy, 1, mesh, depth)
+        two = self._one_mesh(corners, policy, 2, mesh, depth)
+        return moved(sheet, one, two, samples - 1)
 
-    def _corner(
+    def _one_mesh(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None
     ) -> Sheet:
-        """A point on the plane through the corners, in one over the ranks that share an operator and one over those that share a weight."""
-        low, few, wide = corners
-        ranks, least, most = (each.get("tensor", 1) for each in (mesh, low, wide))
-        sheet = first = self._sheets.sheet(Case(policy, samples, low), depth)
-        if most > least:
-            share = (1 / ranks - 1 / least) / (1 / most - 1 / least)
-            sheet = moved(
-                first, first, self._sheets.sheet(Case(policy, samples, wide), depth), share
-            )
+        """Return the sheet of a mesh, on the plane through the sheets of the corners.
+
+        The plane is linear in one over the ranks of tensor parallelism, which share an operator,
+        and in one over the ranks that share a weight.
+        """
+        low = corners.low
+        few_shards = corners.few_shards
+        ranks = mesh.get("tensor", 1)
+        fewest = low.get("tensor", 1)
+        most = corners.wide.get("tensor", 1)
+        first = self._sheets.sheet(Case(policy, samples, low), depth)
+        sheet = first
+        if most > fewest:
+            wide = self._sheets.sheet(Case(policy, samples, corners.wide), depth)
+            share = (1 / ranks - 1 / fewest) / (1 / most - 1 / fewest)
+            sheet = moved(first, first, wide, share)
         if mesh.get("data") != low.get("data"):
-            share = (
-                (1 / mesh["data"] - 1 / low["data"])
-                / (1 / few["data"] - 1 / low["data"])
-                * least
-                / ranks
-            )
-            sheet = moved(
-                sheet, first, self._sheets.sheet(Case(policy, samples, few), depth), share
-            )
+            few = self._sheets.sheet(Case(policy, samples, few_shards), depth)
+            distance = 1 / mesh["data"] - 1 / low["data"]
+            share = distance / (1 / few_shards["data"] - 1 / low["data"]) * fewest / ranks
+            sheet = moved(sheet, first, few, share)
         return sheet
 
     def _peak(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool
     ) -> float:
-        """The most bytes alive, in a pipeline in the stage that has the most."""
+        """Return the peak bytes, for a pipeline those of the stage that needs the most."""
         if "pipeline" not in mesh:
             return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
-        blocks, micro_batches = (
-            -(-self._sheets.depth // mesh["pipeline"]),
-            self._batch // _data_ranks(mesh) // samples,
-        )
-        sheet, one, none = (
-            self._sheet(corners, policy, samples, mesh, depth) for depth in (blocks, 1, 0)
-        )
-        least = POLICIES[
-            -1 if self._sheets.blocks else 0
-            # with which a block keeps its input alone
-        ]
-        first, second = (
-            self._sheet(corners, least, 1, mesh, depth)["activations",] for depth in (1, 2)
-        )
-        its: Any = {
-            "blocks": blocks,
-            "ranks": mesh["data"],
-            "gathered": self._gathered,
-            "sent": (second - first) * samples,
-        }
+        blocks = -(-self._sheets.depth // mesh["pipeline"])
+        sheet = self._sheet(corners, policy, samples, mesh, blocks)
+        one = self._sheet(corners, policy, samples, mesh, 1)
+        none = self._sheet(corners, policy, samples, mesh, 0)
+        # With full checkpointing a block keeps its input alone.
+        keeps_least = POLICIES[-1] if self._sheets.blocks else POLICIES[0]
+        kept_by_one = self._sheet(corners, keeps_least, 1, mesh, 1)["activations"]
+        kept_by_two = self._sheet(corners, keeps_least, 1, mesh, 2)["activations"]
+        micro_batches = self._batch // _data_ranks(mesh) // samples
         stages = stages_of(sheet, self._sheets.template.modules, mesh["pipeline"], micro_batches)
-        return max(stage_peak(stage, sheet, one, none, **its) for stage in stages)
+        return max(
+            stage_peak(
+                stage,
+                sheet,
+                one,
+                none,
+                blocks=blocks,
+                ranks=mesh["data"],
+                gathered=self._gathered,
+                sent=(kept_by_two - kept_by_one) * samples,
+            )
+            for stage in stages
+        )
 
     def _room(self, peak: float, reserved: float | None = None) -> MemoryFit:
         found = room(
@@ -572,68 +648,75 @@ class _Search:
         )
         if found is None:
             raise CountError(
-                f"plan: hardware={self._chip.name!r}: its memory is unknown: give an lflops.Hardware with memory_bytes"
+                f"plan: hardware={self._chip.name!r}: its memory is unknown: "
+                "give an lflops.Hardware with memory_bytes"
             )
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """The whole estimate of the first that fits by it and is no pipeline; those before are taken out.
+        """Estimate the whole model in the first configurations that are no pipeline, until one fits.
 
-        At most three are estimated.
+        Those that do not fit after all are removed from the list. At most three are estimated.
         """
-        for first in [each for each in configurations if "pipeline" not in each.mesh][:CHECKED]:
-            profile = self._sheets.whole(Case(first.checkpointing, first.micro_batch, first.mesh))
-            added = self._accumulated[first.name, first.checkpointing, first.micro_batch]
+        candidates = [each for each in configurations if "pipeline" not in each.mesh]
+        for each in candidates[:CHECKED]:
+            profile = self._sheets.whole(Case(each.checkpointing, each.micro_batch, each.mesh))
+            added = self._accumulated[each.name, each.checkpointing, each.micro_batch]
             memory = memory_of(profile)
             reserved = None if memory.reserved is None else memory.reserved.reserved_bytes + added
             needs = self._room(memory.peak_bytes + added, reserved)
-            place = configurations.index(first)
+            place = configurations.index(each)
             if needs.verdict != "does not fit":
-                configurations[place] = replace(first, room=needs)
+                configurations[place] = replace(each, room=needs)
                 return profile
-            how = f"{first.name}, checkpointing {first.checkpointing}, micro batch {first.micro_batch}"
-            self._left_out[how] = f"the whole estimate needs {units.size(needs.needed_bytes)}"
+            name = (
+                f"{each.name}, checkpointing {each.checkpointing}, micro batch {each.micro_batch}"
+            )
+            needed = units.size(needs.needed_bytes)
+            self._left_out[name] = f"the estimate of the whole model needs {needed}"
             del configurations[place]
         return None
 
 
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
-    """Meshes of FSDP2 and HSDP.
+    """Return the meshes of FSDP2 and HSDP.
 
-    In a stage of one rank FSDP2 has nothing to shard, and computes in its dtype.
+    In a stage of one rank FSDP2 has nothing to shard, and only computes in its dtype.
     """
-    every = product(stages, _divisors(gpus), _divisors(gpus), tensors)
-    return [
-        {
-            name: size
-            for name, size in zip(DIMENSIONS, sizes, strict=True)
-            if size > 1 or name == "data"
-        }
-        for sizes in every
-        if prod(sizes) == gpus and (sizes[2] > 1 or sizes[0] > 1 == sizes[1])
-    ]
+    meshes: list[Mesh] = []
+    for sizes in product(stages, _divisors(gpus), _divisors(gpus), tensors):
+        pipeline, replicas, shards, _ = sizes
+        is_one_rank_stage = pipeline > 1 and replicas == 1
+        if prod(sizes) != gpus or not (shards > 1 or is_one_rank_stage):
+            continue
+        mesh = dict(zip(DIMENSIONS, sizes, strict=True))
+        meshes.append({name: size for name, size in mesh.items() if size > 1 or name == "data"})
+    return meshes
 
 
 def _corners(meshes: Family) -> Corners:
-    """The meshes that are estimated.
-
-    Of many shards, of few, and of many with the most ranks of tensor parallelism.
-    """
+    """Choose the meshes that are estimated for a family."""
     if "data" not in meshes[0]:
-        return meshes[0], meshes[0], meshes[0]
+        return Corners(meshes[0], meshes[0], meshes[0])
     shards = sorted(max(mesh["data"], 2) for mesh in meshes)
-    many = max(shards[-1], 4) if any(mesh["data"] == 1 for mesh in meshes) else shards[-1]
-    tensors = sorted({mesh["tensor"] for mesh in meshes if "tensor" in mesh}) or [0]
-    corners = (many, tensors[0]), (shards[0], tensors[0]), (many, tensors[-1])
-    low, few, wide = (
-        {"replica": 2, "data": data} | ({"tensor": tensor} if tensor else {})
-        for data, tensor in corners
+    many = shards[-1]
+    if any(mesh["data"] == 1 for mesh in meshes):
+        many = max(many, 4)
+    low: Mesh = {"replica": 2, "data": many}
+    few_shards: Mesh = {"replica": 2, "data": shards[0]}
+    degrees = [mesh["tensor"] for mesh in meshes if "tensor" in mesh]
+    if not degrees:
+        return Corners(low, few_shards, low)
+    fewest = min(degrees)
+    return Corners(
+        low={**low, "tensor": fewest},
+        few_shards={**few_shards, "tensor": fewest},
+        wide={**low, "tensor": max(degrees)},
     )
-    return low, few, wide
 
 
 def _data_ranks(mesh: Mesh) -> int:
-    """Ranks with different samples."""
+    """Return the number of ranks that process different samples."""
     return mesh.get("replica", 1) * mesh.get("data", 1)
 
 
@@ -642,29 +725,33 @@ def _divisors(number: int) -> list[int]:
 
 
 def name_of(mesh: Mesh) -> str:
-    """A mesh in words, as `HSDP 8x8`, with replicas before shards, or `PP 2 x FSDP2 8 x TP 8`."""
-    stages, replicas, data, tensor = (mesh.get(name) for name in DIMENSIONS)
-    sharded = (
-        f"HSDP {replicas}x{data}"
-        if replicas and data
-        else f"FSDP2 {data}"
-        if data
-        else f"DDP {replicas}"
-        if replicas
-        else ""
-    )
-    parts = f"PP {stages}" if stages else "", sharded, f"TP {tensor}" if tensor else ""
-    return " x ".join(filter(None, parts)) or "one GPU"
+    """Name a mesh, such as `HSDP 8x8`, replicas before shards, or `PP 2 x FSDP2 8 x TP 8`."""
+    parts: list[str] = []
+    if "pipeline" in mesh:
+        parts.append(f"PP {mesh['pipeline']}")
+    if "data" in mesh:
+        replicas = mesh.get("replica")
+        parts.append(f"HSDP {replicas}x{mesh['data']}" if replicas else f"FSDP2 {mesh['data']}")
+    elif "replica" in mesh:
+        parts.append(f"DDP {mesh['replica']}")
+    if "tensor" in mesh:
+        parts.append(f"TP {mesh['tensor']}")
+    return " x ".join(parts) or "one GPU"
 
 
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
-    """The fastest first. A tie is one whose interval is nearly that of the first with its rank."""
+    """Sort configurations by predicted time, and set their places.
+
+    A configuration shares the place of the first one whose interval is nearly the same.
+    """
     ranked: list[Configuration] = []
     first: Prediction | None = None
+    rank = 0
     known = [(each.predicted, each) for each in configurations if each.predicted is not None]
     for predicted, each in sorted(known, key=lambda pair: pair[0].seconds):
         if first is None or not _is_tie(first, predicted):
-            first, rank = predicted, len(ranked) + 1
+            first = predicted
+            rank = len(ranked) + 1
         ranked.append(replace(each, rank=rank))
     return ranked
 
@@ -674,24 +761,25 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
     return shared >= TIE * min(one.high - one.low, other.high - other.low)
 
 
-def _reason(predicted: Prediction | None, tensor: float, bubble: float, *, recomputes: bool) -> str:
-    """What takes time besides the model's own work."""
-    least = (
-        (bubble, "a pipeline's bubble"),
-        (tensor, "tensor parallelism's collectives, which nothing hides"),
-    )
-    if predicted is None:
-        return " and ".join(
-            f"at least {units.duration(seconds)} of {name}" for seconds, name in least if seconds
-        )
-    exposed = predicted.by_kind.get("communication", 0.0)
-    parts = (
-        (exposed, "communication that is not hidden"),
-        (predicted.recomputed * recomputes, "recomputing"),
-    )
-    shown = [
+def _bound_reason(tensor: float, bubble: float) -> str:
+    """Name the parts of a lower bound besides the model's work."""
+    parts = []
+    if bubble:
+        parts.append(f"at least {units.duration(bubble)} of pipeline bubble")
+    if tensor:
+        parts.append(f"at least {units.duration(tensor)} of exposed tensor-parallel collectives")
+    return " and ".join(parts)
+
+
+def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
+    """Name the parts of a predicted time besides the model's work, the longest first."""
+    parts = [(predicted.by_kind.get("communication", 0.0), "exposed communication")]
+    if recomputes:
+        parts.append((predicted.recomputed, "recomputation"))
+    parts.sort(reverse=True)
+    named_parts = [
         f"{units.duration(seconds)} of {name}"
-        for seconds, name in sorted(parts, reverse=True)
+        for seconds, name in parts
         if seconds >= MINOR * predicted.seconds
     ]
-    return ", ".join(shown) or "little besides the model's own work"
+    return ", ".join(named_parts) or "little besides the model's work"

@@ -1,14 +1,15 @@
-"""The work and the memory of a rank as numbers by key, which are lines in the batch, in the depth, and in one over the ranks.
+"""Work and memory of a rank for any batch, depth and mesh, interpolated from a few small estimates.
 
-A few estimates of small cases show the lines: of one and two samples, of a model with few of its
-equal blocks, on few ranks and on many. Any other case is a point on them. Bytes are the most in
-each part of the step, so that a peak may move from one part to another.
+FLOPs, bytes and peak memory are linear in the batch, in the number of blocks, and in one over the
+number of ranks. Estimates of one and two samples, of a model with few of its equal blocks, and on
+few and on many ranks fix these lines. Any other case is a point on them. Memory is the peak of
+each part of the step, so that the overall peak may move from one part to another.
 """
 
 import contextlib
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, NamedTuple
@@ -30,47 +31,161 @@ from lflops.estimation.planning.block_trials import (
 from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCount, Profile
+from lflops.profile.records import Phase
 from lflops.profile.series import gathered
 
-# blocks of a run in a folded model; a second one has one less
+# Blocks that a folded model keeps of a run of equal blocks. A second, shorter model keeps one less.
 KEPT = 5
 
-Sheet = Mapping[tuple[Any, ...], float]
-Role = tuple[
-    str, int
-    # so many blocks that do the same, from the first one's name in the whole model on; or one name
-]
 
-# what is no bytes of a moment
-_WORK_KINDS = ("cell", "communication")
+class Role(NamedTuple):
+    """Blocks that do the same work, or a single module.
+
+    Attributes:
+        first: Name of the first block in the whole model, or of the module.
+        blocks: Number of consecutive blocks from `first` on.
+    """
+
+    first: str
+    blocks: int
+
+
+# The role of everything outside the blocks.
+NO_BLOCK = Role("", 1)
+
+
+class InBlock(NamedTuple):
+    """A moment in a block.
+
+    Attributes:
+        role: The block's role.
+        number: Position of the block in its role, or that position minus the number of blocks.
+        run: How often the same operator ran in the block before.
+    """
+
+    role: Role
+    number: int
+    run: int
+
+
+class OutsideBlocks(NamedTuple):
+    """A moment outside the blocks, located by the block that ran before it.
+
+    Attributes:
+        after_blocks: Whether the block before it is the last block of the model.
+        role: The role of the block before it, or `None` before the first block.
+        from_first: Position of that block in its role.
+        from_last: The same position, minus the number of blocks in the role.
+    """
+
+    after_blocks: bool
+    role: Role | None
+    from_first: int
+    from_last: int
+
+
+BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_last=0)
+
+
+class OpKey(NamedTuple):
+    """Key of one field of an `OpCount`, added up over the blocks of a role."""
+
+    role: Role
+    module: str
+    operator: str
+    phase: Phase
+    dtype: str
+    field: str
+
+
+class CollectiveKey(NamedTuple):
+    """Key of the calls or bytes of a collective, added up over the blocks of a role."""
+
+    role: Role
+    collective: str
+    phase: Phase
+    field: str
+
+
+class MomentKey(NamedTuple):
+    """Key of the peak bytes at an operator, with or without gradients."""
+
+    place: InBlock | OutsideBlocks
+    module: str
+    operator: str
+    phase: Phase
+    with_gradients: bool
+
+
+# A plain string is the key of a category of memory, or of "new gradient".
+SheetKey = OpKey | CollectiveKey | MomentKey | str
+Sheet = Mapping[SheetKey, float]
+
+_WORK_KEYS = (OpKey, CollectiveKey)
 
 
 class Case(NamedTuple):
-    """What an estimate is of."""
+    """The arguments of an estimate.
+
+    Attributes:
+        policy: The activation checkpointing of every block.
+        samples: Samples of the batch.
+        mesh: Ranks by dimension, without a pipeline.
+    """
 
     policy: Policy
     samples: int
-    # without a pipeline
     mesh: Mapping[str, int]
 
 
-def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
-    """A sheet, and `share` times what `high` has beyond `low`.
+class _DepthLines(NamedTuple):
+    """Sheets of a folded model that fix the lines in the number of blocks.
 
-    Moments of the step that are not in all three are left out.
+    Attributes:
+        longer: The sheet of the folded model.
+        shorter: For each run of equal blocks, its length in the whole model, and the sheet of the
+            folded model with one block less of that run.
     """
-    keys = [
-        key
-        for key in {**sheet, **high, **low}
-        if key[0] in _WORK_KINDS or (key in sheet and key in low and key in high)
-    ]
-    return {
-        key: sheet.get(key, 0.0) + (high.get(key, 0.0) - low.get(key, 0.0)) * share for key in keys
-    }
+
+    longer: Sheet
+    shorter: list[tuple[int, Sheet]]
+
+
+def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
+    """Add `share` times the difference between `high` and `low` to a sheet.
+
+    Moments of the step that are not in all three sheets are left out.
+    """
+    found: dict[SheetKey, float] = {}
+    for key in {**sheet, **high, **low}:
+        is_work = isinstance(key, _WORK_KEYS)
+        if is_work or (key in sheet and key in low and key in high):
+            found[key] = sheet.get(key, 0.0) + (high.get(key, 0.0) - low.get(key, 0.0)) * share
+    return found
 
 
 class WorkSheets:
-    """Estimates of one model, whose runs of equal blocks are folded, as sheets of the whole model."""
+    """Sheets of one model, from estimates in which its runs of equal blocks are folded.
+
+    The attributes describe the model of the last estimate.
+
+    Args:
+        estimator: Creates the estimator of a mesh.
+        make: Creates the model and the batch of a number of samples.
+        context: Creates the context in which the ranks of a mesh run.
+        progress: Write the number of estimates to stderr.
+
+    Attributes:
+        blocks: Names of the blocks that can recompute.
+        depth: Number of blocks if they are a single run of equal blocks that is long enough to be
+            folded, else 0.
+        heads: Numbers of attention heads, by their description.
+        has_tensor_plan: Whether the model has a `tp_plan`.
+        estimates: Number of estimates so far.
+        template: Profile of the last estimate, for the fields that no sheet has.
+    """
+
+    template: Profile
 
     def __init__(
         self,
@@ -80,92 +195,137 @@ class WorkSheets:
         *,
         progress: bool = False,
     ) -> None:
-        """Take what makes the estimator of a mesh, the subject of a number of samples, and the context in which a mesh's ranks run."""
-        self._estimator, self._make, self._context = estimator, make, context
-        self._ends: dict[
-            str, tuple[Sheet, list[tuple[int, Sheet]]]
-            # of the lines in the depth, by case
-        ] = {}
-        self._known: dict[tuple[str, int | None], Sheet] = {}
+        self._estimator = estimator
+        self._make = make
+        self._context = context
         self._progress = progress
-        # of all blocks of the whole model
-        self._names: list[str] = []
-        # of the last estimate
+        self._lines: dict[str, _DepthLines] = {}
+        self._sheets: dict[tuple[str, int | None], Sheet] = {}
+        self._block_names: list[str] = []
         self._folds: Sequence[Fold] = ()
-        # that can recompute, in the whole model
         self.blocks: list[str] = []
-        self.depth = (
-            # of a model whose blocks are one run of equal ones, long enough to be folded
-            0
-        )
-        # of attention, by what they are called
+        self.depth = 0
         self.heads: Mapping[str, int] = {}
         self.has_tensor_plan = False
         self.estimates = 0
-        # the last estimate: what sheets do not have
-        self.template: Profile
 
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
-        """The sheet of a case, as the whole model has it.
+        """Return the sheet of a case for the whole model.
 
-        Or the memory of a model with so many blocks in its only run.
+        With `depth` it is the memory alone, of a model with that many blocks in its only run.
         """
-        if (key := repr(case)) not in self._ends:
-            try:
-                longer = self._estimated(case, None)
-            except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
-                longer = self._estimated(case, ())
-            self._ends[key] = (
-                longer,
-                [
-                    (fold.length, self._estimated(case, folds))
-                    for fold, folds in shorter_folds(self._folds)
-                ],
-            )
-        if (key, depth) not in self._known:
-            longer, shorter = self._ends[key]
-            # whose memory alone is asked for
-            if depth is not None:
-                known = (longer, *(short for _, short in shorter))
-                longer, *lower = (
-                    {key: value for key, value in each.items() if key[0] not in _WORK_KINDS}
-                    for each in known
-                )
-                shorter = [(depth, short) for short in lower]
-            whole = longer
-            for length, short in shorter:
-                whole = moved(whole, short, longer, length - KEPT)
-            self._known[key, depth] = whole
-        return self._known[key, depth]
+        key = repr(case)
+        if key not in self._lines:
+            self._lines[key] = self._estimated_lines(case)
+        if (key, depth) not in self._sheets:
+            self._sheets[key, depth] = _at_depth(self._lines[key], depth)
+        return self._sheets[key, depth]
 
     def whole(self, case: Case) -> Profile:
-        """The estimate of a whole model."""
-        # watched, it would not simulate the allocator
+        """Return the estimate of a whole model."""
+        # With a watcher the estimate would not simulate the allocator.
         return self._run(case, (), None)
+
+    def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
+        """Return the work of a sheet as the profile of one rank of a mesh.
+
+        Work in a block has the block's name instead of its module's.
+        """
+        op_counts = tuple(self._op_counts(sheet))
+        communication = tuple(self._communication(sheet, mesh))
+        root = self.template.modules[""]
+        modules = {"": root}
+        for op in op_counts:
+            modules |= dict.fromkeys(ancestry(op.module), root)
+        for call in communication:
+            modules |= dict.fromkeys(ancestry(call.module), root)
+        return replace(
+            self.template,
+            op_counts=op_counts,
+            communication=communication,
+            modules=modules,
+            memory=None,
+            run=replace(self.template.run, world_size=prod(mesh.values())),
+        )
+
+    def _op_counts(self, sheet: Sheet) -> Iterator[OpCount]:
+        operators: dict[OpKey, dict[str, float]] = {}
+        for key, value in sheet.items():
+            if isinstance(key, OpKey):
+                operators.setdefault(key._replace(field=""), {})[key.field] = value
+        for key, values in operators.items():
+            counts = _per_block(values, key.role)
+            for module in self._modules_of(key.role):
+                yield OpCount(
+                    module=module,
+                    operator=key.operator,
+                    phase=key.phase,
+                    dtype=key.dtype,
+                    **counts,
+                )
+
+    def _communication(self, sheet: Sheet, mesh: Mapping[str, int]) -> Iterator[Communication]:
+        collectives: dict[CollectiveKey, dict[str, float]] = {}
+        for key, value in sheet.items():
+            if isinstance(key, CollectiveKey):
+                collectives.setdefault(key._replace(field=""), {})[key.field] = value
+        for key, values in collectives.items():
+            ranks = mesh.get(dimension_of(key.collective), 1)
+            if ranks == 1:
+                continue
+            counts = _per_block(values, key.role)
+            for module in self._modules_of(key.role):
+                yield Communication(
+                    module=module,
+                    phase=key.phase,
+                    collective=key.collective,
+                    calls=max(counts["calls"], 1),
+                    bytes=counts["bytes"],
+                    group="",
+                    group_size=ranks,
+                )
+
+    def _modules_of(self, role: Role) -> Sequence[str]:
+        if role.blocks == 1:
+            return [role.first]
+        begin = self._block_names.index(role.first)
+        return self._block_names[begin : begin + role.blocks]
+
+    def _estimated_lines(self, case: Case) -> _DepthLines:
+        try:
+            longer = self._estimated(case, None)
+        except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
+            longer = self._estimated(case, ())
+        shorter = [
+            (fold.length, self._estimated(case, folds))
+            for fold, folds in shorter_folds(self._folds)
+        ]
+        return _DepthLines(longer, shorter)
 
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
         steps: list[Profile] = []
         self._run(case, folds, steps.append)
-        # the first and the last of a run each are one role
-        inside: dict[str, Role] = {}
+        # The first and the last block of a run each have a role of their own.
+        role_of_block: dict[str, Role] = {}
         for fold in self._folds:
-            between = [*map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))]
-            inside |= dict.fromkeys(between, (between[0], len(between)))
-        return _sheet(
-            steps[-2:],
-            {
-                short: inside.get(name, (name, 1))
-                for short, name in full_names(self._folds, self._names).items()
-            },
-        )
+            inner = range(fold.first + 1, fold.first + fold.length - 1)
+            for number in inner:
+                role_of_block[fold.block(number)] = Role(fold.block(inner[0]), len(inner))
+        roles = {
+            name: role_of_block.get(full_name, Role(full_name, 1))
+            for name, full_name in full_names(self._folds, self._block_names).items()
+        }
+        return _sheet(steps[-2:], roles)
 
     def _run(
         self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
     ) -> Profile:
-        """An estimate.
+        """Estimate a case.
 
-        `folds` are left out; `None` is all that is worth it. `watch` takes the profile of each
-        step.
+        Args:
+            case: What to estimate.
+            folds: The runs of blocks to shorten; `None` shortens all that are long enough.
+            watch: Called with the profile of each step.
         """
         self.estimates += 1
         if self._progress:
@@ -175,15 +335,7 @@ class WorkSheets:
 
         def make() -> Subject:
             subject = self._make(case.samples)
-            blocks = blocks_in(subject.model)
-            self._names, self.blocks, self.heads = (
-                list(blocks),
-                list(_recomputable(blocks)),
-                _heads_of(subject.model),
-            )
-            self.has_tensor_plan = bool(tensor_plan(subject.model))
-            runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
-            self.depth = len(blocks) if [run.length for run in runs] == [len(blocks)] else 0
+            runs = self._inspect(subject.model)
             self._folds = runs if folds is None else folds
             stack.enter_context(folded(subject.model, self._folds))
             left = _recomputable(blocks_in(subject.model))
@@ -194,66 +346,57 @@ class WorkSheets:
             self.template = estimator.run(make)
         return self.template
 
-    def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
-        """The work of a sheet as one of a mesh's ranks does it, with the names of blocks in place of those of modules."""
-        cells = gathered(
-            (tuple(key), (field, value))
-            for (*key, field), value in sheet.items()
-            if key and key[0] in _WORK_KINDS
-        )
-        work: list[OpCount] = []
-        collectives: list[Communication] = []
-        for (kind, role, *key), values in cells.items():
-            first, number = role
-            each = {field: round(value / number) for field, value in values}
-            place = self._names.index(first) if number > 1 else 0
-            for module in self._names[place : place + number] if number > 1 else [first]:
-                if kind == "cell":
-                    _, operator, phase, dtype = key
-                    work.append(
-                        OpCount(module=module, operator=operator, phase=phase, dtype=dtype, **each)
-                    )
-                elif (ranks := mesh.get(dimension_of(key[0]), 1)) > 1:
-                    collective, phase = key
-                    its: Any = {
-                        "calls": max(each["calls"], 1),
-                        "bytes": each["bytes"],
-                        "group": "",
-                        "group_size": ranks,
-                    }
-                    collectives.append(
-                        Communication(module=module, phase=phase, collective=collective, **its)
-                    )
-        root = self.template.modules[""]
-        modules_at_work = {*(each.module for each in work), *(each.module for each in collectives)}
-        rows = {above for module in modules_at_work for above in ancestry(module)}
-        run, modules = (
-            replace(self.template.run, world_size=prod(mesh.values())),
-            dict.fromkeys(["", *rows], root),
-        )
-        return replace(
-            self.template,
-            op_counts=tuple(work),
-            communication=tuple(collectives),
-            modules=modules,
-            memory=None,
-            run=run,
-        )
+    def _inspect(self, model: nn.Module) -> list[Fold]:
+        """Set the attributes that describe the model, and return its runs of equal blocks."""
+        blocks = blocks_in(model)
+        runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
+        is_one_run = len(runs) == 1 and runs[0].length == len(blocks)
+        self._block_names = list(blocks)
+        self.blocks = list(_recomputable(blocks))
+        self.depth = len(blocks) if is_one_run else 0
+        self.heads = _heads_of(model)
+        self.has_tensor_plan = bool(tensor_plan(model))
+        return runs
+
+
+def _at_depth(lines: _DepthLines, depth: int | None) -> Sheet:
+    longer = lines.longer
+    if depth is None:
+        whole = longer
+        for length, shorter in lines.shorter:
+            whole = moved(whole, shorter, longer, length - KEPT)
+        return whole
+    longer = _memory_only(longer)
+    whole = longer
+    for _, shorter in lines.shorter:
+        whole = moved(whole, _memory_only(shorter), longer, depth - KEPT)
+    return whole
+
+
+def _memory_only(sheet: Sheet) -> Sheet:
+    return {key: value for key, value in sheet.items() if not isinstance(key, _WORK_KEYS)}
+
+
+def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
+    return {field: round(value / role.blocks) for field, value in values.items()}
 
 
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
-    """The most bytes alive, also in one phase only."""
-    # With accumulation the gradients of earlier micro batches are alive in all of forward and
-    # backward, and one that is added to them.
-    highest = [
-        value for (kind, *of), value in sheet.items() if kind == "bytes" and phase in ("", of[-1])
-    ]
-    if accumulates:
-        held = sheet.get(("gradients",), 0.0) + sheet.get(("new gradient",), 0.0)
-        highest += [
-            value + held for (kind, *_), value in sheet.items() if kind == "bytes without gradients"
-        ]
-    return max(highest, default=0.0)
+    """Return the peak bytes of a step, or of one of its phases.
+
+    With gradient accumulation, the gradients of earlier micro batches stay alive throughout
+    forward and backward, next to the new gradient that is added to them.
+    """
+    held = sheet.get("gradients", 0.0) + sheet.get("new gradient", 0.0)
+    peak = 0.0
+    for key, value in sheet.items():
+        if not isinstance(key, MomentKey):
+            continue
+        if key.with_gradients and phase in ("", key.phase):
+            peak = max(peak, value)
+        if accumulates and not key.with_gradients:
+            peak = max(peak, value + held)
+    return peak
 
 
 def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -263,101 +406,103 @@ def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _heads_of(model: Any) -> dict[str, int]:
-    """The heads of attention by transformers' configuration, which no rank divides.
+    """Return the numbers of attention heads in a transformers configuration.
 
-    None where there is no configuration.
+    Tensor parallelism cannot split a head. The result is empty for models without a configuration.
     """
     config = getattr(model, "config", None)
     config = getattr(config, "text_config", config)
-    names = {
-        "num_attention_heads": "heads of attention",
-        "num_key_value_heads": "heads of keys and values",
+    descriptions = {
+        "num_attention_heads": "attention heads",
+        "num_key_value_heads": "key/value heads",
     }
-    return {
-        words: heads
-        for name, words in names.items()
-        if isinstance(heads := getattr(config, name, None), int)
-    }
+    heads: dict[str, int] = {}
+    for name, description in descriptions.items():
+        number = getattr(config, name, None)
+        if isinstance(number, int):
+            heads[description] = number
+    return heads
 
 
 def dimension_of(collective: str) -> str:
-    """The dimension of the mesh over which it goes."""
+    """Return the dimension of the mesh over which a collective runs."""
     if collective in ("_allgather_base_", "_reduce_scatter_base_"):
         return "data"
     return "replica" if collective == "allreduce_" else "tensor"
 
 
 def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
-    """The work of the last step, and of all of them the most bytes by part of the step."""
-    sheet: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+    """Return the work of the last step, and the peak bytes over all steps by part of the step."""
+    sheet: dict[SheetKey, float] = {}
 
-    for cell in steps[-1].op_counts:
-        role, below = _place(cell.module, roles)
+    def add(key: SheetKey, value: float) -> None:
+        sheet[key] = sheet.get(key, 0.0) + value
+
+    for op in steps[-1].op_counts:
+        role, below = _role_of(op.module, roles)
         for field in OP_COUNT_FIELDS:
-            sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(
-                cell, field
-            )
-    for each in steps[-1].communication:
-        for field in ("calls", "bytes"):
-            sheet[
-                "communication", _place(each.module, roles)[0], each.collective, each.phase, field
-            ] += getattr(each, field)
+            key = OpKey(role, below, op.operator, op.phase, op.dtype, field)
+            add(key, getattr(op, field))
+    for call in steps[-1].communication:
+        role, _ = _role_of(call.module, roles)
+        add(CollectiveKey(role, call.collective, call.phase, "calls"), call.calls)
+        add(CollectiveKey(role, call.collective, call.phase, "bytes"), call.bytes)
     for step in steps:
         _add_memory(sheet, memory_of(step).timeline, roles)
-    return dict(sheet)
+    return sheet
 
 
-def _place(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
-    """The role of the block that a module is in, and the rest of its name."""
-    return next(
-        ((roles[above], module[len(above) :]) for above in ancestry(module) if above in roles),
-        (("", 1), module),
-    )
+def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
+    """Return the role of the block that a module is in, and the module's name inside the block."""
+    for block in ancestry(module):
+        if block in roles:
+            return roles[block], module[len(block) :]
+    return NO_BLOCK, module
 
 
 def _add_memory(
-    sheet: dict[tuple[Any, ...], float], timeline: Sequence[Moment], roles: Mapping[str, Role]
+    sheet: dict[SheetKey, float], timeline: Iterable[Moment], roles: Mapping[str, Role]
 ) -> None:
-    same = gathered((role, short) for short, role in roles.items()).values()
-    last = [*roles][-1] if roles else ""
-    order = {
-        short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)
-    }
-    before, seen = 0, Counter[tuple[str, str, str]]()
-    # the block before, for what is in none
-    after: tuple[Any, ...] = ()
+    """Raise the bytes of each part of the step in a sheet to those of a timeline.
+
+    Equal blocks run the same operators, so a block is located by its position in its role. The
+    rest of the model may run more operators in a deeper model, and is located by the block before.
+    """
+
+    def raise_to(key: SheetKey, value: float) -> None:
+        sheet[key] = max(sheet.get(key, 0.0), value)
+
+    positions: dict[str, tuple[int, int]] = {}
+    for blocks in gathered((role, block) for block, role in roles.items()).values():
+        for index, block in enumerate(blocks):
+            positions[block] = (index, index - len(blocks))
+    last_block = list(roles)[-1] if roles else ""
+    runs: Counter[tuple[str, str, str]] = Counter()
+    outside = BEFORE_BLOCKS
+    gradients_before = 0
     for moment in timeline:
-        role, below = _place(moment.module, roles)
-        highest, gradients = moment.highest_bytes or moment.live_bytes, moment.by_category.gradients
-        at = moment.module, moment.phase, moment.operator
-        where: list[tuple[Any, ...]] = [("", *after)]
-        if role != ("", 1):
-            # Blocks run the same operators, so that their number says which one it is; the rest of
-            # the model has more in a deeper one.
-            places = order[
-                short := moment.module.removesuffix(below)
-                # from the first and from the last one of its role
-            ]
-            after, where = (
-                (short == last, role, *places),
-                [(role, number, seen[at]) for number in places],
-            )
-        category = moment.by_category
-        known: dict[tuple[Any, ...], int] = {
-            ("gradients",): gradients if moment.phase == "optimizer" else 0
-        }
-        known |= {
-            ("parameters",): category.parameters,
-            ("optimizer_state",): category.optimizer_state,
-        }
-        known["activations",] = category.activations if moment.phase == "backward" else 0
-        for each in where:
-            key = (each, below, moment.operator, moment.phase)
-            known["bytes", *key] = highest
-            if moment.phase != "optimizer":
-                known["bytes without gradients", *key] = highest - gradients
-                known["new gradient",] = gradients - before
-        seen[at] += 1
-        for name, value in known.items():
-            sheet[name] = max(sheet.get(name, 0.0), value)
-        before = gradients
+        operation = (moment.module, moment.phase, moment.operator)
+        role, below = _role_of(moment.module, roles)
+        places: list[InBlock | OutsideBlocks] = [outside]
+        if role != NO_BLOCK:
+            block = moment.module.removesuffix(below)
+            from_first, from_last = positions[block]
+            outside = OutsideBlocks(block == last_block, role, from_first, from_last)
+            run = runs[operation]
+            places = [InBlock(role, from_first, run), InBlock(role, from_last, run)]
+        live = moment.by_category
+        highest = moment.highest_bytes or moment.live_bytes
+        in_optimizer = moment.phase == "optimizer"
+        raise_to("gradients", live.gradients if in_optimizer else 0)
+        raise_to("parameters", live.parameters)
+        raise_to("optimizer_state", live.optimizer_state)
+        raise_to("activations", live.activations if moment.phase == "backward" else 0)
+        if not in_optimizer:
+            raise_to("new gradient", live.gradients - gradients_before)
+        for place in places:
+            key = MomentKey(place, below, moment.operator, moment.phase, with_gradients=True)
+            raise_to(key, highest)
+            if not in_optimizer:
+                raise_to(key._replace(with_gradients=False), highest - live.gradients)
+        runs[operation] += 1
+        gradients_before = live.gradients

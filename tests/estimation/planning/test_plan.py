@@ -35,7 +35,7 @@ from lflops.estimation.planning.work_sheets import Case, WorkSheets, moved, peak
 from lflops.estimation.prediction import Prediction, predict
 from lflops.hardware.chips import Hardware, named
 from lflops.memory.peak import CONTEXT_BYTES, CUBLAS_BYTES, NCCL_BYTES, USABLE
-from tests.analysis.test_prediction import RATES, chip as round_chip, linear
+from tests.estimation.test_prediction import RATES, chip as round_chip, linear
 
 WIDTH, TOKENS, BLOCKS = (
     2048,
@@ -183,7 +183,7 @@ def test_the_first_is_estimated_as_a_whole_and_fits() -> None:
     assert first.room.tensor_bytes == profile.memory.peak_bytes
     assert (first.rank, first.room.verdict) == (1, "fits")
     assert first.micro_batch * first.accumulation * 2 == 16
-    assert "of communication" in first.reason or "own work" in first.reason
+    assert "of exposed communication" in first.reason or "model's work" in first.reason
 
 
 def test_what_does_not_fit_is_left_out_with_the_bytes_that_it_needs() -> None:
@@ -320,7 +320,7 @@ def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
     }
     assert all(
         each.predicted is None
-        and each.why_not == "what stages of a pipeline send each other was not fitted"
+        and each.why_not == "communication between pipeline stages was not fitted"
         for each in rows
     )
     for each in rows:
@@ -328,7 +328,7 @@ def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
         micro_batch = each.bubble_seconds / (stages - 1)
         optimizer -= micro_batch * (each.accumulation + stages - 1)
         assert 0 < optimizer < 0.2 * (each.least_seconds or 0.0)
-        assert "of a pipeline's bubble" in each.reason
+        assert "of pipeline bubble" in each.reason
 
 
 @cache
@@ -386,14 +386,14 @@ def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_e
     tried.sheet(Case("none", 1, {}))
     search = _Search(tried, H100, gpus=4, batch=8, network=None, per_host=4, gathered=0.5)
     assert [1, 2] == list(filter(search._divides, [1, 2, 4]))
-    assert search._left_out == {"TP 4": "4 ranks do not divide its 6 heads of attention"}
+    assert search._left_out == {"TP 4": "its 6 attention heads cannot be split over 4 ranks"}
 
 
 def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
     """And pipelines of more stages than blocks, or of few blocks."""
     assert planned_alone().left_out == {
-        "TP 2": "the model has no tp_plan, which says how ranks divide it",
-        "PP 2": "its blocks are not one run of 10 equal ones or more",
+        "TP 2": "the model has no tp_plan",
+        "PP 2": "pipelines need at least 10 blocks, all of them equal",
     }
 
 
