@@ -1,7 +1,4 @@
-"""Everything that follows from a profile, as one value.
-
-Reports, figures, the page and the loggers choose from it and format.
-"""
+"""All results that follow from a profile, as one value that reports read and format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.analysis.tree import (
     BusyModules,
-    Row,
+    ModuleRow,
     WorkCounts,
     busiest,
     flat,
@@ -53,15 +50,13 @@ from lflops.ranks.stragglers import Stragglers, stragglers
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results for one profile on one chip, which is `None` where it is unknown.
+    """The results for one profile on one chip; the chip is `None` if unknown.
 
-    Each is computed when it is first read, and kept.
+    A result is computed when it is first read, and kept.
     """
 
     profile: Profile
     chip: Hardware | None
-
-    # Speed.
 
     @cached_property
     def step_times(self) -> StepTimes:
@@ -73,7 +68,7 @@ class Analysis:
 
     @property
     def budget(self) -> StepBreakdown | None:
-        """The parts of a step's peak-seconds."""
+        """The step breakdown."""
         return self.utilization.budget
 
     @cached_property
@@ -82,7 +77,7 @@ class Analysis:
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:
-        """The bytes that compiled code moves, and those of its operators as dispatched, by phase."""
+        """Bytes that compiled code moves, and that its operators would move, by phase."""
         return fusion(self.profile)
 
     @cached_property
@@ -91,15 +86,13 @@ class Analysis:
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """The time of a training's step on the chip, with an interval.
-
-        `None` where nothing was fitted.
-        """
+        """Predicted time of a training step on the chip, or `None` if there is no model for it."""
         return predict(self.profile, self.chip)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """What a step is longer for, the most costly first."""
+        """Causes of lost time in a step, most costly first."""
+        has_room = self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes
         return causes(
             self.profile,
             self.step_times,
@@ -109,17 +102,14 @@ class Analysis:
             busiest=self.busiest,
             patterns=self.patterns,
             below=self.children,
-            has_room=self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes,
+            has_room=has_room,
         )
 
     @cached_property
     def compared(self) -> ComparedRun:
-        """What a comparison needs of the run."""
-        return compared_run(
-            self.profile, run_figures(self.profile, self.step_times, self.utilization.mfu)
-        )
-
-    # Modules and operators.
+        """The data of the run that a comparison needs."""
+        figures = run_figures(self.profile, self.step_times, self.utilization.mfu)
+        return compared_run(self.profile, figures)
 
     @cached_property
     def children(self) -> Mapping[str, Sequence[str]]:
@@ -135,12 +125,12 @@ class Analysis:
 
     @cached_property
     def busiest(self) -> tuple[BusyModules, ...]:
-        """The modules with the most own time, repeated ones together, the first one with the most."""
+        """Modules by falling self time, repeated modules together."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Modules that take much longer than the others at their place, and why a module that seems slow may be noise."""
+        """Modules that are slower than identical modules, and why the list may be incomplete."""
         return outliers(
             self.profile,
             self.patterns,
@@ -163,14 +153,12 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Whether ranks run different modules, as pipeline stages.
+        """Whether ranks run different modules, as pipeline stages do.
 
-        One GPU does only a part of the root's work.
+        Then a GPU does only a part of the root's work.
         """
-        return any(
-            note.values.get("rows_of_others")
-            for note in notes_with("ranks_differ", self.profile.notes)
-        )
+        notes = notes_with("ranks_differ", self.profile.notes)
+        return any(note.values.get("rows_of_others") for note in notes)
 
     @cached_property
     def unsupported(self) -> tuple[UnsupportedOperator, ...]:
@@ -181,7 +169,7 @@ class Analysis:
 
     def tree(
         self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward"
-    ) -> tuple[Row, ...]:
+    ) -> tuple[ModuleRow, ...]:
         return tree(
             self.profile,
             depth=depth,
@@ -191,18 +179,16 @@ class Analysis:
             groups=self.identical_subtrees,
         )
 
-    def flat(self, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+    def flat(
+        self, *, sort: str | None = None, phase: Phase | None = "forward"
+    ) -> tuple[ModuleRow, ...]:
         return flat(self.profile, sort=sort, phase=phase)
-
-    # Memory.
 
     @property
     def peak_bytes(self) -> int | None:
-        return (
-            self.profile.memory.peak_bytes
-            if self.profile.memory
-            else self.profile.modules[""].peak_bytes
-        )
+        if self.profile.memory is not None:
+            return self.profile.memory.peak_bytes
+        return self.profile.modules[""].peak_bytes
 
     @cached_property
     def room(self) -> MemoryFit | None:
@@ -211,7 +197,7 @@ class Analysis:
 
     @cached_property
     def peak_moment(self) -> Moment | None:
-        """The operator that reached the peak."""
+        """The moment at which memory reached its peak."""
         return None if self.profile.memory is None else peak_moment(self.profile.memory)
 
     @cached_property
@@ -221,10 +207,8 @@ class Analysis:
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:
-        """What activation checkpointing of each block saves."""
+        """Memory that activation checkpointing of each block saves."""
         return checkpointed(self.profile)
-
-    # Ranks.
 
     @cached_property
     def stragglers(self) -> Stragglers:
@@ -236,8 +220,8 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, or on that of this name in the table.
+    """Analyze a profile on a chip, or on the chip with this name in the table.
 
-    `None` is the run's own. A result is computed when it is read.
+    `None` uses the chip of the run. Results are computed when they are read.
     """
     return Analysis(profile, chip_of(profile, hardware))

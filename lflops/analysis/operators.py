@@ -1,12 +1,9 @@
-"""What each operator did, over all modules and in each of them.
+"""Work of each operator, over all modules and in each module, and operators without a formula."""
 
-And the operators that ran without a formula.
-"""
-
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import add, attrgetter, itemgetter
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -14,14 +11,14 @@ from lflops.analysis.step_times import traced_seconds
 from lflops.analysis.tree import WorkCounts, share_of
 from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import gathered, grouped, summed, sums
+from lflops.profile.series import gathered, grouped, sums
 
-# the most modules listed for an operator in a phase: those in which it did the most
 MODULES = 20
+"""The most modules listed for an operator in a phase: the modules with the most of its work."""
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """One operator. `share` is its part of the MACs, or of the FLOPs, as `share_of` says."""
+    """Work of one operator. `share` is its share of the MACs or FLOPs (see `share_of`)."""
 
     operator: str
     figures: WorkCounts
@@ -29,33 +26,33 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class OperatorRow(Struct, frozen=True, kw_only=True):
-    """One operator in one phase and dtype, or in all of them."""
+    """Work of one operator in one phase and dtype, or in all phases together.
+
+    Attributes:
+        phase: `None` for all phases together.
+        dtypes: One dtype for a row of a phase; empty for operators without a formula.
+        figures: The work; only calls and bytes for operators without a formula.
+        is_counted: Whether the operator has a formula, so that its work is in the totals.
+        share: Share as in `Operator`, of the row's phase; `None` if not counted.
+        modules: Number of modules that ran the operator.
+        by_module: Self work of the modules with the most of it, at most 20, most first.
+    """
 
     operator: str
-    # `None` is all of them
     phase: Phase | None
-    # one where there is a phase; none of what has no formula
     dtypes: tuple[str, ...]
-    figures: (
-        # calls and bytes alone where there is no formula: then they are in no total
-        WorkCounts
-    )
-    # whether there is one
+    figures: WorkCounts
     is_counted: bool
-    # as in `Operator`, of its phase; `None` also where it is not counted
     share: float | None
-    # how many modules ran it
     modules: int
-    by_module: Mapping[
-        str, WorkCounts
-        # the modules in which it did the most, at most 20, without what is below them, the most first
-    ]
+    by_module: Mapping[str, WorkCounts]
 
 
 class UnsupportedOperator(Struct, frozen=True, kw_only=True):
-    """An operator that is in no total: what it did in all modules and phases.
+    """An operator without a formula, over all modules and phases; its work is in no total.
 
-    Its own seconds in a step are from a trace, or `None`.
+    Attributes:
+        seconds: Self seconds in a step from a trace, or `None`.
     """
 
     operator: str
@@ -65,56 +62,37 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
     seconds: float | None
 
 
-class _Found(NamedTuple):
-    figures: WorkCounts
-    modules: int
-    by_module: Mapping[str, WorkCounts]
-
-
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """The operators of a phase, or of all of them, the most first.
-
-    By MACs, then by FLOPs, then by bytes.
-    """
-    cells = grouped(
-        (cell for cell in profile.op_counts if phase is None or cell.phase == phase),
-        attrgetter("operator"),
-    )
-    figures = {
-        name: WorkCounts(**sums(found, *WorkCounts.__struct_fields__))
-        for name, found in cells.items()
-    }
-    metric, total = _total(profile, phase)
-    rows = [
-        Operator(
-            operator=name, figures=done, share=getattr(done, metric) / total if total else None
-        )
-        for name, done in figures.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: _most(row.figures)))
+    """Return the operators of a phase, or of all phases, by falling MACs, FLOPs and bytes."""
+    cells = [cell for cell in profile.op_counts if phase is None or cell.phase == phase]
+    total = _Total(profile, phase)
+    rows = []
+    for operator, of_operator in grouped(cells, attrgetter("operator")).items():
+        work = WorkCounts(**sums(of_operator, *_FIELDS))
+        rows.append(Operator(operator=operator, figures=work, share=total.share(work)))
+    return tuple(sorted(rows, key=lambda row: _most_first(row.figures)))
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Every operator in all phases together, then in each phase by dtype.
+    """Return a row of every operator in all phases, then its rows by phase and dtype.
 
-    Those without a formula first, of each kind the most first.
+    Operators without a formula come first; within both kinds, most work first.
     """
-    # A call that is in two phases, as a fused attention's backward with its second product in
-    # recompute, is one call of all together
-    twice = _calls_in_two_phases(profile.op_counts)
-    no_work = dict.fromkeys(("macs", "executed_macs", "flops"), 0)
     unsupported = [
         OpCount(
-            module=each.module,
-            operator=each.operator,
-            phase=each.phase,
+            module=entry.module,
+            operator=entry.operator,
+            phase=entry.phase,
             dtype="",
-            calls=each.calls,
-            bytes_moved=each.bytes,
-            **no_work,
+            calls=entry.calls,
+            bytes_moved=entry.bytes,
+            macs=0,
+            executed_macs=0,
+            flops=0,
         )
-        for each in profile.unsupported
+        for entry in profile.unsupported
     ]
+    twice = _calls_in_two_phases(profile.op_counts)
     return (
         *_sorted(_rows(profile, unsupported, {}, is_counted=False)),
         *_sorted(_rows(profile, profile.op_counts, twice, is_counted=True)),
@@ -124,7 +102,8 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
     """Count the calls whose recomputed part is a separate cell, by operator and module.
 
-    That part moves no bytes beyond the call's.
+    The backward of fused attention is such a call: its second matmul is a cell in recompute, which
+    moves no bytes of its own. In all phases together it counts as one call.
     """
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
@@ -134,35 +113,36 @@ def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]
         for cell in cells
         if cell.phase == "backward" and cell.bytes_moved
     }
-    return summed(
-        (
-            (cell.operator, cell.module),
-            min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0)),
-        )
-        for cell in recomputed
-    )
+    twice: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for cell in recomputed:
+        calls = backward.get((cell.operator, cell.module, cell.dtype), 0)
+        twice[cell.operator, cell.module] += min(cell.calls, calls)
+    return twice
 
 
 def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
-    """The operators that ran without a formula, those that moved the most bytes first."""
+    """Return the operators without a formula, most moved bytes first."""
     seconds = traced_seconds(profile, own=True)
-    rows = (
+    by_operator = grouped(profile.unsupported, attrgetter("operator"))
+    rows = [
         UnsupportedOperator(
             operator=operator,
             modules=tuple(dict.fromkeys(entry.module for entry in entries)),
             seconds=seconds.get(operator),
             **sums(entries, "calls", "bytes"),
         )
-        for operator, entries in sorted(
-            grouped(profile.unsupported, attrgetter("operator")).items()
-        )
-    )
+        for operator, entries in sorted(by_operator.items())
+    ]
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-_COUNTS_OF = attrgetter(*WorkCounts.__struct_fields__)
-_NOTHING = (0,) * len(WorkCounts.__struct_fields__)
-_MOST_OF = itemgetter(*map(WorkCounts.__struct_fields__.index, ("macs", "flops", "bytes_moved")))
+_FIELDS = WorkCounts.__struct_fields__
+_COUNTS_OF = attrgetter(*_FIELDS)
+_NOTHING = (0,) * len(_FIELDS)
+_RANK_OF = itemgetter(*map(_FIELDS.index, ("macs", "flops", "bytes_moved")))
+
+# The counts of a module as a tuple of `_FIELDS`.
+_ModuleCounts = tuple[str, tuple[int, ...]]
 
 
 def _rows(
@@ -172,94 +152,82 @@ def _rows(
     *,
     is_counted: bool,
 ) -> Iterator[OperatorRow]:
-    kinds: dict[tuple[str, Phase, str], list[OpCount]] = grouped(
-        cells, attrgetter("operator", "phase", "dtype")
-    )
     in_two_phases = {operator for operator, _ in twice}
-    totals = {phase: _total(profile, phase) for phase in (None, *PHASES)}
+    totals = {phase: _Total(profile, phase) for phase in (None, *PHASES)}
 
     def row(
-        operator: str, phase: Phase | None, dtypes: tuple[str, ...], found: _Found
+        operator: str, phase: Phase | None, dtypes: Iterable[str], counted: list[_ModuleCounts]
     ) -> OperatorRow:
-        metric, total = totals[phase]
-        share = getattr(found.figures, metric) / total if is_counted and total else None
+        figures, by_module = _total_and_largest(counted)
         return OperatorRow(
             operator=operator,
             phase=phase,
-            dtypes=dtypes,
+            dtypes=tuple(filter(None, dtypes)),
+            figures=figures,
             is_counted=is_counted,
-            share=share,
-            **found._asdict(),
+            share=totals[phase].share(figures) if is_counted else None,
+            modules=len(counted),
+            by_module=by_module,
         )
 
-    for operator, rows in grouped(kinds, itemgetter(0)).items():
-        where = [(phase, dtype) for _, phase, dtype in rows]
-        found = {each: _found(_together(kinds[operator, *each])) for each in where}
-        if len(where) == 1 and operator not in in_two_phases:
-            everywhere = found[where[0]]
+    for operator, of_operator in grouped(cells, attrgetter("operator")).items():
+        kinds: dict[tuple[Phase, str], list[OpCount]]
+        kinds = grouped(of_operator, attrgetter("phase", "dtype"))
+        by_kind = {kind: _by_module(of_kind) for kind, of_kind in kinds.items()}
+        if len(kinds) == 1 and operator not in in_two_phases:
+            (everywhere,) = by_kind.values()
         else:
-            everywhere = _found(
-                _together([cell for each in where for cell in kinds[operator, *each]], twice)
-            )
-        dtypes = dict.fromkeys(dtype for _, dtype in where if dtype)
-        yield row(operator, None, tuple(dtypes), everywhere)
-        for phase, dtype in where:
-            yield row(operator, phase, (dtype,) if dtype else (), found[phase, dtype])
+            everywhere = _by_module(of_operator, twice)
+        yield row(operator, None, dict.fromkeys(dtype for _, dtype in kinds), everywhere)
+        for (phase, dtype), counted in by_kind.items():
+            yield row(operator, phase, (dtype,), counted)
 
 
-def _together(
+def _by_module(
     cells: Sequence[OpCount], twice: Mapping[tuple[str, str], int] | None = None
-) -> list[tuple[str, tuple[int, ...]]]:
-    """The counts of each module, without the calls of `twice`.
-
-    Most cells are the only ones of their module.
-    """
-    counted: list[tuple[str, tuple[int, ...]]] = list(
-        zip(map(attrgetter("module"), cells), map(_COUNTS_OF, cells), strict=True)
-    )
+) -> list[_ModuleCounts]:
+    """Counts of one operator by module, without the calls of `twice`."""
+    counted: list[_ModuleCounts] = [(cell.module, _COUNTS_OF(cell)) for cell in cells]
+    # Most cells are the only cells of their module.
     if not twice and len({module for module, _ in counted}) == len(cells):
         return counted
-    sums: dict[str, list[int]] = {}
+    total: dict[str, tuple[int, ...]] = {}
     for module, counts in counted:
-        sums[module] = list(map(add, sums.get(module, _NOTHING), counts))
-    for module, of_module in sums.items():
-        of_module[0] -= twice.get((cells[0].operator, module), 0) if twice else 0
-    return [(module, tuple(counts)) for module, counts in sums.items()]
+        total[module] = tuple(map(add, total.get(module, _NOTHING), counts))
+    if twice:
+        for module, (calls, *others) in total.items():
+            total[module] = (calls - twice.get((cells[0].operator, module), 0), *others)
+    return list(total.items())
 
 
-def _found(counted: Sequence[tuple[str, tuple[int, ...]]]) -> _Found:
-    """The total, and the modules with the most of it.
-
-    Layers repeat, so few of the counts are different.
-    """
-    fields = WorkCounts.__struct_fields__
+def _total_and_largest(
+    counted: Sequence[_ModuleCounts],
+) -> tuple[WorkCounts, dict[str, WorkCounts]]:
+    """The sum over the modules, and the counts of the `MODULES` modules with the most work."""
+    # Layers repeat, so few of the counts are different.
     alike = gathered((counts, module) for module, counts in counted)
-    ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[0]), reverse=True)
-    first = islice(((module, counts) for counts, modules in ranked for module in modules), MODULES)
-    total = [
-        sum(counts[place] * len(modules) for counts, modules in ranked)
-        for place in range(len(fields))
-    ]
-    return _Found(
-        figures=WorkCounts(**dict(zip(fields, total, strict=True))),
-        modules=len(counted),
-        by_module={
-            module: WorkCounts(**dict(zip(fields, counts, strict=True))) for module, counts in first
-        },
-    )
+    work = {counts: WorkCounts(**dict(zip(_FIELDS, counts, strict=True))) for counts in alike}
+    total = sum((work[counts] * len(modules) for counts, modules in alike.items()), WorkCounts())
+    ranked = sorted(counted, key=lambda item: _RANK_OF(item[1]), reverse=True)
+    return total, {module: work[counts] for module, counts in islice(ranked, MODULES)}
 
 
-def _total(profile: Profile, phase: Phase | None) -> tuple[str, int]:
-    metric = share_of(profile, phase)
-    return metric, sum(
-        getattr(profile.modules[""].work(each), metric)
-        for each in (PHASES if phase is None else (phase,))
-    )
+class _Total:
+    """The work of the model in a phase, or in all phases, which shares refer to."""
+
+    def __init__(self, profile: Profile, phase: Phase | None) -> None:
+        self._metric = share_of(profile, phase)
+        root = profile.modules[""]
+        phases = PHASES if phase is None else (phase,)
+        self._total = sum(getattr(root.work(name), self._metric) for name in phases)
+
+    def share(self, work: WorkCounts) -> float | None:
+        return getattr(work, self._metric) / self._total if self._total else None
 
 
 def _sorted(rows: Iterable[OperatorRow]) -> list[OperatorRow]:
-    return sorted(rows, key=lambda row: (row.phase is not None, *_most(row.figures)))
+    return sorted(rows, key=lambda row: (row.phase is not None, *_most_first(row.figures)))
 
 
-def _most(counts: WorkCounts) -> tuple[int, ...]:
+def _most_first(counts: WorkCounts) -> tuple[int, ...]:
     return -counts.macs, -counts.flops, -counts.bytes_moved

@@ -1,9 +1,8 @@
-"""Modules that take much longer than the others at their place, which do the same work.
+"""Find modules that are much slower than the identical modules at their place.
 
-One slow layer of a stack.
-
-A module is accused where its excess is above the threshold, the noise, and what other processes
-took. Otherwise a large excess is a doubt.
+An example is a single slow layer of a stack. A module is flagged if its excess is above the
+threshold, the noise, and the time that other processes took. A large excess that is not above the
+last two is reported as a doubt.
 """
 
 import math
@@ -19,26 +18,29 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
-Doubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
-"""Why no one can tell whether a module is slow.
+OutlierDoubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
+"""Why it cannot be decided whether a module is slow.
 
-Other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
-times that had to be scaled too much. `allocating`: its kernels are as short as its equals', and
-modules wait for the driver's memory.
+* `busy`: other processes had the CPU.
+* `few_steps`: there are too few module-timing steps.
+* `varied`: the module-timing steps vary too much.
+* `scaled`: times had to be scaled too much.
+* `allocating`: its kernels are as short as those of identical modules, and modules wait for the
+  driver to allocate memory.
 """
 
 _LEAST_MODULES = 3
-# the fewest hooked steps that a module is accused by
 _LEAST_STEPS = 5
 _LEAST_RATIO = 1.2
-# the least excess, as a share of the step
+# Smallest excess, as a share of the step.
 _LEAST_SHARE = 0.02
-# the share of CPU time that other processes took, from which they are why times vary
+# From this share of lost CPU time on, other processes explain why times vary.
 _BUSY = 0.05
-_REACH = (
-    # how many of its errors an excess has to be: chance is beyond that once in 30,000 modules
-    4.0
-)
+# Smallest excess in errors: chance exceeds it once in 30,000 modules.
+_REACH = 4.0
+# A submodule explains an outlier if it has this share of its excess.
+_MOST_OF = 0.7
+
 _ALLOCATES = (
     "cudaMalloc",
     "cudaFree",
@@ -49,19 +51,20 @@ _ALLOCATES = (
     "cuMemUnmap",
     "cuMemSetAccess",
 )
-# a module below explains an outlier if it has this share of its excess
-_MOST_OF = 0.7
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """A module that is slower than its repeats."""
+    """A module that is slower than identical modules.
+
+    Attributes:
+        others: Number of other modules at its place that do the same work.
+        seconds: Seconds of forward and backward, with submodules.
+        usual_seconds: Median over all modules at its place.
+    """
 
     module: str
-    # how many others do the same work at its place
     others: int
-    # of forward and backward, with all below it
     seconds: float
-    # the median of all at its place
     usual_seconds: float
 
     @property
@@ -71,10 +74,10 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
 
 class Outliers(NamedTuple):
-    """The outliers, the largest excess first; and why others may be among what is not known."""
+    """The outliers, largest excess first, and why other modules may be outliers too."""
 
     found: tuple[Outlier, ...] = ()
-    doubt: Doubt | None = None
+    doubt: OutlierDoubt | None = None
 
 
 def outliers(
@@ -84,11 +87,14 @@ def outliers(
     below: Mapping[str, Sequence[str]],
     step: float | None,
 ) -> Outliers:
-    """The outliers; of a block and a part of it that explains it, the part.
+    """Find the outliers. If a submodule explains a slow module, only the submodule is an outlier.
 
-    `identical` has a number for each module, the same for modules that do the same work, and
-    `below` the names directly below each. `step` are the seconds of a clean step: without them
-    nothing is found.
+    Args:
+        profile: The profile.
+        patterns: Patterns of the module names.
+        identical: Numbers of the modules; equal numbers mean equal work.
+        below: Names directly below each module.
+        step: Seconds of an unprofiled step; without them no outliers are found.
     """
     if not step:
         return Outliers()
@@ -96,48 +102,44 @@ def outliers(
         (name for name in patterns if patterns[name] != name),
         lambda name: (patterns[name], identical[name]),
     )
-    lost = (
-        0.0 if without_others(profile) else lost_share(profile)
-        # in the times of modules, or none of it
-    )
-    far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
-    waited = allocating(profile)
+    circumstances = _Circumstances(profile, step)
     found: dict[str, Outlier] = {}
-    doubts: dict[float, Doubt] = {}
+    largest_doubtful = 0.0
+    doubt: OutlierDoubt | None = None
     for names in groups.values():
-        times = _times(profile, names) if len(names) >= _LEAST_MODULES else {}
-        usual = statistics.median(each.seconds for each in times.values()) if times else 0.0
-        for name, each in times.items():
-            excess = each.seconds - usual
-            if not usual or each.seconds < _LEAST_RATIO * usual or excess < _LEAST_SHARE * step:
+        if len(names) < _LEAST_MODULES:
+            continue
+        times = _times(profile, names)
+        if not times:
+            continue
+        usual = statistics.median(time.seconds for time in times.values())
+        for name, time in times.items():
+            excess = time.seconds - usual
+            is_slow = time.seconds >= _LEAST_RATIO * usual and excess >= _LEAST_SHARE * step
+            if not usual or not is_slow:
                 continue
-            noise = _noise(each, [other for other in times.values() if other is not each])
-            doubt = (
-                _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step)
-                or far_off
-            )
-            if waited >= excess and each.kernels < _LEAST_RATIO * statistics.median(
-                other.kernels for other in times.values()
-            ):
-                doubt = doubt or "allocating"
-            if doubt is None:
+            others = [other for other in times.values() if other is not time]
+            reason = circumstances.doubt(time, others, excess)
+            if reason is None:
                 found[name] = Outlier(
-                    module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual
+                    module=name, others=len(names) - 1, seconds=time.seconds, usual_seconds=usual
                 )
-            else:
-                doubts[excess] = doubt
-    deepest = [
-        found[name]
-        for name in explaining({name: each.excess for name, each in found.items()}, below)
-    ]
-    return Outliers(
-        tuple(sorted(deepest, key=lambda each: -each.excess)),
-        doubts[max(doubts)] if doubts else None,
-    )
+            elif excess >= largest_doubtful:
+                largest_doubtful = excess
+                doubt = reason
+    excesses = {name: outlier.excess for name, outlier in found.items()}
+    deepest = [found[name] for name in explaining(excesses, below)]
+    return Outliers(tuple(sorted(deepest, key=lambda outlier: -outlier.excess)), doubt)
 
 
 class _Time(NamedTuple):
-    """A module's seconds of forward and backward, the error of that, from how many steps it is, and the seconds of its kernels."""
+    """Seconds of a module in forward and backward.
+
+    Attributes:
+        error: Error of `seconds`.
+        steps: Number of timed steps.
+        kernels: Seconds of the module's kernels.
+    """
 
     seconds: float
     error: float
@@ -145,88 +147,98 @@ class _Time(NamedTuple):
     kernels: float
 
 
-def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Add up the phases that all of them have a time in.
+class _Circumstances:
+    """The circumstances of the run that can make a module seem slow."""
 
-    A fused attention's recompute has calls and none: it is within backward.
+    def __init__(self, profile: Profile, step: float) -> None:
+        self._step = step
+        # If the time of other threads is known, the module times are without it.
+        self._lost = 0.0 if without_others(profile) else lost_share(profile)
+        self._is_scaled = are_times_far_off(profile.notes)
+        self._allocating = allocating(profile)
+
+    def doubt(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierDoubt | None:
+        """The reason, if any, why the excess does not prove that the module is slow."""
+        is_noise = excess <= _noise(time, others)
+        if self._lost >= excess / self._step or (is_noise and self._lost >= _BUSY):
+            return "busy"
+        if time.steps < _LEAST_STEPS:
+            return "few_steps"
+        if is_noise:
+            return "varied"
+        if self._is_scaled:
+            return "scaled"
+        usual_kernels = statistics.median(other.kernels for other in (time, *others))
+        if self._allocating >= excess and time.kernels < _LEAST_RATIO * usual_kernels:
+            return "allocating"
+        return None
+
+
+def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
+    """Add up the phases in which all of these modules have a time.
+
+    The recomputation of fused attention has calls but no time: it is within backward.
     """
-    spreads = {
-        phase: [profile.modules[name].work(phase).seconds for name in names]
-        for phase in PASS_PHASES
-    }
-    known = [
-        [each for each in of_all if each is not None]
-        for of_all in spreads.values()
-        if None not in of_all
-    ]
-    kernels = {
-        name: sum(
-            spread.median
-            for phase in PASS_PHASES
-            if (spread := profile.modules[name].work(phase).device_seconds)
-        )
-        for name in names
-    }
-    return {
-        name: _Time(
-            sum(each.median for each in of_one),
-            sum(each.error or 0.0 for each in of_one),
-            min(each.n for each in of_one),
-            kernels[name],
-        )
-        for name, *of_one in zip(names, *known, strict=True)
-        if of_one
-    }
+    phases = []
+    for phase in PASS_PHASES:
+        if all(profile.modules[name].work(phase).seconds is not None for name in names):
+            phases.append(phase)
+    if not phases:
+        return {}
+    times = {}
+    for name in names:
+        works = [profile.modules[name].work(phase) for phase in PASS_PHASES]
+        kernels = sum(work.device_seconds.median for work in works if work.device_seconds)
+        seconds = 0.0
+        error = 0.0
+        steps = []
+        for phase in phases:
+            spread = profile.modules[name].work(phase).seconds
+            if spread is not None:
+                seconds += spread.median
+                error += spread.error or 0.0
+                steps.append(spread.n)
+        times[name] = _Time(seconds, error, min(steps), kernels)
+    return times
 
 
 def allocating(profile: Profile) -> float:
-    """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
+    """Seconds of a traced step in which the host waits for the driver to allocate or free memory."""
     trace = profile.trace
     if trace is None:
         return 0.0
-    seconds = sum(
-        each.self_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)
-    )
+    seconds = 0.0
+    for operator in trace.operators:
+        if operator.name.startswith(_ALLOCATES):
+            seconds += operator.self_host_seconds
     return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1)
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """The least excess that is more than chance, given the module's spread, that of the others, and the scatter among them."""
-    middle = statistics.median(each.seconds for each in others)
-    scatter = 1.4826 * statistics.median(abs(each.seconds - middle) for each in others)
-    return _REACH * math.hypot(
-        max(time.error, statistics.median(each.error for each in others)), scatter
-    )
+    """The smallest excess that is more than chance.
 
-
-def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | None:
-    """Why an excess proves nothing.
-
-    The shares are of the step: what other processes took, and the excess.
+    It follows from the module's spread, the spread of the other modules, and the scatter among
+    them.
     """
-    if lost >= share or (is_noise and lost >= _BUSY):
-        return "busy"
-    if steps < _LEAST_STEPS:
-        return "few_steps"
-    return "varied" if is_noise else None
+    middle = statistics.median(other.seconds for other in others)
+    scatter = 1.4826 * statistics.median(abs(other.seconds - middle) for other in others)
+    error = max(time.error, statistics.median(other.error for other in others))
+    return _REACH * math.hypot(error, scatter)
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the uppermost of these modules, which take too long, or the parts of them that explain it."""
-    return list(
-        dict.fromkeys(
-            _deepest(name, excesses, below)
-            for name in excesses
-            if name.rpartition(".")[0] not in excesses
-        )
-    )
+    """Return the uppermost of these slow modules, or the submodules that explain them."""
+    found: dict[str, None] = {}
+    for name in excesses:
+        if name.rpartition(".")[0] not in excesses:
+            found[_deepest(name, excesses, below)] = None
+    return list(found)
 
 
 def _deepest(name: str, excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> str:
-    """The module itself, or what explains it below."""
-    inner = [
-        each
-        for each in below[name]
-        if each in excesses and excesses[each] >= _MOST_OF * excesses[name]
-    ]
-    return _deepest(max(inner, key=excesses.__getitem__), excesses, below) if inner else name
+    """The module, or the submodule that explains it."""
+    least = _MOST_OF * excesses[name]
+    inner = [child for child in below[name] if excesses.get(child, -math.inf) >= least]
+    if not inner:
+        return name
+    return _deepest(max(inner, key=excesses.__getitem__), excesses, below)

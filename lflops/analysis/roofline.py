@@ -1,17 +1,18 @@
 """The roofline model, operator by operator.
 
-The least time that a chip allows for the work, and how far from it the work ran.
+Computes the least time that a chip allows for the work, and how far the run is from it.
 
-A roof is what the peak and the bandwidth allow. An operator takes at least as long as its FLOPs at
-the peak of its dtype, and as its bytes at the bandwidth. The least time of a module is the sum over
-its operators, because one intensity for a block would hide the operators that only move bytes.
-`Fusion` is what compiled kernels save of the bytes of the operators as dispatched.
+The peak and the bandwidth of a chip are its roof. An operator takes at least as long as its FLOPs
+at the peak of its dtype, and at least as long as its bytes at the bandwidth. The least time of a
+module is the sum over its operators, because a single intensity for a block would hide the
+operators that only move bytes. `Fusion` is the part of the operators' bytes that compiled kernels
+save.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import count, repeat
+from itertools import count
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from lflops.analysis.step_times import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import Profile, Work
+from lflops.profile.profile import OpCount, Profile, Work
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import gathered, grouped, sum_known
 
@@ -32,108 +33,106 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """Why a point is above its roof.
 
 * `cache`: its bytes stayed in a cache.
-* `compiled`: it runs compiled, and its bytes are those of the eager code.
+* `compiled`: it runs compiled, but its bytes are those of the eager code.
 * `cache_unknown`: its bytes may have stayed in a cache of unknown size.
 * `error`: none of these, so a count, a time or a peak is wrong.
 """
 
-_OF_TORCH = "aten::"
-# a point that is above its roof by no more than this is on it: two measurements of one peak differ
-# by as much
 TOLERANCE = 0.05
+"""A point counts as above its roof beyond this share: two measurements of a peak differ as much."""
+
+_ATEN = "aten::"
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):
-    """One roof."""
+    """The roof of a chip for one dtype.
 
-    # the chip's name
+    Attributes:
+        hardware: Name of the chip.
+        source: Source of the chip's figures.
+        dtype: One of `hardware.DTYPES`.
+        flops_per_second: The flat part of the roof.
+        bandwidth_bytes_per_second: The slope of the roof; `None` if unknown.
+        is_judged_by: Whether the roofs of the points are those of this chip.
+    """
+
     hardware: str
-    # where its figures are from
     source: str
-    # one of `hardware.DTYPES`
     dtype: str
-    # the flat part
     flops_per_second: float
-    # the slope; `None` is unknown
     bandwidth_bytes_per_second: float | None
-    # whether the points' roofs are this chip's
     is_judged_by: bool
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
-    """What ran in one phase, and what it could have taken at best. `None` is unknown."""
+    """Work in one phase with its time and its least time. `None` means unknown.
 
-    # the row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an
-    # operator, the root.
+    Attributes:
+        module: The module, inclusive, or its self work in `Roofline.own`. For an operator in a
+            module it is the module that ran it, for an operator over all modules the root.
+        operator: `None` for a module.
+        phase: `all` for a traced operator: a trace does not separate its phases.
+        dtype: `None` for a module.
+        flops: Counted FLOPs, without the work that a mask skips.
+        intensity: FLOPs per byte.
+        seconds: Seconds in a step. For an operator over all modules they come from a trace.
+        flops_per_second: Achieved rate.
+        roof_seconds: Seconds at the roof; for a module the sum over its operators.
+        roof_flops_per_second: FLOPs over `roof_seconds`.
+        bound: The side of the roof above the point; for a module the side of most `roof_seconds`.
+        share: `roof_seconds` over `seconds`.
+        seconds_to_win: Seconds that a step would save at the roof.
+        over: Why the point is above its roof, if it is.
+        fused_bytes: Bytes that the kernels of compiled code read and write, as the compiler counts
+            them. For a module with submodules it includes the bytes of code that is not compiled.
+            `None` if no part is known to be compiled.
+    """
+
     module: str
-    # `None` for a module
     operator: str | None
-    phase: (
-        Phase | Literal["all"]
-        # `all` of an operator that was traced: a trace does not separate its phases
-    )
-    # as the cell says; `None` for a module
+    phase: Phase | Literal["all"]
     dtype: str | None
     calls: int
-    # a count, without what a mask left out
     flops: int
     bytes_moved: int
-    # FLOPs for each byte
     intensity: float | None
-    seconds: (
-        float | None
-        # how long it took in a step. Of an operator over all modules it is known with a trace.
-    )
-    # achieved
+    seconds: float | None
     flops_per_second: float | None
-    # what it takes at the roof; of a module the sum over its operators
     roof_seconds: float | None
-    # its FLOPs over that
     roof_flops_per_second: float | None
-    bound: (
-        Bound | None
-        # which side of the roof is over it; of a module, which side most of `roof_seconds` is of
-    )
-    # `roof_seconds` over `seconds`
+    bound: Bound | None
     share: float | None
-    # what a step would be shorter at the roof
     seconds_to_win: float | None
-    # why it is over its roof, where it is
     over: AboveRoofReason | None
-    # What its kernels read and write in compiled code, as the compiler counts it. Of a module with
-    # others below it also the bytes of what is not compiled. `None` where nothing of it is known to
-    # be compiled.
     fused_bytes: int | None = None
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
-    """The ceilings, and the points below them."""
+    """The ceilings, and the points below them.
 
-    # Of the chip that is judged by, then of the run's own and of its datasheet, where these are
-    # others; by dtype
+    Attributes:
+        ceilings: By dtype, for the chip that points are judged by, then for the run's chip and its
+            datasheet if these differ.
+        modules: A point per module and phase, inclusive, in the model's order.
+        operators: A point per operator, phase and dtype over all modules. A traced operator has a
+            single point with its time.
+        op_counts: A point per operator, phase and dtype in each module.
+        own: A point per module and phase without submodules: together, all work exactly once.
+    """
+
     ceilings: tuple[Ceiling, ...]
-    modules: tuple[
-        Point, ...
-        # a point a module and phase, in the model's order, with all below it.
-    ]
-    # A point an operator, phase and dtype, over all modules; with a trace of it one an operator,
-    # which has its time
+    modules: tuple[Point, ...]
     operators: tuple[Point, ...]
-    # the same by module
     op_counts: tuple[Point, ...]
-    own: tuple[
-        Point, ...
-        # a point a module and phase, without what is below it: together they are all that ran, once
-    ]
+    own: tuple[Point, ...]
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
     """Compare the counts and times of a profile with the roof of its chip.
 
     Args:
-        profile: What was counted; without times, only the roof is known.
-        hardware: What the device can do, or its name in the table; `None` takes what the run says
-            it is.
+        profile: The profile; without times, only the roof is known.
+        hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
 
     Raises:
         HardwareError: The table does not have the name.
@@ -144,7 +143,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 class LazyRoofline:
     """The lists of a `Roofline`, each made when it is first read.
 
-    Modules are parts: few of a large model's are drawn as points.
+    Modules are parts instead of points: of a large model, only few are drawn.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -158,7 +157,7 @@ class LazyRoofline:
 
     @cached_property
     def modules(self) -> tuple["Part", ...]:
-        """A part a module and phase, in the model's order, with all below it."""
+        """A part per module and phase, inclusive, in the model's order."""
         return tuple(_modules(self._profile, self._costs))
 
     @cached_property
@@ -167,210 +166,221 @@ class LazyRoofline:
 
     @cached_property
     def own(self) -> tuple["Part", ...]:
-        """A part a module and phase, without what is below it.
-
-        Together they are all that ran, once.
-        """
-        return tuple(_own(self._profile, self._costs))
+        """A part per module and phase without submodules: together, all work exactly once."""
+        return tuple(_self_work(self._profile, self._costs))
 
     def points(self) -> Roofline:
-        """All of it, with the cells."""
-        cells = (
-            Part(
-                self._costs.total([number]),
-                cell.module,
-                cell.phase,
-                operator=cell.operator,
-                dtype=cell.dtype,
-            )
-            for cell, number in zip(self._profile.op_counts, self._costs.numbers, strict=True)
-        )
-        modules, own = (tuple(map(point_of, parts)) for parts in (self.modules, self.own))
+        """Return all lists as points, with those of operators in modules."""
         return Roofline(
             ceilings=self.ceilings,
-            modules=modules,
+            modules=tuple(map(point_of, self.modules)),
             operators=self.operators,
-            op_counts=tuple(map(point_of, cells)),
-            own=own,
+            op_counts=tuple(map(point_of, _cells(self._profile, self._costs))),
+            own=tuple(map(point_of, self.own)),
         )
+
+
+def _cells(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+    for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
+        total = costs.total([number])
+        yield Part(total, cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
 
 
 def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    numbered = zip(profile.op_counts, costs.numbers, strict=True)
-    of_rows = gathered(
-        ((name, cell.phase), number) for cell, number in numbered for name in ancestry(cell.module)
-    )
+    numbers: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
+    for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
+        for name in ancestry(cell.module):
+            numbers[name, cell.phase].append(number)
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
     for name, module in profile.modules.items():
         for phase in PHASES:
-            if (name, phase) in of_rows:
-                seconds, moved = _seconds(module.work(phase)), fused.get(ModulePhase(name, phase))
+            if (name, phase) in numbers:
                 yield Part(
-                    costs.total(of_rows[name, phase]),
+                    costs.total(numbers[name, phase]),
                     name,
                     phase,
-                    seconds=seconds,
-                    fused_bytes=moved,
+                    seconds=_seconds(module.work(phase)),
+                    fused_bytes=fused.get(ModulePhase(name, phase)),
                 )
 
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    """Traced operators with all their phases and dtypes as one, since their time is that of all."""
-    kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(
-        attrgetter("operator", "phase", "dtype"), profile.op_counts
-    )
-    by_kind = gathered(zip(kinds_of_cells, costs.numbers, strict=True))
-    traced = {
-        name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()
+    """Parts over all modules; a traced operator is one part, since its time covers all phases."""
+    kind_of: Callable[[OpCount], tuple[str, Phase, str]] = attrgetter("operator", "phase", "dtype")
+    by_kind = gathered(zip(map(kind_of, profile.op_counts), costs.numbers, strict=True))
+    traced: dict[str, float | None] = {
+        name.removeprefix(_ATEN): seconds or None
+        for name, seconds in traced_seconds(profile).items()
     }
-    took = {
-        operator: traced.get(operator.removeprefix(_OF_TORCH)) or None for operator, _, _ in by_kind
-    }
-    for (operator, *_), kinds in grouped(
-        by_kind, lambda kind: kind[:1] if took[kind[0]] else kind
-    ).items():
-        phases, dtypes = (
-            {phase for _, phase, _ in kinds},
-            dict.fromkeys(dtype for _, _, dtype in kinds),
-        )
-        shown: Phase | Literal["all"] = kinds[0][1] if len(phases) == 1 else "all"
-        numbers = [number for kind in kinds for number in by_kind[kind]]
+
+    def group(kind: tuple[str, Phase, str]) -> tuple[str, ...]:
+        operator = kind[0]
+        return (operator,) if traced.get(operator.removeprefix(_ATEN)) else kind
+
+    for kinds in grouped(by_kind, group).values():
+        operator, phase, _ = kinds[0]
+        phases = {phase for _, phase, _ in kinds}
+        dtypes = dict.fromkeys(dtype for _, _, dtype in kinds)
+        numbers: list[int] = []
+        for kind in kinds:
+            numbers += by_kind[kind]
         yield Part(
             costs.total(numbers),
             "",
-            shown,
+            phase if len(phases) == 1 else "all",
             operator=operator,
             dtype=", ".join(dtypes),
-            seconds=took[operator],
+            seconds=traced.get(operator.removeprefix(_ATEN)),
         )
 
 
-def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    """In the model's order.
+def _self_work(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+    """Parts of modules without their submodules, in the model's order.
 
-    Device time is inclusive, so a module with others below it in that phase has only its own host
-    time.
+    Device time is inclusive, so a module with submodules in a phase has only its self time on the
+    host.
     """
-    of_phases: dict[Phase, defaultdict[str, list[int]]] = {
-        phase: defaultdict(list) for phase in PHASES
-    }
+    numbers: defaultdict[ModulePhase, list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
-        of_phases[cell.phase][cell.module].append(number)
+        numbers[ModulePhase(cell.module, cell.phase)].append(number)
+    has_submodules: set[ModulePhase] = set()
+    for key in numbers:
+        for above in ancestry(key.fqn)[1:]:
+            has_submodules.add(ModulePhase(above, key.phase))
     fused = bytes_as_compiled(profile)
-    above = {
-        phase: {name for row in of_phases[phase] for name in ancestry(row)[1:]} for phase in PHASES
-    }
     for name, module in profile.modules.items():
         for phase in PHASES:
-            numbers = of_phases[phase].get(name)
-            if numbers is not None:
-                work = module.work(phase)
-                own = work.self_seconds.median if work.self_seconds else None
-                seconds = own if name in above[phase] else _seconds(work)
-                # Most profiles have nothing compiled, and need no key for each module.
-                moved = fused.get(ModulePhase(name, phase)) if fused else None
-                yield Part(costs.total(numbers), name, phase, seconds=seconds, fused_bytes=moved)
+            key = ModulePhase(name, phase)
+            if key not in numbers:
+                continue
+            work = module.work(phase)
+            seconds = _seconds(work)
+            if key in has_submodules:
+                seconds = work.self_seconds.median if work.self_seconds else None
+            yield Part(
+                costs.total(numbers[key]),
+                name,
+                phase,
+                seconds=seconds,
+                fused_bytes=fused.get(key),
+            )
 
 
 class _Cost(NamedTuple):
-    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown."""
+    """Seconds that a cell takes at the peak and at the bandwidth; `None` means unknown.
+
+    Attributes:
+        is_cached: Whether the data of one call fit the chip's cache.
+        is_compiled: Whether it runs compiled, but was counted as eager code.
+    """
 
     calls: int
     flops: int
     bytes_moved: int
     compute: float | None
     memory: float | None
-    is_cached: (
-        bool | None
-        # whether what one call works on fits the chip's cache; `None` where that is unknown
-    )
-    # whether it runs otherwise than it was counted
+    is_cached: bool | None
     is_compiled: bool
 
     @property
     def seconds(self) -> float | None:
-        return (
-            None if self.compute is None or self.memory is None else max(self.compute, self.memory)
-        )
+        if self.compute is None or self.memory is None:
+            return None
+        return max(self.compute, self.memory)
 
 
 class Total(NamedTuple):
-    """The sums over some cells."""
+    """Sums over some cells.
+
+    Attributes:
+        seconds: Seconds at the roof; `None` if unknown.
+        bound: The side of the roof that most of these seconds are on.
+        costs: The different costs of the cells, with the number of cells that have each.
+    """
 
     calls: int
     flops: int
     bytes_moved: int
-    # at the roof; `None` is unknown
     seconds: float | None
-    # the side that most of these seconds are of
     bound: Bound
-    # of the cells, each with how many cells have it
     costs: Sequence[tuple[_Cost, int]]
 
 
-_WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
+_WORK_OF = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
 class _Costs:
-    """The costs of all cells, by the `numbers` of the cells.
+    """The costs of all cells; `numbers` has the number of each cell's cost.
 
-    Layers repeat, so there are few different ones, and each is computed once.
+    Layers repeat, so few costs are different, and each is computed once.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
-        bandwidth = chip.bandwidth_bytes_per_second if chip else None
-        cache = chip.cache_bytes if chip else None
-        compiled = {name for name, module in profile.modules.items() if module.compiled}
-        inside = (
-            {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))}
-            if compiled
-            else compiled
-        )
+        inside = _inside_compiled(profile)
         known: defaultdict[tuple[Any, bool], int] = defaultdict(count().__next__)
-        works = map(_WORK_OF_CELL, profile.op_counts)
-        are_inside = (
-            (cell.module in inside for cell in profile.op_counts)
-            if inside
-            else repeat(object=False)
-        )
-        self.numbers = list(map(known.__getitem__, zip(works, are_inside, strict=False)))
-        self._costs: list[_Cost] = []
-        for (dtype, calls, macs, executed_macs, flops, bytes_moved), is_compiled in known:
-            executed, peak = flops - 2 * (macs - executed_macs), peak_of(dtype, chip)
-            # What moves integers has no peak, and needs none.
-            compute = executed / peak if peak else None if executed_macs else 0.0
-            is_cached = None if cache is None else bytes_moved <= cache * calls
-            memory = bytes_moved / bandwidth if bandwidth else None
-            self._costs.append(
-                _Cost(calls, executed, bytes_moved, compute, memory, is_cached, is_compiled)
-            )
+        self.numbers = [known[_WORK_OF(cell), cell.module in inside] for cell in profile.op_counts]
+        self._costs = [_cost(work, chip, is_compiled=compiled) for work, compiled in known]
         self._totals: dict[tuple[int, ...], Total] = {}
 
     def total(self, numbers: Sequence[int]) -> Total:
         key = tuple(numbers)
-        total = self._totals.get(key)
-        if total is None:
-            costs = [(self._costs[number], times) for number, times in Counter(key).items()]
-            total = self._totals[key] = Total(
-                calls=sum(cost.calls * times for cost, times in costs),
-                flops=sum(cost.flops * times for cost, times in costs),
-                bytes_moved=sum(cost.bytes_moved * times for cost, times in costs),
-                seconds=sum_known(
-                    None if cost.seconds is None else cost.seconds * times for cost, times in costs
-                ),
-                bound=_bound(costs),
-                costs=costs,
-            )
-        return total
+        if key not in self._totals:
+            times = Counter(key)
+            self._totals[key] = _total([(self._costs[number], times[number]) for number in times])
+        return self._totals[key]
+
+
+def _inside_compiled(profile: Profile) -> set[str]:
+    """The modules that are compiled, or inside a compiled module."""
+    compiled = {name for name, module in profile.modules.items() if module.compiled}
+    if not compiled:
+        return compiled
+    return {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))}
+
+
+def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
+    dtype, calls, macs, executed_macs, flops, bytes_moved = work
+    executed_flops = flops - 2 * (macs - executed_macs)
+    peak = peak_of(dtype, chip)
+    # An operator that moves integers has no peak, and needs none.
+    compute = None if executed_macs else 0.0
+    if peak:
+        compute = executed_flops / peak
+    memory = None
+    is_cached = None
+    if chip is not None and chip.bandwidth_bytes_per_second:
+        memory = bytes_moved / chip.bandwidth_bytes_per_second
+    if chip is not None and chip.cache_bytes is not None:
+        is_cached = bytes_moved <= chip.cache_bytes * calls
+    return _Cost(calls, executed_flops, bytes_moved, compute, memory, is_cached, is_compiled)
+
+
+def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
+    calls = 0
+    flops = 0
+    bytes_moved = 0
+    seconds: float | None = 0.0
+    sides: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+    for cost, times in costs:
+        calls += cost.calls * times
+        flops += cost.flops * times
+        bytes_moved += cost.bytes_moved * times
+        if seconds is not None:
+            seconds = None if cost.seconds is None else seconds + cost.seconds * times
+        compute = cost.compute or 0.0
+        memory = cost.memory or 0.0
+        sides["compute" if compute >= memory else "memory"] += max(compute, memory) * times
+    bound: Bound = "compute" if sides["compute"] >= sides["memory"] else "memory"
+    return Total(calls, flops, bytes_moved, seconds, bound, costs)
 
 
 class Part(Struct, frozen=True, gc=False):
-    """Some cells together with their time, from which a point follows.
+    """Some cells with their time, from which a point is made; the fields are those of `Point`.
 
-    The fields are those of `Point`.
+    Attributes:
+        total: The sums over the cells.
     """
 
-    # the sums over the cells
     total: Total
     module: str
     phase: Phase | Literal["all"]
@@ -385,31 +395,30 @@ class Part(Struct, frozen=True, gc=False):
 
     @property
     def seconds_to_win(self) -> float | None:
-        roof = self.total.seconds
-        return (
-            max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
-        )
+        if self.seconds is None or self.total.seconds is None:
+            return None
+        return max(self.seconds - self.total.seconds, 0.0)
 
     @property
     def over(self) -> AboveRoofReason | None:
-        roof, seconds = self.total.seconds, self.seconds
-        return (
-            _over(self.total.costs, seconds)
-            if roof is not None and seconds and roof > seconds * (1 + TOLERANCE)
-            else None
-        )
+        if not self.seconds or self.total.seconds is None:
+            return None
+        longest = self.seconds * (1 + TOLERANCE)
+        return _reason(self.total.costs, longest) if self.total.seconds > longest else None
 
 
 def point_of(part: Part) -> Point:
-    """Make the point of a part: all that follows from its sums and its time."""
-    calls, flops, moved, roof, bound, _ = part.total
+    """Make the point of a part, with everything that follows from its sums and its time."""
+    flops = part.total.flops
+    moved = part.total.bytes_moved
+    roof = part.total.seconds
     seconds = part.seconds
     return Point(
         module=part.module,
         operator=part.operator,
         phase=part.phase,
         dtype=part.dtype,
-        calls=calls,
+        calls=part.total.calls,
         flops=flops,
         bytes_moved=moved,
         intensity=flops / moved if moved else None,
@@ -417,7 +426,7 @@ def point_of(part: Part) -> Point:
         flops_per_second=flops / seconds if seconds else None,
         roof_seconds=roof,
         roof_flops_per_second=flops / roof if roof else None,
-        bound=bound if roof else None,
+        bound=part.total.bound if roof else None,
         share=roof / seconds if roof is not None and seconds else None,
         seconds_to_win=part.seconds_to_win,
         over=part.over,
@@ -425,86 +434,82 @@ def point_of(part: Part) -> Point:
     )
 
 
-def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
-    sides = {"compute": 0.0, "memory": 0.0}
-    for cost, times in costs:
-        compute, memory = cost.compute or 0.0, cost.memory or 0.0
-        sides["compute" if compute >= memory else "memory"] += max(compute, memory) * times
-    return "compute" if sides["compute"] >= sides["memory"] else "memory"
+def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
+    """The likely reason why these cells took no longer than `longest`, less than at the roof.
 
+    A reason is likely if the time suffices once the cells that it applies to move no bytes.
+    """
 
-def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> AboveRoofReason:
-    """The likely reason: bytes that stayed in the cache, bytes that compiled code did not move, or an error."""
+    def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:
+        seconds = 0.0
+        for cost, times in costs:
+            least = cost.compute if moves_no_bytes(cost) else cost.seconds
+            if least is None:
+                return False
+            seconds += least * times
+        return seconds <= longest
 
-    def least(without_bytes: Callable[[_Cost], bool]) -> float | None:
-        """Seconds at the roof if these cells move no bytes."""
-        parts = (
-            (cost.compute if without_bytes(cost) else cost.seconds, times) for cost, times in costs
-        )
-        return sum_known(None if each is None else each * times for each, times in parts)
-
-    without: Mapping[AboveRoofReason, float | None] = {
-        "cache": least(lambda cost: bool(cost.is_cached)),
-        "compiled": least(lambda cost: cost.is_compiled),
-        "cache_unknown": least(lambda cost: cost.is_cached is None),
-    }
-    return next(
-        (
-            why
-            for why, each in without.items()
-            if each is not None and each <= seconds * (1 + TOLERANCE)
-        ),
-        "error",
-    )
+    if explains(lambda cost: bool(cost.is_cached)):
+        return "cache"
+    if explains(lambda cost: cost.is_compiled):
+        return "compiled"
+    if explains(lambda cost: cost.is_cached is None):
+        return "cache_unknown"
+    return "error"
 
 
 def _seconds(work: Work) -> float | None:
-    """Kernel time where a trace has it, else stream or host time."""
+    """Kernel time from a trace, or else stream or host time."""
     spread = work.device_seconds or work.seconds
     return spread.median if spread else None
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
-    """The roofs of the known chips, each once: two chips may differ in what is not shown."""
+    """The roofs of the known chips, without duplicates: chips may differ in other figures only."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.op_counts if cell.executed_macs)
     ceilings: dict[Ceiling, Ceiling] = {}
-    for each in filter(None, (chip, profile.run.hardware, lookup(profile.run.device_name))):
-        for dtype in dict.fromkeys(name_of_peak(dtype, each) for dtype in multiplied):
-            if dtype is not None and dtype in each.peak_flops_per_second:
+    for known in (chip, profile.run.hardware, lookup(profile.run.device_name)):
+        if known is None:
+            continue
+        for dtype in dict.fromkeys(name_of_peak(dtype, known) for dtype in multiplied):
+            if dtype is not None and dtype in known.peak_flops_per_second:
                 ceiling = Ceiling(
-                    hardware=each.name,
-                    source=each.source,
+                    hardware=known.name,
+                    source=known.source,
                     dtype=dtype,
-                    flops_per_second=each.peak_flops_per_second[dtype],
-                    bandwidth_bytes_per_second=each.bandwidth_bytes_per_second,
+                    flops_per_second=known.peak_flops_per_second[dtype],
+                    bandwidth_bytes_per_second=known.bandwidth_bytes_per_second,
                     is_judged_by=False,
                 )
-                ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=each is chip))
+                ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=known is chip))
     return tuple(ceilings.values())
 
 
 class LowerBound(Struct, frozen=True, kw_only=True):
-    """Lower bounds in seconds."""
+    """Lower bounds of the time of a step.
 
-    # the chip's name
+    Attributes:
+        hardware: Name of the chip.
+        seconds: Seconds of a step.
+        by_phase: Seconds of each phase that ran.
+        by_module: Seconds of each module, inclusive, over all phases.
+        unknown: Operators with matmuls in a dtype whose peak is unknown; they count by their bytes.
+    """
+
     hardware: str
-    # of a step
     seconds: float
-    # the same by phase, those that ran
     by_phase: Mapping[Phase, float]
-    # row to seconds of it and all below, over all phases
     by_module: Mapping[str, float]
-    unknown: tuple[
-        str, ...
-        # contractions in a dtype whose peak is not known: they count by their bytes
-    ]
+    unknown: tuple[str, ...]
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
-    """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth."""
-    # Operators are taken one after the other, as eager code runs them: fused ones may move less.
-    # What is no contraction counts by its bytes. `None` where no chip is known, or not its
-    # bandwidth.
+    """Sum the least times of all operators; `None` if the chip or its bandwidth is unknown.
+
+    The least time of an operator is its matmuls at the peak of their dtype, or its bytes at the
+    bandwidth, whichever is longer. Operators run one after the other, as in eager code: fused
+    operators may move fewer bytes.
+    """
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
         return None
@@ -513,15 +518,14 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
     unknown: dict[str, None] = {}
     for cell in profile.op_counts:
         seconds = cell.bytes_moved / chip.bandwidth_bytes_per_second
-        if cell.executed_macs:
-            peak = peak_of(cell.dtype, chip)
-            if peak is None:
-                unknown[cell.operator] = None
-            else:
-                seconds = max(seconds, 2 * cell.executed_macs / peak)
+        peak = peak_of(cell.dtype, chip)
+        if peak is not None:
+            seconds = max(seconds, 2 * cell.executed_macs / peak)
+        elif cell.executed_macs:
+            unknown[cell.operator] = None
         by_phase[cell.phase] += seconds
-        for row in ancestry(cell.module):
-            by_module[row] += seconds
+        for name in ancestry(cell.module):
+            by_module[name] += seconds
     phases = {phase: by_phase[phase] for phase in PHASES if phase in by_phase}
     return LowerBound(
         hardware=chip.name,
@@ -533,88 +537,87 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """What fusion saves in one phase of a step, over the modules that have kernels of compiled code."""
+    """Bytes that fusion saves in one phase of a step, over the modules with compiled kernels.
+
+    Attributes:
+        bytes_moved: Bytes of the operators as dispatched.
+        fused_bytes: Bytes that the kernels read and write, as the compiler counts them.
+        unknown_modules: Number of modules with a kernel of unknown bytes, which both figures leave
+            out.
+    """
 
     phase: Phase
-    # of the operators as dispatched
     bytes_moved: int
-    # what the kernels read and write, as the compiler counts it
     fused_bytes: int
-    unknown_modules: (
-        # how many modules have a kernel of unknown bytes; they are in neither figure
-        int
-    )
+    unknown_modules: int
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
-    """Own bytes in a step of each module and phase that has kernels of compiled code.
+    """Bytes in a step of each module and phase with compiled kernels, without submodules.
 
-    `None` where the bytes of a kernel are unknown.
+    `None` if the bytes of a kernel are unknown. The compiler may recompute cheap operators in
+    backward. If the code as written recomputes nothing, these bytes count as backward, so that both
+    counts of bytes are of the same work.
     """
-    # The compiler may compute cheap operators again in backward. Where the code as written computes
-    # nothing again, these bytes are part of the backward, so that both counts of bytes are of the
-    # same work.
     trace = profile.trace
     if trace is None or trace.compiled is None or not trace.batches:
         return {}
-    written = {ModulePhase(cell.module, cell.phase) for cell in profile.op_counts}
+    recomputing = {cell.module for cell in profile.op_counts if cell.phase == "recompute"}
     kernels: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
     for kernel in trace.compiled.kernels:
-        key = ModulePhase(kernel.module, kernel.phase)
-        is_only_compiled = kernel.phase == "recompute" and key not in written
-        kernels[ModulePhase(kernel.module, "backward") if is_only_compiled else key].append(
-            kernel.bytes_moved
-        )
-    sums = {key: sum_known(moved) for key, moved in kernels.items()}
+        phase = kernel.phase
+        if phase == "recompute" and kernel.module not in recomputing:
+            phase = "backward"
+        kernels[ModulePhase(kernel.module, phase)].append(kernel.bytes_moved)
     batches = profile.run.accumulation or 1
-    return {
-        key: None if moved is None else round(moved * batches / trace.batches)
-        for key, moved in sums.items()
-    }
+    moved: dict[ModulePhase, int | None] = {}
+    for key, of_kernels in kernels.items():
+        total = sum_known(of_kernels)
+        moved[key] = None if total is None else round(total * batches / trace.batches)
+    return moved
 
 
 def bytes_with_below(
     profile: Profile, compiled: Mapping[ModulePhase, int | None]
 ) -> Mapping[ModulePhase, int | None]:
-    """Add up `bytes_as_compiled` over each module and all below it.
+    """Add up `bytes_as_compiled` over each module and its submodules.
 
-    Without a kernel, the bytes of its operators as dispatched.
+    A module without compiled kernels counts with the bytes of its operators as dispatched.
     """
-    counted = {ModulePhase(cell.module, cell.phase) for cell in profile.op_counts}
-    moved = {
-        **{key: profile.modules[key.fqn].work(key.phase).self_bytes_moved for key in counted},
-        **compiled,
-    }
-    parts = gathered(
-        (ModulePhase(name, key.phase), each)
-        for key, each in moved.items()
-        for name in ancestry(key.fqn)
-    )
-    opened = {ModulePhase(name, key.phase) for key in compiled for name in ancestry(key.fqn)}
-    return {key: sum_known(parts[key]) for key in opened}
+    moved: dict[ModulePhase, int | None] = {}
+    for cell in profile.op_counts:
+        key = ModulePhase(cell.module, cell.phase)
+        if key not in moved:
+            moved[key] = profile.modules[cell.module].work(cell.phase).self_bytes_moved
+    moved.update(compiled)
+    parts: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
+    for key, bytes_moved in moved.items():
+        for name in ancestry(key.fqn):
+            parts[ModulePhase(name, key.phase)].append(bytes_moved)
+    has_kernels: set[ModulePhase] = set()
+    for key in compiled:
+        has_kernels.update(ModulePhase(name, key.phase) for name in ancestry(key.fqn))
+    return {key: sum_known(parts[key]) for key in has_kernels}
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """What fusion saves, by phase.
-
-    Empty where no kernel of compiled code was traced, or nothing was counted.
-    """
-    compiled = bytes_as_compiled(profile) if profile.is_counted else {}
+    """Bytes that fusion saves, by phase; empty without traced compiled kernels or counts."""
+    if not profile.is_counted:
+        return ()
+    compiled = bytes_as_compiled(profile)
     found = []
     for phase in PHASES:
         of_phase = {key.fqn: moved for key, moved in compiled.items() if key.phase == phase}
-        known = {row: moved for row, moved in of_phase.items() if moved is not None}
-        if of_phase:
-            found.append(
-                Fusion(
-                    phase=phase,
-                    bytes_moved=sum(
-                        profile.modules[row].work(phase).self_bytes_moved
-                        for row in known
-                        if row in profile.modules
-                    ),
-                    fused_bytes=sum(known.values()),
-                    unknown_modules=len(of_phase) - len(known),
-                )
+        if not of_phase:
+            continue
+        known = {name: moved for name, moved in of_phase.items() if moved is not None}
+        works = [profile.modules[name].work(phase) for name in known if name in profile.modules]
+        found.append(
+            Fusion(
+                phase=phase,
+                bytes_moved=sum(work.self_bytes_moved for work in works),
+                fused_bytes=sum(known.values()),
+                unknown_modules=len(of_phase) - len(known),
             )
+        )
     return tuple(found)

@@ -1,6 +1,7 @@
-"""The modules of a profile as rows.
+"""Modules of a profile as table rows: a tree that folds repeated modules, or a flat list.
 
-A tree that folds what repeats, or a flat list by own work; and the places that take most time.
+Also finds the places in the model that take the most time, and folds roofline points of repeated
+modules.
 """
 
 import re
@@ -16,16 +17,16 @@ from msgspec.structs import replace
 from lflops.analysis.roofline import AboveRoofReason, Bound, Part, Point, Total, point_of
 from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
-from lflops.profile.profile import COUNTS, ModuleProfile, Profile, Work
+from lflops.profile.profile import COUNTS, ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import sum_known, summed, sums
+from lflops.profile.series import sum_known, summed
+
+TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+"""The phases of a module's total time. The optimizer's time is rarely known by module."""
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase.
-
-    The fields mean what those of `Work` mean, inclusive or own as the row says.
-    """
+    """Work in one phase, inclusive or self as the row says; the fields are those of `Work`."""
 
     calls: int = 0
     macs: int = 0
@@ -35,111 +36,131 @@ class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
 
     def __add__(self, other: "WorkCounts") -> "WorkCounts":
         return WorkCounts(
-            **{field: getattr(self, field) + getattr(other, field) for field in _COUNTS}
+            calls=self.calls + other.calls,
+            macs=self.macs + other.macs,
+            executed_macs=self.executed_macs + other.executed_macs,
+            flops=self.flops + other.flops,
+            bytes_moved=self.bytes_moved + other.bytes_moved,
         )
 
     def __mul__(self, times: int) -> "WorkCounts":
-        return WorkCounts(**{field: getattr(self, field) * times for field in _COUNTS})
+        return WorkCounts(
+            calls=self.calls * times,
+            macs=self.macs * times,
+            executed_macs=self.executed_macs * times,
+            flops=self.flops * times,
+            bytes_moved=self.bytes_moved * times,
+        )
+
+
+_COUNTS = WorkCounts.__struct_fields__
 
 
 class Repeat(Struct, frozen=True, kw_only=True):
-    """A run of identical siblings, by the labels at its ends."""
+    """Consecutive identical siblings, by the labels of the first and the last one."""
 
     first: str
     last: str
     times: int
 
 
-class Row(Struct, frozen=True, kw_only=True):
-    """One module, or a run of identical siblings.
+class ModuleRow(Struct, frozen=True, kw_only=True):
+    """One module, or consecutive identical siblings.
 
-    Then every count is that of ONE of them, and a time is the mean of all.
+    For several siblings, every count is that of ONE of them, and a time is their mean. A row inside
+    one of 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work in the
+    requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
 
-    For a layer in a run of 12 identical blocks that is the mean over all 12. The shares are of the
-    root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it, as
-    `share_of` says, and of its time.
+    Attributes:
+        name: Dotted path, of the first sibling.
+        label: Last part of `name`.
+        names: All modules that the row stands for within the row above.
+        repeat: The siblings, or `None` for a single module.
+        depth: Levels below the root, which has 0.
+        own: If true, figures and parameters exclude the submodules.
+        kind: Class name.
+        calls: Calls in forward.
+        trainable_parameters: `None` if only the inclusive number is known, as `parameter_bytes`.
+        phases: Work by phase.
+        seconds: Median seconds by phase; `None` if unknown.
+        children: The rows below, in a tree.
     """
 
-    # the dotted path; of the first one where the row is a run
     name: str
-    # its last part
     label: str
-    # every module that the row represents, within the row above
     names: tuple[str, ...]
-    # the run, `None` where the row is a single module
     repeat: Repeat | None
-    # 0 for the root
     depth: int
-    # whether figures and parameters are without what is below it
     own: bool
     kind: str
-    # how often it was called in forward
     calls: int
     compiled: bool
     owner: str | None
     parameters: int
-    trainable_parameters: (
-        int | None
-        # `None` where only the inclusive number is known. So is `parameter_bytes`.
-    )
+    trainable_parameters: int | None
     parameter_bytes: int | None
-    # the work of each phase
     phases: Mapping[Phase, WorkCounts]
-    seconds: Mapping[
-        Phase, float | None
-        # the median time of each phase; `None` where it is unknown
-    ]
+    seconds: Mapping[Phase, float | None]
     share: float | None
     time_share: float | None
-    # the rows below, where there is a tree
-    children: tuple["Row", ...] = ()
+    children: tuple["ModuleRow", ...] = ()
 
     @property
     def times(self) -> int:
-        """How many modules the row represents within the row above."""
+        """Number of modules that the row stands for within the row above."""
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
-        """The work of one of the row's modules; `phase=None` adds the phases up."""
-        return sum((self.phases[each] for each in _phases(phase)), WorkCounts())
+        """Work of one of the row's modules; `phase=None` adds up all phases."""
+        return sum((self.phases[name] for name in _phases(phase)), WorkCounts())
 
     def all(self, phase: Phase | None) -> WorkCounts:
-        """The work of all the row's modules within one of the row above."""
+        """Work of all the row's modules within one module of the row above."""
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
-        """Seconds of one of the row's modules.
-
-        `phase=None` adds up those of `TIMED_PHASES` that are known.
-        """
-        return _added_up(self.seconds, phase)
+        """Seconds of one of the row's modules; `phase=None` adds up the known `TIMED_PHASES`."""
+        return _total_time(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """2 x MACs over the time of the phases that they ran in.
-
-        `None` where one of these has no time.
-        """
-        ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[
-            :1
-        ]
-        return flops_per_second(self.one(phase).macs, sum_known(self.seconds[name] for name in ran))
+        """2 x MACs over the time of the phases that ran them; `None` if a phase has no time."""
+        phases = _phases(phase)
+        ran = [name for name in phases if self.phases[name].macs] or [phases[0]]
+        seconds = sum_known(self.seconds[name] for name in ran)
+        return flops_per_second(self.one(phase).macs, seconds)
 
 
-_ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
-    "macs": lambda row, phase: (-row.all(phase).macs, -row.all(phase).flops),
+Row = ModuleRow
+
+
+def _by_macs(row: ModuleRow, phase: Phase | None) -> Any:
+    work = row.all(phase)
+    return -work.macs, -work.flops
+
+
+def _by_name(row: ModuleRow, _: Phase | None) -> Any:
+    parts: list[str | int] = list(re.split(r"(\d+)", row.name))
+    # Every second part is a number.
+    parts[1::2] = map(int, parts[1::2])
+    return parts
+
+
+def _by_time(row: ModuleRow, phase: Phase | None) -> Any:
+    seconds = row.time(phase)
+    return seconds is None, -(seconds or 0) * row.times
+
+
+_ORDERS: dict[str, Callable[[ModuleRow, Phase | None], Any]] = {
+    "macs": _by_macs,
     "flops": lambda row, phase: -row.all(phase).flops,
     "parameters": lambda row, _: -row.parameters * row.times,
     "bytes": lambda row, phase: -row.all(phase).bytes_moved,
-    "name": lambda row, _: [
-        int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))
-    ],
-    "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
+    "name": _by_name,
+    "time": _by_time,
 }
 
-# sort keys of rows: the name, or a metric, largest first
 SORT_KEYS = tuple(_ORDERS)
-
-_COUNTS = WorkCounts.__struct_fields__
+"""Sort keys of rows: the name, or a metric, largest first."""
 
 
 def tree(
@@ -151,53 +172,54 @@ def tree(
     phase: Phase | None = "forward",
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
-) -> tuple[Row, ...]:
-    """The modules by name, inclusive: the root, and in each row the rows below it.
+) -> tuple[ModuleRow, ...]:
+    """Rows of the module tree, inclusive: the root row, with the rows below it as children.
 
-    A `ValueError` where an argument has a wrong value.
+    Args:
+        profile: The profile.
+        depth: Levels to show below the root; -1 for all.
+        fold: Show consecutive siblings as one row if they have the same classes, labels and counts
+            all the way down.
+        sort: One of `SORT_KEYS` to sort siblings by, a folded row by the sum of its modules; `None`
+            keeps the model's order.
+        phase: The phase of `share` and `sort`; `None` for all phases together.
+        below: The result of `children`, if already computed.
+        groups: The result of `identical_subtrees`, if already computed.
 
-    `depth` is how many levels below the root are shown, -1 for all. With `fold`, consecutive
-    siblings with the same kinds, labels and counts all the way down share a row. Siblings are
-    sorted by one of `SORT_KEYS`, a run by the sum of its modules; `None` keeps the model's order.
-    `share` and `sort` are about the `phase`, `None` for all phases together. `below` is what
-    `children` returns, `groups` what `identical_subtrees` returns, where they are known.
+    Raises:
+        ValueError: An argument has a wrong value.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
         raise ValueError(
-            f"depth={depth}: give -1 for all levels, 0 for the model alone, or how many to show below it"
+            f"depth={depth}: give -1 for all levels, 0 for the model alone, "
+            "or the number of levels to show below it"
         )
     below = below or children(profile.modules)
-    if groups is None:
-        groups = (
-            identical_subtrees(profile, below)
-            if fold
-            else {name: index for index, name in enumerate(below)}
-        )
+    if groups is None and fold:
+        groups = identical_subtrees(profile, below)
+    elif groups is None:
+        groups = {name: index for index, name in enumerate(below)}
+    builder = _RowBuilder(profile, phase, own=False)
 
-    def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
-        """Rows of siblings; each comes with the names of its counterparts in the other modules of the run above."""
+    def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
+        """Rows of siblings; each is passed with its counterparts in the folded modules above."""
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
-            run = tuple(group)
-            folded = [name for sibling in run for name in sibling]
-            row = _row(
-                profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase
-            )
-            made.append(
-                row
-                if level == depth
-                else replace(
-                    row, children=rows(zip(*(below[n] for n in folded), strict=True), level + 1)
-                )
-            )
+            repeated = tuple(group)
+            folded = [name for sibling in repeated for name in sibling]
+            row = builder.row(tuple(sibling[0] for sibling in repeated), folded)
+            if level != depth:
+                children_of_all = zip(*(below[name] for name in folded), strict=True)
+                row = replace(row, children=rows(children_of_all, level + 1))
+            made.append(row)
         return _sorted(made, sort, phase)
 
     return rows([("",)], 0)
 
 
-def walk(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows of a tree, each before those below it."""
+def walk(rows: Iterable[ModuleRow]) -> Iterator[ModuleRow]:
+    """Yield the rows of a tree, parents before children."""
     for row in rows:
         yield row
         yield from walk(row.children)
@@ -205,57 +227,57 @@ def walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 def flat(
     profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
-) -> tuple[Row, ...]:
-    """Every module by its own work.
+) -> tuple[ModuleRow, ...]:
+    """Rows of all modules without their submodules, sorted by MACs by default.
 
-    `sort` is by MACs unless given. It and the phase are as in `tree`, and raise the same.
+    `sort` and `phase` are as in `tree`, and raise the same errors.
     """
     _check_sort(profile, sort, phase)
-    return _sorted(
-        [_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules],
-        sort or "macs",
-        phase,
-    )
+    builder = _RowBuilder(profile, phase, own=True)
+    rows = [builder.row((name,), (name,)) for name in profile.modules]
+    return _sorted(rows, sort or "macs", phase)
 
 
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
-    return _by_phase(profile.modules[""], own=False)
+    return _work_by_phase(profile.modules[""], own=False)
 
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
-    """The model's MACs in each phase that has any; empty where this rank does all of them."""
-    # A phase is `None` where they are unknown: the ranks are known to share a batch, or each to
-    # hold a part of the parameters.
-    root, tensor_parallel = profile.modules[""], profile.run.tensor_parallel_size
-    works: dict[str, Work] = {
-        phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs
-    }
-    logical: dict[str, int | None] = {phase: work.logical_macs for phase, work in works.items()}
-    is_sharded = root.local_parameters != root.parameters or tensor_parallel not in {None, 1}
-    differs = any(macs is not None and macs != works[phase].macs for phase, macs in logical.items())
-    return logical if differs or (is_sharded and None in logical.values()) else {}
+    """The model's MACs in each phase that has any; empty if this rank does all of them.
+
+    The MACs of a phase are `None` if unknown: the ranks share a batch, or each holds a part of the
+    parameters.
+    """
+    root = profile.modules[""]
+    differs = False
+    logical: dict[str, int | None] = {}
+    for phase in PHASES:
+        work = root.work(phase)
+        if work.macs or work.logical_macs:
+            logical[phase] = work.logical_macs
+            differs = differs or work.logical_macs not in {None, work.macs}
+    is_sharded = (
+        root.local_parameters != root.parameters
+        or profile.run.tensor_parallel_size not in {None, 1}
+    )
+    is_unknown = is_sharded and None in logical.values()
+    return logical if differs or is_unknown else {}
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """The metric that shares in a phase are of.
-
-    MACs, or FLOPs where there are no MACs, as in the optimizer.
-    """
-    root = [profile.modules[""].work(each) for each in _phases(phase)]
-    return (
-        "flops"
-        if any(work.flops for work in root) and not any(work.macs for work in root)
-        else "macs"
-    )
+    """The metric of shares in a phase: MACs, or FLOPs if there are no MACs, as in the optimizer."""
+    works = [profile.modules[""].work(name) for name in _phases(phase)]
+    has_macs = any(work.macs for work in works)
+    has_flops = any(work.flops for work in works)
+    return "flops" if has_flops and not has_macs else "macs"
 
 
 def has_times(profile: Profile, phase: Phase | None) -> bool:
-    """Whether any module has a time in that phase, or in any of them."""
-    return any(
-        module.work(each).seconds is not None
-        for module in profile.modules.values()
-        for each in _phases(phase)
-    )
+    """Return whether any module has a time in the phase, or in any phase if it is `None`."""
+    for module in profile.modules.values():
+        if any(module.work(name).seconds is not None for name in _phases(phase)):
+            return True
+    return False
 
 
 def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:
@@ -263,57 +285,70 @@ def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None
         raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
     if sort == "time" and not has_times(profile, phase):
         where = "in any phase" if phase is None else f"in {phase}"
+        others = ", ".join(SORT_KEYS[:-1])
         raise ValueError(
-            f"sort='time': no module of this profile has a time {where}; give one of {', '.join(SORT_KEYS[:-1])}"
+            f"sort='time': no module of this profile has a time {where}; give one of {others}"
         )
 
 
-def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: _ORDERS[sort](row, phase))) if sort else tuple(rows)
+def _sorted(rows: list[ModuleRow], sort: str | None, phase: Phase | None) -> tuple[ModuleRow, ...]:
+    if sort is None:
+        return tuple(rows)
+    order = _ORDERS[sort]
+    return tuple(sorted(rows, key=lambda row: order(row, phase)))
 
 
-def _row(
-    profile: Profile,
-    names: tuple[str, ...],
-    folded: Sequence[str],
-    *,
-    own: bool,
-    phase: Phase | None,
-) -> Row:
-    """The row of the first name, with the mean time of all folded modules, without children."""
-    module = profile.modules[names[0]]
-    phases = _by_phase(module, own=own)
-    root, metric = profile.modules[""], share_of(profile, phase)
-    total = sum(getattr(root.work(each), metric) for each in _phases(phase))
-    total_time = _added_up(_seconds(profile, [""], own=False), phase)
-    seconds = _seconds(profile, folded, own=own)
-    time = _added_up(seconds, phase)
-    first, last = (name.rpartition(".")[2] for name in (names[0], names[-1]))
-    return Row(
-        name=names[0],
-        label=first,
-        names=names,
-        repeat=Repeat(first=first, last=last, times=len(names)) if len(names) > 1 else None,
-        depth=module.depth,
-        own=own,
-        kind=module.class_name,
-        calls=module.calls,
-        compiled=module.compiled,
-        owner=module.owner,
-        parameters=module.self_parameters if own else module.parameters,
-        trainable_parameters=None if own else module.trainable_parameters,
-        parameter_bytes=None if own else module.parameter_bytes,
-        phases=phases,
-        seconds=seconds,
-        share=sum(getattr(phases[each], metric) for each in _phases(phase)) / total
-        if total
-        else None,
-        time_share=time / total_time if total_time and time is not None else None,
-    )
+class _RowBuilder:
+    """Makes rows of a profile, with shares of the root's work and time in a phase."""
+
+    def __init__(self, profile: Profile, phase: Phase | None, *, own: bool) -> None:
+        self._profile = profile
+        self._phase = phase
+        self._own = own
+        self._metric = share_of(profile, phase)
+        self._total = self._work(_work_by_phase(profile.modules[""], own=False))
+        self._total_time = _total_time(_seconds(profile, [""], own=False), phase)
+
+    def row(self, names: tuple[str, ...], folded: Sequence[str]) -> ModuleRow:
+        """The row of the modules `names`, with the mean time of all `folded` modules."""
+        module = self._profile.modules[names[0]]
+        labels = [name.rpartition(".")[2] for name in names]
+        repeat = None
+        if len(names) > 1:
+            repeat = Repeat(first=labels[0], last=labels[-1], times=len(names))
+        phases = _work_by_phase(module, own=self._own)
+        seconds = _seconds(self._profile, folded, own=self._own)
+        time = _total_time(seconds, self._phase)
+        time_share = None
+        if self._total_time and time is not None:
+            time_share = time / self._total_time
+        return ModuleRow(
+            name=names[0],
+            label=labels[0],
+            names=names,
+            repeat=repeat,
+            depth=module.depth,
+            own=self._own,
+            kind=module.class_name,
+            calls=module.calls,
+            compiled=module.compiled,
+            owner=module.owner,
+            parameters=module.self_parameters if self._own else module.parameters,
+            trainable_parameters=None if self._own else module.trainable_parameters,
+            parameter_bytes=None if self._own else module.parameter_bytes,
+            phases=phases,
+            seconds=seconds,
+            share=self._work(phases) / self._total if self._total else None,
+            time_share=time_share,
+        )
+
+    def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
+        """MACs or FLOPs in the phase that shares are of."""
+        return sum(getattr(phases[name], self._metric) for name in _phases(self._phase))
 
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
-    """The mean over the modules, where it is known of each."""
+    """Mean seconds of the modules by phase; `None` if the time of any module is unknown."""
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
@@ -322,64 +357,64 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
     return means
 
 
-def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """The seconds of one phase, or of all phases.
-
-    A phase whose time is unknown hides none of the others.
-    """
-    known = [
-        each
-        for name in ((phase,) if phase else TIMED_PHASES)
-        if (each := seconds[name]) is not None
-    ]
+def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
+    """Seconds of one phase, or the sum over all phases whose time is known."""
+    if phase is not None:
+        return seconds[phase]
+    known = [took for took in map(seconds.__getitem__, TIMED_PHASES) if took is not None]
     return sum(known) if known else None
 
 
-def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
-    prefix = "self_" if own else ""
-    return {
-        phase: WorkCounts(
-            **{field: getattr(module.work(phase), prefix + field) for field in _COUNTS}
-        )
-        for phase in PHASES
-    }
+def _work_by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
+    read = _SELF_COUNTS_OF if own else _INCLUSIVE_COUNTS_OF
+    found = {}
+    for phase in PHASES:
+        counts = zip(_COUNTS, read(module.work(phase)), strict=True)
+        found[phase] = WorkCounts(**dict(counts))
+    return found
+
+
+_INCLUSIVE_COUNTS_OF = attrgetter(*_COUNTS)
+_SELF_COUNTS_OF = attrgetter(*(f"self_{field}" for field in _COUNTS))
 
 
 def _phases(phase: Phase | None) -> tuple[Phase, ...]:
     return PHASES if phase is None else (phase,)
 
 
-TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""The phases of a module's total time. The optimizer's is rarely known by module."""
-
-
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """The modules at one place of the model, without the modules below them."""
+    """The modules at one place of the model, without their submodules.
+
+    Attributes:
+        pattern: The place, such as `layers.*.mlp`.
+        name: The pattern, or the names of the modules if only some at the place have a time.
+        kind: Class name.
+        modules: Number of modules.
+        seconds: Self time of all of them in a step.
+        macs: MACs of all of them in forward and backward.
+    """
 
     pattern: str
-    # the pattern; where only some at that place have a time, the names of these
     name: str
     kind: str
     modules: int
-    # total time of all of them in a step
     seconds: float
-    # of forward and backward, of all of them
     macs: int
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
-    """Forward, backward, recompute, and the optimizer if known.
+    """Seconds of forward, backward, recomputation and, if known, the optimizer.
 
-    `None` if no phase has a time. `own`: without the modules below.
+    A phase with unknown time is left out; `None` if no phase has a time. `own` excludes the
+    submodules.
     """
-    # A phase whose time is unknown is left out, so that it does not hide the others.
-    works = [module.work(phase) for phase in TIMED_PHASES]
-    known = [
-        spread.median
-        for work in works
-        if (spread := work.self_seconds if own else work.seconds) is not None
-    ]
-    return sum(known) if known else None
+    total = None
+    for phase in TIMED_PHASES:
+        work = module.work(phase)
+        spread = work.self_seconds if own else work.seconds
+        if spread is not None:
+            total = (total or 0.0) + spread.median
+    return total
 
 
 def busiest(
@@ -387,20 +422,20 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """All places with a time, the one with the most time first.
+    """All places of the model that have a time, most self time first.
 
-    Seconds of communication are no work of the module.
+    The seconds of `communicating`, by module and pass, are subtracted.
     """
-    without = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
-    # A module that never ran, as a list of layers, has no time.
-    own = {
-        name: (total_seconds(module, own=True) or 0.0) - without.get(name, 0.0)
-        for name, module in profile.modules.items()
-    }
-    timed = {name: seconds for name, seconds in own.items() if seconds > 0}
+    subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
+    timed: dict[str, float] = {}
+    for name, module in profile.modules.items():
+        seconds = (total_seconds(module, own=True) or 0.0) - subtracted.get(name, 0.0)
+        if seconds > 0:
+            timed[name] = seconds
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
         modules = [profile.modules[name] for name in names]
+        macs = sum(module.forward.self_macs + module.backward.self_macs for module in modules)
         found.append(
             BusyModules(
                 pattern=patterns[names[0]],
@@ -408,70 +443,52 @@ def busiest(
                 kind=modules[0].class_name,
                 modules=len(names),
                 seconds=sum(timed[name] for name in names),
-                macs=sum(
-                    module.forward.self_macs + module.backward.self_macs for module in modules
-                ),
+                macs=macs,
             )
         )
-    return tuple(sorted(found, key=lambda each: -each.seconds))
+    return tuple(sorted(found, key=lambda place: -place.seconds))
 
 
-_COMPARED = (*COUNTS, *(f"self_{count}" for count in COUNTS), "logical_macs", "self_logical_macs")
-_FACTS = (
-    *(
-        "class_name",
-        "calls",
-        "compiled",
-        "parameters",
-        "trainable_parameters",
-        "parameter_bytes",
-        "trainable_parameter_bytes",
-    ),
-    *("self_parameters", "local_parameters", "local_parameter_bytes"),
+# Identical modules agree in these values. Times and the peak depend on when a module runs. An
+# attrgetter is five times as fast as a loop.
+_FACTS_OF = attrgetter(
+    "class_name",
+    "calls",
+    "compiled",
+    "parameters",
+    "trainable_parameters",
+    "parameter_bytes",
+    "trainable_parameter_bytes",
+    "self_parameters",
+    "local_parameters",
+    "local_parameter_bytes",
 )
-
-_FACTS_OF, _WORKS_OF, _COUNTS_OF = (
-    attrgetter(*_FACTS),
-    attrgetter(*PHASES),
-    attrgetter(*_COMPARED),
-    # five times as fast as loops
+_WORKS_OF = attrgetter(*PHASES)
+_COUNTS_OF = attrgetter(
+    *COUNTS, *(f"self_{count}" for count in COUNTS), "logical_macs", "self_logical_macs"
 )
-_BOUNDS: tuple[Bound, ...] = ("compute", "memory")
-_WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A number for each module.
+    """Number the modules so that equal numbers mean identical modules.
 
-    Two modules have the same where their counts are equal, and the labels and counts of all below
-    them.
+    Identical modules have equal counts, and the labels and counts of all modules below are equal.
     """
     return numbered(below, lambda name: _counts(profile.modules[name]))
 
 
 def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
-    """A number for each module.
-
-    Two modules have the same where their keys are equal, and the labels and keys of all below them.
-    """
+    """Number the modules by a key and by the labels and keys of all modules below."""
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
-    for name in sorted(
-        below,
-        key=len,
-        reverse=True,
-        # longer names first: children before their parents
-    ):
-        children = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
-        numbers[name] = seen.setdefault((key(name), children), len(seen))
+    # Longer names come first, so children before their parents.
+    for name in sorted(below, key=len, reverse=True):
+        labels = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
+        numbers[name] = seen.setdefault((key(name), labels), len(seen))
     return numbers
 
 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
-    """The values that identical modules share.
-
-    Neither times nor the peak, which depend on when a module runs.
-    """
     return (
         module.owner is None,
         _FACTS_OF(module),
@@ -480,54 +497,66 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
+# The first of these reasons that a part has is the reason of the sum.
+_WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
+
+
 class Repeats(NamedTuple):
-    """The parts of modules that repeat at one place and did the same work, in the model's order, with their pattern or only name."""
+    """Roofline parts of repeated modules that did the same work, in the model's order.
+
+    Attributes:
+        label: The pattern of the modules, or the name of the only one.
+    """
 
     label: str
     parts: Sequence[Part]
 
     @property
     def seconds(self) -> float | None:
-        """The sum over the parts; `None` where one is unknown."""
+        """Sum over the parts; `None` if the time of any part is unknown."""
         return sum_known(part.seconds for part in self.parts)
 
     @property
     def roof_seconds(self) -> float | None:
-        """The sum over the parts; `None` where one is unknown."""
+        """Sum over the parts; `None` if the roof of any part is unknown."""
         return sum_known(part.roof_seconds for part in self.parts)
 
     @property
     def point(self) -> Point:
-        """Their sum.
+        """The sum of the parts as one point.
 
-        Its bound is that of most of its time. It is above its roof if one of them is.
+        Its bound is the bound of most of its roof time. It is above its roof if any part is.
         """
-        first, *others = self.parts
-        if not others:
+        first = self.parts[0]
+        if len(self.parts) == 1:
             return point_of(first)
-        over = {part.over for part in self.parts}
         total = Total(
-            **sums([part.total for part in self.parts], "calls", "flops", "bytes_moved"),
+            calls=sum(part.total.calls for part in self.parts),
+            flops=sum(part.total.flops for part in self.parts),
+            bytes_moved=sum(part.total.bytes_moved for part in self.parts),
             seconds=self.roof_seconds,
-            bound=max(
-                _BOUNDS,
-                key=lambda bound: sum(
-                    part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound
-                ),
-            ),
+            bound=self._bound(),
             costs=(),
         )
-        fused = sum_known(part.fused_bytes for part in self.parts)
+        fused_bytes = sum_known(part.fused_bytes for part in self.parts)
+        merged = Part(total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused_bytes)
+        reasons = {part.over for part in self.parts}
         return replace(
-            point_of(Part(total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused)),
+            point_of(merged),
             seconds_to_win=sum_known(part.seconds_to_win for part in self.parts),
-            over=next((each for each in _WORST_FIRST if each in over), None),
+            over=next((reason for reason in _WORST_FIRST if reason in reasons), None),
         )
+
+    def _bound(self) -> Bound:
+        seconds: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+        for part in self.parts:
+            seconds[part.total.bound] += part.roof_seconds or 0.0
+        return "compute" if seconds["compute"] >= seconds["memory"] else "memory"
 
 
 _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")
 
 
 def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
-    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones."""
+    """Group the parts of repeated modules that did the same work, in order of first appearance."""
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

@@ -1,13 +1,10 @@
-"""MFU and HFU: the rate of a step's contractions, and its share of the chip's peak.
-
-And what the chip executed.
-"""
+"""MFU and HFU: the rate of a step's matmuls as a share of the chip's peak."""
 
 import statistics
 
 from msgspec import Struct
 
-from lflops.analysis.step_breakdown import StepBreakdown, budget
+from lflops.analysis.step_breakdown import StepBreakdown, step_breakdown
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
@@ -15,72 +12,72 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import sum_known, summed
 
-# the phases whose MACs count for MFU
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
-# the modules' times are no more exact than that
-_BEYOND = 1.1
+"""The phases whose MACs count for MFU."""
+
+# The times of modules are no more exact than this factor.
+_PRECISION = 1.1
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """The rate of one device over the clean steps. `None` is unknown."""
+    """The rate of one device over the unprofiled steps. `None` means unknown.
 
-    mfu: (
-        float | None
-        # 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1
-    )
-    # the same with the MACs of recompute. It is never below `mfu`.
+    Attributes:
+        mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype, as a
+            share of 1.
+        hfu: The same with the MACs of recomputation, so never below `mfu`.
+        executed: Share of the peak that the chip executed: the MACs of all passes that no mask lets
+            the kernel skip, each at the peak of its dtype.
+        flops_per_second: 2 x MACs of forward and backward, over the step.
+        peak_flops_per_second: Peak of the run's dtype.
+        dtype: Name of the peak, one of `hardware.DTYPES`.
+        hardware: Name of the chip.
+        budget: The step breakdown: named shares of the step that add up to 1.
+    """
+
+    mfu: float | None
     hfu: float | None
-    executed: (
-        float | None
-        # what the chip did: the MACs of all of these that no mask let it skip, each at its own dtype's
-        # peak
-    )
-    # 2 x MACs of forward and backward, over the step
+    executed: float | None
     flops_per_second: float | None
-    # of the run's dtype
     peak_flops_per_second: float | None
-    # the peak's name, one of `hardware.DTYPES`
     dtype: str | None
-    # the chip's name
     hardware: str | None
-    budget: StepBreakdown | None = (
-        # where the rest went: named shares of peak x step time that add up to 1
-        None
-    )
+    budget: StepBreakdown | None = None
 
     @property
     def is_peak_too_low(self) -> bool:
-        """Whether the step, or its modules together, multiplied faster than the peak allows.
+        """Whether the step, or its modules together, ran matmuls faster than the peak allows.
 
         Then MFU is too high.
         """
+        if self.mfu is not None and self.mfu > 1:
+            return True
         if self.budget is None or self.executed is None:
-            return (self.mfu or 0.0) > 1
-        taken = sum(self.budget.parts.get(part, 0.0) for part in ("useful", "recompute"))
-        return (self.mfu or 0.0) > 1 or self.executed > taken * _BEYOND
+            return False
+        parts = self.budget.parts
+        at_peak = parts.get("useful", 0.0) + parts.get("recompute", 0.0)
+        return self.executed > at_peak * _PRECISION
 
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
-    """The rate of contractions, 2 FLOPs for each multiply-accumulate; `None` without a time."""
+    """The rate of matmuls, 2 FLOPs per multiply-accumulate; `None` without a time."""
     return 2 * macs / seconds if seconds else None
 
 
 def of_peak(rate: float | None, peak: float | None) -> float | None:
-    """A rate's share of a peak.
+    """A rate as a share of a peak; `None` if one of them is unknown.
 
-    MFU of the MACs of forward and backward, HFU with those of recompute. `None` where one is
-    unknown.
+    This is MFU for the MACs of forward and backward, and HFU with the MACs of recomputation.
     """
     return None if rate is None or not peak else rate / peak
 
 
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
-    """The share of the peak that a step reached.
+    """Compute the share of the peak that a step reached.
 
     Args:
-        profile: What was counted, with the times of its steps.
-        hardware: What the device can do, or its name in the table; `None` takes what the run says
-            it is.
+        profile: A profile of counts, with the times of its steps.
+        hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
 
     Raises:
         HardwareError: The table does not have the name.
@@ -89,47 +86,46 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 
 
 def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) -> Utilization:
-    """The share of a chip's peak that the summed clean steps reach."""
-    peak = peak_of(profile.run.dtype, chip)
-    macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
+    """Compute the share of a chip's peak that the unprofiled steps reach."""
+    root = profile.modules[""]
+    macs = sum(root.work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
-    # Without a cell nothing was counted.
     seconds = times.mean if profile.op_counts else None
     rate = flops_per_second(macs * share, seconds)
-    again = flops_per_second((macs + profile.modules[""].recompute.macs) * share, seconds)
+    rate_with_recompute = flops_per_second((macs + root.recompute.macs) * share, seconds)
+    peak = peak_of(profile.run.dtype, chip)
     needed = _peak_seconds(profile, chip) if chip else None
+    executed = None if not seconds or needed is None else needed * share / seconds
     return Utilization(
         mfu=of_peak(rate, peak),
-        hfu=of_peak(again, peak),
-        executed=None if not seconds or needed is None else needed * share / seconds,
+        hfu=of_peak(rate_with_recompute, peak),
+        executed=executed,
         flops_per_second=rate,
         peak_flops_per_second=peak,
         dtype=name_of_peak(profile.run.dtype, chip),
         hardware=chip.name if chip else None,
-        budget=budget(profile, chip, times, share=share),
+        budget=step_breakdown(profile, chip, times, share=share),
     )
 
 
 def _share_of_a_rank(profile: Profile, macs: int) -> float:
     """The mean rank's share of the root's MACs.
 
-    Where ranks differ, the root's MACs are not those of one rank.
+    If ranks differ, the root's MACs are not those of a single rank.
     """
     known = [rank.macs for rank in profile.ranks if rank.macs is not None]
     return statistics.mean(known) / macs if known and macs else 1.0
 
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
-    """Seconds of the executed contractions at the peaks of their dtypes.
-
-    `None` where one of the peaks is unknown.
-    """
+    """Seconds of the executed matmuls at the peaks of their dtypes; `None` if a peak is unknown."""
     macs = summed(
         (cell.dtype, cell.executed_macs)
         for cell in profile.op_counts
         if cell.phase in PASS_PHASES and cell.executed_macs
     )
-    peaks = {dtype: peak_of(dtype, chip) for dtype in macs}
-    return sum_known(
-        None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items()
-    )
+    seconds: list[float | None] = []
+    for dtype, of_dtype in macs.items():
+        peak = peak_of(dtype, chip)
+        seconds.append(None if peak is None else 2 * of_dtype / peak)
+    return sum_known(seconds)

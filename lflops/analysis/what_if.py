@@ -1,25 +1,26 @@
-"""What a measured step would take after a change: a pure function of its profile.
+"""Predict the time of a measured step after a change: a pure function of its profile.
 
-The mean clean step is divided into its phases. A change takes seconds from phases, or multiplies
-them. Each has an error, a share of what changes. On a device a wait that goes may uncover another
-one: exposed communication may stay.
+The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
+multiplies them. Every change has an error, which is a share of the time it changes. On a device,
+removing one wait may uncover another: exposed communication may stay.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analysis.step_breakdown import IN_MODULES, budget
+from lflops.analysis.step_breakdown import IN_MODULES, step_breakdown
 from lflops.analysis.step_times import VERY_BUSY, StepTimes, lost_share, step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, peak_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.profile import Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PASSES
+from lflops.profile.series import sum_known
 
 ERRORS: Mapping[str, float] = {
     "phase": 0.1,
@@ -28,38 +29,44 @@ ERRORS: Mapping[str, float] = {
     "scaled": 0.15,
     "batch": 0.25,
 }
-"""The error of a change as a share of it.
+"""Relative error of each kind of change.
 
-A phase or module that goes, what is recomputed, what is multiplied, a larger batch.
+Kinds: a removed phase, a removed module, removed recomputation, a scaled time, another batch size.
 """
 
-# of a step, from one run of the same code to the next
 STEP_ERROR = 0.03
-# of the step: the host limits it
+"""Relative difference of a step between two runs of the same code."""
+
 MUCH_IDLE = 0.2
-# parts that are no phase
-RECOMPUTE, COMMUNICATION = "recompute", "communication"
-# phases that do not grow with the batch
+"""Idle share of a step above which the host limits it."""
+
+# Names in `without` and `scale` that are no phases.
+_RECOMPUTE = "recompute"
+_COMMUNICATION = "communication"
+# Phases that do not grow with the batch.
 _ONCE = ("optimizer", "clip", "sync")
 
-
-Doubt = Literal["busy", "modules", "idle"]
+WhatIfDoubt = Literal["busy", "modules", "idle"]
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """The time of a step after changes."""
+    """The time of a step after changes.
 
-    # seconds of the mean clean step, unchanged
+    Attributes:
+        measured: Seconds of the mean unprofiled step, unchanged.
+        seconds: Seconds of the changed step, between `low` and `high`.
+        phases: Seconds of the phases of the changed step.
+        doubts: Why the prediction is unreliable. `busy`: other processes took much of the CPU time.
+            `modules`: the times of modules, which the change refers to, are approximate. `idle`:
+            the device is idle, which another batch size or fewer launches change most.
+    """
+
     measured: float
-    # of the changed step, between `low` and `high`
     seconds: float
     low: float
     high: float
-    # the seconds of its phases
     phases: Mapping[str, float]
-    # Why its times are no measure. Others had much of the CPU; modules, of which one is asked for,
-    # were timed roughly; a device is idle, which other batches and fewer launches change most.
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[WhatIfDoubt, ...] = ()
 
 
 class _Phase(NamedTuple):
@@ -71,6 +78,9 @@ class _Phase(NamedTuple):
     def times(self, factor: float, error: float) -> "_Phase":
         return _Phase(self.seconds * factor, hypot(self.error * factor, self.seconds * error))
 
+    def minus(self, seconds: float, error: float) -> "_Phase":
+        return _Phase(max(self.seconds - seconds, 0.0), hypot(self.error, seconds * error))
+
 
 def what_if(
     profile: Profile,
@@ -81,16 +91,16 @@ def what_if(
     accumulation: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> WhatIf:
-    """Answer what a measured step would take after changes, as an interval.
+    """Predict the time of a measured step after changes, as an interval.
 
     Args:
-        profile: Of a training or of `lflops.measure`, with times.
-        without: What would be gone: a phase, as `data`; a module with all below it; `recompute`, or
-            `communication` that is exposed.
-        scale: By phase or module, how many times as long it would take: 0.5 is twice as fast.
-        batch: How many times as many samples.
-        accumulation: Batches over which gradients would be accumulated.
-        hardware: Another chip, as in `utilization`. The profile's own has to be known.
+        profile: A profile with times, of a training run or of `lflops.measure`.
+        without: What to remove: a phase such as `data`, a module with its submodules, `recompute`,
+            or `communication`, which removes exposed communication.
+        scale: Factors for the time of phases or modules: 0.5 is twice as fast.
+        batch: Factor for the number of samples.
+        accumulation: Number of batches to accumulate gradients over.
+        hardware: Another chip, as in `utilization`. The chip of the profile must be known.
 
     Raises:
         ProfileError: An argument is wrong, or the profile lacks the time that it names.
@@ -99,226 +109,212 @@ def what_if(
     times = step_times(profile)
     if not times.mean or times.seconds is None:
         raise ProfileError(
-            "what_if: the profile has no undisturbed step: give one of a training, or of lflops.measure"
+            "what_if: the profile has no unprofiled step: "
+            "give a profile of a training run, or of lflops.measure"
         )
-    step = _Changed(profile, times)
-    names = {
-        **dict.fromkeys([without] if isinstance(without, str) else without, 0.0),
-        **(scale or {}),
-    }
-    for name in names:
-        outer = next(
-            (
-                other
-                for other in names
-                if other != name and other in ancestry(name) and name in profile.modules
-            ),
-            None,
-        )
-        if outer is not None:
-            raise ProfileError(f"what_if: {name!r} is in {outer!r}: give one of the two")
-    for name, factor in names.items():
+    removed = [without] if isinstance(without, str) else without
+    factors = {**dict.fromkeys(removed, 0.0), **(scale or {})}
+    _check_overlap(profile, factors)
+    step = _ChangedStep(profile, times)
+    for name, factor in factors.items():
         if not _is_number(factor):
             raise ProfileError(
-                f"what_if: scale[{name!r}]={factor!r}: give how many times as long it takes, 0 or more"
+                f"what_if: scale[{name!r}]={factor!r}: give a factor for its time, 0 or more"
             )
-        step.change(name, factor)
+        step.scale(name, factor)
     if hardware is not None:
-        step.move(hardware)
+        step.change_chip(hardware)
     if not _is_number(batch) or not batch:
         raise ProfileError(
-            f"what_if: batch={batch!r}: give how many times as many samples, more than 0"
+            f"what_if: batch={batch!r}: give a factor for the number of samples, more than 0"
         )
-    if accumulation is not None and not (
-        _is_number(accumulation) and accumulation >= 1 and accumulation == int(accumulation)
-    ):
-        raise ProfileError(
-            f"what_if: accumulation={accumulation!r}: give a whole number, at least 1"
-        )
-    batches = 1.0 if accumulation is None else accumulation / (profile.run.accumulation or 1)
     step.repeat(batch, ERRORS["batch"])
-    step.repeat(batches, ERRORS["phase"])
-    seconds = sum(phase.seconds for phase in step.phases.values())
-    error = hypot(
-        *(phase.error for phase in step.phases.values()),
-        (times.seconds.error or 0.0),
-        STEP_ERROR * seconds,
-    )
+    if accumulation is not None:
+        is_whole = _is_number(accumulation) and accumulation == int(accumulation)
+        if not is_whole or accumulation < 1:
+            raise ProfileError(
+                f"what_if: accumulation={accumulation!r}: give a whole number, at least 1"
+            )
+        step.repeat(accumulation / (profile.run.accumulation or 1), ERRORS["phase"])
+
+    phases = {name: phase.seconds for name, phase in step.phases.items()}
+    seconds = sum(phases.values())
+    errors = [phase.error for phase in step.phases.values()]
+    error = hypot(*errors, times.seconds.error or 0.0, STEP_ERROR * seconds)
+    is_resized = batch != 1 or hardware is not None or _RECOMPUTE in factors
     return WhatIf(
         measured=times.mean,
         seconds=seconds,
         low=max(seconds - error, 0.0),
         high=seconds + error + step.may_stay,
-        phases={name: phase.seconds for name, phase in step.phases.items()},
-        doubts=tuple(step.doubts(resized=batch != 1 or hardware is not None or RECOMPUTE in names)),
+        phases=phases,
+        doubts=tuple(step.doubts(is_resized=is_resized)),
     )
+
+
+def _check_overlap(profile: Profile, names: Iterable[str]) -> None:
+    """Raise an error if a module and one of its submodules are both named."""
+    modules = {name for name in names if name in profile.modules}
+    for name in names:
+        for outer in ancestry(name)[1:]:
+            if outer in modules:
+                raise ProfileError(f"what_if: {name!r} is in {outer!r}: give one of the two")
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < float("inf")
 
 
-class _Changed:
-    """The phases of a step, which changes change."""
+class _ChangedStep:
+    """The phases of a step, to which changes are applied.
+
+    Attributes:
+        phases: The phases after the changes so far.
+        may_stay: Removed seconds that remain if another wait takes their place.
+    """
 
     def __init__(self, profile: Profile, times: StepTimes) -> None:
-        self._profile, self._times = profile, times
-        self.phases = {
-            name: _Phase(seconds)
-            for name, seconds in (times.parts or {"other": times.mean or 0.0}).items()
-        }
-        self._asks_modules = False
-        # seconds that go only if nothing else takes their place
+        parts = times.parts or {"other": times.mean or 0.0}
+        self.phases = {name: _Phase(seconds) for name, seconds in parts.items()}
         self.may_stay = 0.0
+        self._profile = profile
+        self._times = times
+        self._uses_module_times = False
 
-    def change(self, name: str, factor: float) -> None:
-        """Let a phase, a module or a part take `factor` times as long."""
+    def scale(self, name: str, factor: float) -> None:
+        """Multiply the time of a phase, of a module, of recomputation or of communication."""
         if name in self.phases:
-            self.phases[name] = self.phases[name].times(
-                factor, ERRORS["phase" if factor == 0 else "scaled"] * abs(factor - 1)
-            )
-        elif name == RECOMPUTE:
-            self._less("backward", self._recomputed() * (1 - factor), ERRORS["recompute"])
-        elif name == COMMUNICATION:
-            self._communicate(factor)
+            error = ERRORS["phase"] if factor == 0 else ERRORS["scaled"]
+            self.phases[name] = self.phases[name].times(factor, error * abs(factor - 1))
+        elif name == _RECOMPUTE:
+            seconds = self._recompute_seconds() * (1 - factor)
+            self._subtract("backward", seconds, ERRORS["recompute"])
+        elif name == _COMMUNICATION:
+            seconds = self._exposed_communication() * (1 - factor)
+            self._subtract("backward", seconds, ERRORS["phase"])
+            self.may_stay += max(seconds, 0.0)
         elif name in self._profile.modules:
-            self._module(name, factor)
+            self._scale_module(name, factor)
         else:
-            known = ", ".join([*self.phases, RECOMPUTE, COMMUNICATION])
+            known = ", ".join([*self.phases, _RECOMPUTE, _COMMUNICATION])
             raise ProfileError(
-                f"what_if: {name!r} is no part of this profile: give a module's name, or one of {known}"
+                f"what_if: {name!r} is no part of this profile: "
+                f"give the name of a module, or one of {known}"
             )
 
-    def doubts(self, *, resized: bool) -> Iterator[Doubt]:
-        """Why the times that it rests on are no measure."""
+    def doubts(self, *, is_resized: bool) -> Iterator[WhatIfDoubt]:
+        """Yield the reasons why the times behind the prediction are unreliable."""
         if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
-        if self._asks_modules and are_times_far_off(self._profile.notes):
+        if self._uses_module_times and are_times_far_off(self._profile.notes):
             yield "modules"
-        divided = (
-            budget(self._profile, chip_of(self._profile, None), self._times) if resized else None
-        )
-        if divided is not None and divided.parts.get("idle", 0.0) >= MUCH_IDLE:
-            yield "idle"
+        if is_resized:
+            breakdown = step_breakdown(self._profile, chip_of(self._profile, None), self._times)
+            if breakdown is not None and breakdown.parts.get("idle", 0.0) >= MUCH_IDLE:
+                yield "idle"
 
-    def repeat(self, factor: float, share: float) -> None:
-        """Let everything but the optimizer run so many times."""
-        error = share * abs(factor - 1)
-        self.phases = {
-            name: phase if name in _ONCE else phase.times(factor, error)
-            for name, phase in self.phases.items()
-        }
+    def repeat(self, factor: float, error: float) -> None:
+        """Multiply all phases that grow with the batch."""
+        for name, phase in self.phases.items():
+            if name not in _ONCE:
+                self.phases[name] = phase.times(factor, error * abs(factor - 1))
 
-    def move(self, hardware: Hardware | str) -> None:
+    def change_chip(self, hardware: Hardware | str) -> None:
         """Run modules and the optimizer on another chip.
 
-        What is slower than this one allows may stay as long.
+        Time that the work does not need on this chip, such as inefficient kernels, may stay as it
+        is. It makes the interval wide.
         """
-        profile, old, new = (
-            self._profile,
-            chip_of(self._profile, None),
-            chip_of(self._profile, hardware),
-        )
-        parts = budget(profile, old, self._times)
-        if (
-            old is None
-            or new is None
-            or parts is None
-            or not (old.bandwidth_bytes_per_second and new.bandwidth_bytes_per_second)
-        ):
+        old = chip_of(self._profile, None)
+        new = chip_of(self._profile, hardware)
+        breakdown = step_breakdown(self._profile, old, self._times)
+        speed = old and old.bandwidth_bytes_per_second
+        new_speed = new and new.bandwidth_bytes_per_second
+        if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
-                "what_if: hardware: the peaks and bandwidths of both chips have to be known, and the work has to be counted"
+                "what_if: hardware: the peaks and bandwidths of both chips have to be known, "
+                "and the work has to be counted"
             )
-        work = [each for each in profile.op_counts if each.executed_macs]
-        before, after = ([peak_of(each.dtype, chip) for each in work] for chip in (old, new))
-        if not all(after):
+        moving = speed / new_speed
+        matmuls = [cell for cell in self._profile.op_counts if cell.executed_macs]
+        after = _peak_seconds(matmuls, new)
+        if after is None:
             raise ProfileError(
-                f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the products"
+                f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the matmuls"
             )
-        computing = [
-            sum(each.executed_macs / peak for each, peak in zip(work, peaks, strict=True) if peak)
-            for peaks in (after, before)
-        ]
-        moving = old.bandwidth_bytes_per_second / new.bandwidth_bytes_per_second
-        product = computing[0] / computing[1] if computing[1] else moving
-        shares = {name: parts.parts.get(name, 0.0) for name in IN_MODULES}
-        known = (shares["useful"] + shares["recompute"]) * product + shares["memory_bound"] * moving
-        total, rest = sum(shares.values()), shares["below_roof"]
-        ends = known + rest * min(product, moving), known + rest * max(product, moving, 1.0)
-        for name in (*PASSES, "optimizer"):
-            if name in self.phases and total:
-                low, high = (
-                    (min(moving, 1.0), max(moving, 1.0))
-                    if name == "optimizer"
-                    else (each / total for each in ends)
-                )
-                self.phases[name] = self.phases[name].times((low + high) / 2, (high - low) / 2)
+        before = _peak_seconds(matmuls, old)
+        computing = after / before if before else moving
 
-    def _less(self, name: str, seconds: float, share: float) -> None:
-        if (phase := self.phases.get(name)) is not None:
-            self.phases[name] = _Phase(
-                max(phase.seconds - seconds, 0.0), hypot(phase.error, share * seconds)
-            )
+        shares = {name: breakdown.parts.get(name, 0.0) for name in IN_MODULES}
+        total = sum(shares.values())
+        if total:
+            needed = (shares["useful"] + shares["recompute"]) * computing
+            needed += shares["memory_bound"] * moving
+            rest = shares["below_roof"]
+            low = (needed + rest * min(computing, moving)) / total
+            high = (needed + rest * max(computing, moving, 1.0)) / total
+            for name in PASSES:
+                self._scale_between(name, low, high)
+            self._scale_between("optimizer", min(moving, 1.0), max(moving, 1.0))
 
-    def _module(self, name: str, factor: float) -> None:
-        module, self._asks_modules = self._profile.modules[name], True
-        if all(module.work(phase).seconds is None for phase in ("forward", "backward")):
+    def _scale_between(self, name: str, low: float, high: float) -> None:
+        if name in self.phases:
+            self.phases[name] = self.phases[name].times((low + high) / 2, (high - low) / 2)
+
+    def _subtract(self, name: str, seconds: float, error: float) -> None:
+        if name in self.phases:
+            self.phases[name] = self.phases[name].minus(seconds, error)
+
+    def _scale_module(self, name: str, factor: float) -> None:
+        self._uses_module_times = True
+        module = self._profile.modules[name]
+        if module.forward.seconds is None and module.backward.seconds is None:
             raise ProfileError(f"what_if: {name!r} was not timed")
-        share = ERRORS["module" if factor < 1 else "scaled"]
+        error = ERRORS["module"] if factor < 1 else ERRORS["scaled"]
         for name_of_pass, phases in PASSES.items():
-            seconds = sum(
-                spread.median
-                for phase in phases
-                if (spread := module.work(phase).seconds) is not None
-            )
-            self._less(name_of_pass, seconds * (1 - factor), share)
-        root = self._profile.modules[""]
-        if (
-            root.trainable_parameters
-            and factor == 0
-            and (optimizer := self.phases.get("optimizer"))
-        ):
-            self._less(
-                "optimizer",
-                optimizer.seconds * module.trainable_parameters / root.trainable_parameters,
-                share,
-            )
+            spreads = [module.work(phase).seconds for phase in phases]
+            seconds = sum(spread.median for spread in spreads if spread is not None)
+            self._subtract(name_of_pass, seconds * (1 - factor), error)
+        optimizer = self.phases.get("optimizer")
+        all_parameters = self._profile.modules[""].trainable_parameters
+        if factor == 0 and optimizer and all_parameters:
+            seconds = optimizer.seconds * module.trainable_parameters / all_parameters
+            self._subtract("optimizer", seconds, error)
 
-    def _recomputed(self) -> float:
-        """Seconds of a step in which activations are computed again.
-
-        As timed, or by their share of the FLOPs of backward.
-        """
+    def _recompute_seconds(self) -> float:
+        """Seconds of a step that recompute activations: as timed, or by their share of FLOPs."""
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:
-            self._asks_modules = True
+            self._uses_module_times = True
             return root.recompute.seconds.median
         flops = root.backward.flops + root.recompute.flops
-        return (
-            self._times.parts.get("backward", 0.0) * root.recompute.flops / flops if flops else 0.0
-        )
+        if not flops:
+            return 0.0
+        return self._times.parts.get("backward", 0.0) * root.recompute.flops / flops
 
-    def _communicate(self, factor: float) -> None:
-        known = [
-            each.exposed_seconds
-            for each in self._profile.communication
-            if each.exposed_seconds is not None
-        ]
+    def _exposed_communication(self) -> float:
+        """Seconds of a step in which communication overlaps with no computing."""
         trace = self._profile.trace
-        exposed = (
-            None
-            if trace is None or trace.exposed_comm_seconds is None
-            else trace.per_batch(trace.exposed_comm_seconds)
-        )
-        if exposed is not None:
-            seconds = exposed * (self._profile.run.accumulation or 1)
-        elif known or self._times.waiting:
-            seconds = max(sum(known), self._times.waiting or 0.0)
-        else:
+        if trace is not None and trace.exposed_comm_seconds is not None:
+            exposed = trace.per_batch(trace.exposed_comm_seconds)
+            if exposed is not None:
+                return exposed * (self._profile.run.accumulation or 1)
+        seconds = [collective.exposed_seconds for collective in self._profile.communication]
+        known = [exposed for exposed in seconds if exposed is not None]
+        waiting = self._times.waiting or 0.0
+        if not known and not waiting:
             raise ProfileError(
-                "what_if: 'communication' was not timed: give a profile of several ranks with a trace"
+                "what_if: 'communication' was not timed: "
+                "give a profile of several ranks with a trace"
             )
-        self._less("backward", seconds * (1 - factor), ERRORS["phase"])
-        self.may_stay += max(seconds * (1 - factor), 0.0)
+        return max(sum(known), waiting)
+
+
+def _peak_seconds(matmuls: Sequence[OpCount], chip: Hardware) -> float | None:
+    """Seconds of the matmuls at the peaks of a chip; `None` if a peak is unknown."""
+    seconds: list[float | None] = []
+    for cell in matmuls:
+        peak = peak_of(cell.dtype, chip)
+        seconds.append(2 * cell.executed_macs / peak if peak else None)
+    return sum_known(seconds)

@@ -161,15 +161,15 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
     [
         (
             {"without": "dat"},
-            "what_if: 'dat' is no part of this profile: give a module's name, or one of data, forward",
+            "what_if: 'dat' is no part of this profile: give the name of a module, or one of data, forward",
         ),
         ({"without": "1"}, "what_if: '1' was not timed"),
         ({"without": ["", "0"]}, "what_if: '0' is in '': give one of the two"),
         (
             {"scale": {"data": -1}},
-            "what_if: scale['data']=-1: give how many times as long it takes, 0 or more",
+            "what_if: scale['data']=-1: give a factor for its time, 0 or more",
         ),
-        ({"batch": 0}, "what_if: batch=0: give how many times as many samples"),
+        ({"batch": 0}, "what_if: batch=0: give a factor for the number of samples"),
         ({"accumulation": 1.5}, "what_if: accumulation=1.5: give a whole number, at least 1"),
         ({"without": "communication"}, "what_if: 'communication' was not timed"),
         (
@@ -188,7 +188,7 @@ def test_a_wrong_question_is_named(question: Any, message: str) -> None:
 
 def test_a_profile_without_times_is_refused() -> None:
     """A count has none."""
-    with pytest.raises(lflops.ProfileError, match="has no undisturbed step"):
+    with pytest.raises(lflops.ProfileError, match="has no unprofiled step"):
         what_if(replace(profile(), steps=()), without="data")
 
 

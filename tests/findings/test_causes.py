@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
-from lflops.analysis.step_breakdown import budget
+from lflops.analysis.step_breakdown import step_breakdown
 from lflops.analysis.step_times import step_times
 from lflops.findings.causes import Cause, causes
 from lflops.hardware.chips import Hardware
@@ -68,7 +68,7 @@ def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
     return causes(
         given,
         times,
-        budget(given, CHIP, times),
+        step_breakdown(given, CHIP, times),
         stragglers=Stragglers(rows=rows, step_seconds=4.0),
         **named,
     )  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
 def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
     """4 s: 0.3 useful, 1 each for waiting and the optimizer."""
     given = waiting(waiting=1.0)
-    divided = budget(given, CHIP, step_times(given))
+    divided = step_breakdown(given, CHIP, step_times(given))
     assert divided is not None
     expected = {"useful": 0.3, "below_roof": 1.7, "communication": 1.0, "optimizer": 1.0}
     assert pytest.approx(expected) == {name: share * 4 for name, share in divided.parts.items()}

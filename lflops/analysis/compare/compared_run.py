@@ -1,10 +1,10 @@
-"""One run as a comparison reads it.
+"""One run as a comparison reads it, made from a profile or from the page's tables of a profile.
 
-Made from a profile, or from the page's tables of one; and one module in two runs.
+Also has the sides of a module in two runs, and the comparison of its figures.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,109 +18,130 @@ from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, Phase
+from lflops.profile.series import sum_known
 
 FACTS = (
-    *("kind", "device_name", "dtype", "precision", "strategy", "world_size", "threads"),
-    *("samples_per_step", "tokens_per_step", "accumulation"),
+    "kind",
+    "device_name",
+    "dtype",
+    "precision",
+    "strategy",
+    "world_size",
+    "threads",
+    "samples_per_step",
+    "tokens_per_step",
+    "accumulation",
 )
-"""Fields of a profile's `run` that are listed where two runs differ in them."""
+"""Fields of a profile's `run` that are listed if two runs differ in them."""
 
 Fact = str | int | None
-_OWN_OR_INCLUSIVE = ("", "self_")
+
 _WORK = ("macs", "flops", "bytes_moved")
+# Prefixes of the columns with submodules and without.
+_INCLUSIVE_AND_SELF = ("", "self_")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a whole run. `None` is unknown."""
+    """The figures of a whole run. `None` means unknown.
 
-    # the circumstances that two runs can differ in
+    Attributes:
+        facts: Circumstances that two runs can differ in.
+        counted: Whether the work was counted.
+        phases_ran: Phases in which anything ran.
+        step: Time of the unprofiled steps.
+        phases: Times of the phases of the unprofiled steps.
+        samples_per_second: Over the unprofiled steps, as `tokens_per_second`.
+        has_reliable_times: Whether the profile has no note that its module times are unreliable.
+        cpu_lost: Share of the CPU time that other processes took; `None` also on a GPU, which does
+            not share its time.
+    """
+
     facts: Mapping[str, Fact]
     counted: bool
-    # the phases in which anything ran
     phases_ran: tuple[Phase, ...]
-    step: (
-        Measured | None
-        # of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
-    )
+    step: Measured | None
     phases: Mapping[str, Measured]
     mfu: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
-    has_reliable_times: bool = (
-        # whether the profile does not warn that its modules' times are no measure
-        True
-    )
-    cpu_lost: float | None = (
-        # the share of its CPU time that other processes took; `None` also on a GPU, whose time is
-        # another
-        None
-    )
+    has_reliable_times: bool = True
+    cpu_lost: float | None = None
 
 
 class ComparedRun(NamedTuple):
-    """What a comparison needs of one run.
+    """The data of a run that a comparison needs.
 
-    Its figures, and the names and classes of its modules in the model's order.
+    Attributes:
+        figures: Figures of the whole run.
+        names: Names of the modules in the model's order.
+        kinds: Classes of the modules.
+        columns: Lists with a value for each module, by the names of the payload's columns:
+            `parameters`, `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so
+            on. `PASS_PHASES` also have `forward.seconds`, `forward.error` in seconds, and
+            `forward.calls`. A time with calls and without seconds is unknown, or belongs to
+            recomputation within backward; without calls and seconds there is none. Figures without
+            submodules are `forward.self_macs`.
     """
 
     figures: RunFigures
     names: Sequence[str]
     kinds: Sequence[str]
-    # Lists with a value for each module, by the names of the payload's columns: `parameters`,
-    # `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so on. `PASS_PHASES`
-    # also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and without
-    # seconds is unknown, or of recompute within backward; without both there is none. Own figures
-    # of a phase are `forward.self_macs`.
     columns: Mapping[str, Sequence[Any]]
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
-        """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits."""
-        # A `ValueError` says which column is missing or has other values, or that the names are no
-        # tree of modules.
+        """Read back the payload's columns.
+
+        The payload stores a column of equal values as that value, and large counts as text.
+
+        Raises:
+            ValueError: A column is missing or has wrong values, or the names are no module tree.
+        """
         names = convert(tables.get("name"), list[str])
-        known = set(names)
-        if (
-            len(known) < len(names)
-            or "" not in known
-            or any(name.rpartition(".")[0] not in known for name in names)
-        ):
-            raise ValueError("the names are no tree of modules")
+        _check_names(names)
 
         def column(name: str, kind: Any) -> Any:
-            given = tables.get(name, [])
-            values = convert(
-                given if isinstance(given, list) else [given] * len(names), list[kind], strict=False
-            )
-            if len(values) != len(names):
-                raise ValueError(f"{name} has {len(values)} values for {len(names)} modules")
-            return values
+            values = tables.get(name, [])
+            if not isinstance(values, list):
+                values = [values] * len(names)
+            converted = convert(values, list[kind], strict=False)
+            if len(converted) != len(names):
+                raise ValueError(f"{name} has {len(converted)} values for {len(names)} modules")
+            return converted
 
-        work = int if figures.counted else int | None
-        columns = {"peak_bytes": column("peak_bytes", int | None)}
-        columns |= {name: column(name, int) for name in ("parameters", "self_parameters")}
-        columns |= {name: column(name, work) for phase in PHASES for name in _named(phase, _WORK)}
-        columns |= {
-            name: column(name, int) for phase in PASS_PHASES for name in _named(phase, ["calls"])
+        count_type = int if figures.counted else int | None
+        columns = {
+            "peak_bytes": column("peak_bytes", int | None),
+            "parameters": column("parameters", int),
+            "self_parameters": column("self_parameters", int),
         }
-        columns |= {
-            name: column(name, float | None)
-            for phase in PASS_PHASES
-            for name in _named(phase, ["seconds", "error"])
-        }
+        types: dict[str, Any] = dict.fromkeys(_WORK, count_type)
+        timed_types = types | {"calls": int, "seconds": float | None, "error": float | None}
+        for phase in PHASES:
+            for field, kind in (timed_types if phase in PASS_PHASES else types).items():
+                for prefix in _INCLUSIVE_AND_SELF:
+                    name = f"{phase}.{prefix}{field}"
+                    columns[name] = column(name, kind)
         return cls(figures, names, column("kind", str), columns)
 
 
+def _check_names(names: Sequence[str]) -> None:
+    """Raise an error unless every module has the module above it."""
+    known = set(names)
+    parents = {name.rpartition(".")[0] for name in names}
+    if len(known) < len(names) or "" not in known or not parents <= known:
+        raise ValueError("the names are no tree of modules")
+
+
 def module_patterns(run: ComparedRun) -> dict[str, str]:
-    """Each module's name with `*` for the numbers of what repeats, as `Profile.patterns` has it."""
-    return patterns(
-        dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True))
-    )
+    """Module names with `*` for the numbers of repeated modules, as in `Profile.patterns`."""
+    facts = zip(run.kinds, run.columns["parameters"], strict=True)
+    return patterns(dict(zip(run.names, facts, strict=True)))
 
 
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
-    """Read what a comparison needs from a profile; its figures too, where they are not known."""
+    """Read the data of a comparison from a profile, and its figures unless they are passed."""
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
         field: [getattr(module, field) for module in modules]
@@ -128,81 +149,74 @@ def compared_run(profile: Profile, figures: RunFigures | None = None) -> Compare
     }
     for phase in PHASES:
         works = [module.work(phase) for module in modules]
-        for field in (own + field for field in _WORK for own in _OWN_OR_INCLUSIVE):
-            columns[f"{phase}.{field}"] = [getattr(work, field) for work in works]
-    figures = figures or run_figures(profile, step_times(profile), utilization(profile).mfu)
-    return ComparedRun(
-        figures,
-        list(profile.modules),
-        [module.class_name for module in modules],
-        columns | time_columns(profile),
-    )
+        for field in _WORK:
+            for prefix in _INCLUSIVE_AND_SELF:
+                columns[f"{phase}.{prefix}{field}"] = list(map(attrgetter(prefix + field), works))
+    columns.update(time_columns(profile))
+    if figures is None:
+        figures = run_figures(profile, step_times(profile), utilization(profile).mfu)
+    kinds = [module.class_name for module in modules]
+    return ComparedRun(figures, list(profile.modules), kinds, columns)
 
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
+    root = profile.modules[""]
     lost = profile.cpu_lost_shares
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.op_counts),
-        phases_ran=tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls),
+        phases_ran=tuple(phase for phase in PHASES if root.work(phase).calls),
         step=measured(times.seconds),
-        phases={name: each for name, spread in times.spreads.items() if (each := measured(spread))},
+        phases={name: Measured(each.median, each.error) for name, each in times.spreads.items()},
         mfu=mfu,
         samples_per_second=times.samples_per_second,
         tokens_per_second=times.tokens_per_second,
-        peak_bytes=profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes,
+        peak_bytes=profile.memory.peak_bytes if profile.memory else root.peak_bytes,
         has_reliable_times=not are_times_far_off(profile.notes),
         cpu_lost=statistics.fmean(lost) if lost else None,
     )
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """The columns of the times.
-
-    Their seconds, their errors in seconds, and the operator calls in them.
-    """
+    """The columns of times: seconds, errors in seconds, and operator calls."""
     columns: dict[str, list[Any]] = {}
-    modules = profile.modules.values()
     for phase in PASS_PHASES:
-        works = list(map(attrgetter(phase), modules))
-        for own in _OWN_OR_INCLUSIVE:
-            times = list(map(attrgetter(f"{own}seconds"), works))
-            columns[f"{phase}.{own}seconds"] = [
-                None if time is None else time.median for time in times
-            ]
-            columns[f"{phase}.{own}error"] = [
-                None if time is None else time.error for time in times
-            ]
-            columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
+        works = [module.work(phase) for module in profile.modules.values()]
+        for prefix in _INCLUSIVE_AND_SELF:
+            seconds: list[float | None] = []
+            errors: list[float | None] = []
+            for spread in map(attrgetter(f"{prefix}seconds"), works):
+                seconds.append(None if spread is None else spread.median)
+                errors.append(None if spread is None else spread.error)
+            columns[f"{phase}.{prefix}seconds"] = seconds
+            columns[f"{phase}.{prefix}error"] = errors
+            columns[f"{phase}.{prefix}calls"] = list(map(attrgetter(f"{prefix}calls"), works))
     return columns
 
 
-def _named(phase: Phase, fields: Iterable[str]) -> list[str]:
-    return [f"{phase}.{own}{field}" for field in fields for own in _OWN_OR_INCLUSIVE]
-
-
 class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A figure before and after; `None` where it is unknown, or the module is not there."""
+    """A figure before and after; `None` if it is unknown or there is no such module."""
 
     before: float | None
     after: float | None
 
     @property
     def ratio(self) -> float | None:
-        """The figure after over that before."""
+        """After over before."""
         return None if self.after is None or not self.before else self.after / self.before
 
     @property
     def differs(self) -> bool:
-        """Whether it changed; not where a side is unknown."""
+        """Whether it changed; false if a side is unknown."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
 class ModuleFigures(Struct, frozen=True, kw_only=True):
-    """Work of the phases that both runs have, together, and the time of forward, backward and recompute.
+    """Work and time of a module in both runs.
 
-    The time is judged where MACs and FLOPs of each of these phases are the same; where the MACs
-    differ it is compared a MAC, not judged.
+    The work is that of all phases that both runs have, and the time is that of forward, backward
+    and recomputation. The time is judged if MACs and FLOPs of each of these phases are the same. If
+    the MACs differ, it is compared per MAC without a verdict.
     """
 
     macs: Change
@@ -213,7 +227,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the work or the parameters do."""
+        """Whether the work or the parameters differ."""
         return (
             self.macs.differs
             or self.flops.differs
@@ -223,113 +237,111 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
 
 class SharedPhases:
-    """A run's columns in the phases that both runs have, each summed or collected once for all modules."""
+    """A run's columns in the phases that both runs have, combined once for all modules.
+
+    Attributes:
+        run: The run.
+        counted: Whether its work was counted; if not, it has no `work` and `timed_work`.
+        work: Sums over the phases, by field: `macs`, `timed_macs` over the phases with times,
+            `self_macs` and so on.
+        timed_work: MACs and FLOPs of each phase with times, by prefix.
+        times: Seconds and error of each phase that ran, by prefix.
+    """
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
         timed = [phase for phase in phases if phase in PASS_PHASES]
-
-        def columns(phases: Sequence[Phase], field: str) -> list[Sequence[Any]]:
-            return [run.columns[f"{phase}.{field}"] for phase in phases]
-
-        def sums(phases: Sequence[Phase], field: str) -> list[int]:
-            return (
-                [sum(values) for values in zip(*columns(phases, field), strict=True)]
-                if phases
-                else [0] * len(run.names)
-            )
-
         self.run = run
         self.counted = run.figures.counted
         self.work: dict[str, list[int]] = {}
         self.timed_work: dict[str, list[tuple[int, ...]]] = {}
         self.times: dict[str, list[list[tuple[float | None, float | None]]]] = {}
-        for own in ("", "self_"):
+        for prefix in _INCLUSIVE_AND_SELF:
+            self.times[prefix] = self._times(timed, prefix)
             if self.counted:
-                self.work |= {
-                    own + field: sums(phases, own + field)
-                    for field in ("macs", "flops", "bytes_moved")
-                }
-                self.work[f"{own}timed_macs"] = sums(timed, f"{own}macs")
-                both = [*columns(timed, f"{own}macs"), *columns(timed, f"{own}flops")]
-                self.timed_work[own] = (
-                    list(zip(*both, strict=True)) if both else [()] * len(run.names)
-                )
-            self.times[own] = [[] for _ in run.names]
-            for phase in timed:
-                seconds, errors, calls = (
-                    run.columns[f"{phase}.{own}{field}"] for field in ("seconds", "error", "calls")
-                )
-                for times, each, error, ran in zip(
-                    self.times[own], seconds, errors, calls, strict=True
-                ):
-                    if each is not None or (
-                        ran and phase != "recompute"
-                        # a fused attention's is within backward
-                    ):
-                        times.append((each, error))
+                for field in _WORK:
+                    self.work[prefix + field] = self._sums(phases, prefix + field)
+                self.work[f"{prefix}timed_macs"] = self._sums(timed, f"{prefix}macs")
+                self.timed_work[prefix] = self._rows(timed, f"{prefix}macs", f"{prefix}flops")
+
+    def _rows(self, phases: Sequence[Phase], *fields: str) -> list[tuple[Any, ...]]:
+        """The values of each module in the columns of some fields and phases."""
+        columns = [self.run.columns[f"{phase}.{field}"] for field in fields for phase in phases]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(self.run.names)
+
+    def _sums(self, phases: Sequence[Phase], field: str) -> list[int]:
+        return [sum(values) for values in self._rows(phases, field)]
+
+    def _times(
+        self, phases: Sequence[Phase], prefix: str
+    ) -> list[list[tuple[float | None, float | None]]]:
+        """Seconds and errors of each module, in the phases in which it ran."""
+        found: list[list[tuple[float | None, float | None]]] = [[] for _ in self.run.names]
+        for phase in phases:
+            rows = self._rows([phase], f"{prefix}seconds", f"{prefix}error", f"{prefix}calls")
+            for times, (seconds, error, calls) in zip(found, rows, strict=True):
+                # The recomputation of fused attention has calls, but its time is within backward.
+                is_unknown = calls and phase != "recompute"
+                if seconds is not None or is_unknown:
+                    times.append((seconds, error))
+        return found
 
 
 class ModuleSide(NamedTuple):
-    """A module in one of the runs."""
+    """A module in one of the runs.
 
-    # the run
+    Attributes:
+        of: The run.
+        rows: Positions in the columns of the module's wrappers and the module, outermost first.
+            Inclusive figures are those of the first row, self figures are summed over all rows.
+    """
+
     of: SharedPhases
-    rows: Sequence[
-        int
-        # of it and of what it wraps, the outermost first, as positions in columns. Inclusive is that of
-        # the first.
-    ]
+    rows: Sequence[int]
 
     def work(self, field: str) -> int | None:
-        """A count of all phases, as `macs` or `self_macs`."""
-        return (
-            self._sum(self.of.work[field], own=field.startswith("self_"))
-            if self.of.counted
-            else None
-        )
+        """A count over all phases, such as `macs` or `self_macs`."""
+        if not self.of.counted:
+            return None
+        count: int = self._sum(self.of.work[field], own=field.startswith("self_"))
+        return count
 
-    def timed_work(self, *, own: bool) -> tuple[int, ...]:
+    def timed_work(self, *, own: bool) -> list[int]:
         """The MACs and the FLOPs of each phase that has times."""
         work = self.of.timed_work["self_" if own else ""]
-        if not own or len(self.rows) == 1:
-            return work[self.rows[0]]
-        return tuple(sum(each) for each in zip(*(work[row] for row in self.rows), strict=True))
+        rows = [work[row] for row in self._rows(own=own)]
+        return [sum(values) for values in zip(*rows, strict=True)]
 
     def time(self, *, own: bool) -> Measured | None:
-        """Add up the phases that ran."""
+        """Sum of the phases that ran."""
         times = self.of.times["self_" if own else ""]
-        if not own or len(self.rows) == 1:
-            return total(times[self.rows[0]])
-        return total([each for row in self.rows for each in times[row]])
+        parts: list[tuple[float | None, float | None]] = []
+        for row in self._rows(own=own):
+            parts += times[row]
+        return total(parts)
 
     def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
-        """Its `seconds`, or its `macs`, in one phase."""
+        """The `seconds` or `macs` in a phase."""
         if field == "macs" and not self.of.counted:
             return None
-        column = self.of.run.columns[f"{phase}.{'self_' if own else ''}{field}"]
-        return (
-            None
-            if own and any(column[row] is None for row in self.rows)
-            else self._sum(column, own=own)
-        )
+        prefix = "self_" if own else ""
+        figure: float | None = self._sum(self.of.run.columns[f"{phase}.{prefix}{field}"], own=own)
+        return figure
 
     def parameters(self, *, own: bool) -> int:
-        """Distinct ones."""
-        parameters: int = self._sum(
-            self.of.run.columns["self_parameters" if own else "parameters"], own=own
-        )
+        """Number of distinct parameters."""
+        column = "self_parameters" if own else "parameters"
+        parameters: int = self._sum(self.of.run.columns[column], own=own)
         return parameters
 
     def peak(self) -> int | None:
         peak: int | None = self.of.run.columns["peak_bytes"][self.rows[0]]
         return peak
 
+    def _rows(self, *, own: bool) -> Sequence[int]:
+        return self.rows if own else self.rows[:1]
+
     def _sum(self, column: Sequence[Any], *, own: bool) -> Any:
-        return (
-            sum(column[row] for row in self.rows)
-            if own and len(self.rows) > 1
-            else column[self.rows[0]]
-        )
+        return sum_known([column[row] for row in self._rows(own=own)])
 
 
 class ModulePair(NamedTuple):
@@ -339,43 +351,46 @@ class ModulePair(NamedTuple):
     after: ModuleSide | None
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
-        before, after = self
         return Change(
-            before=None if before is None else figure(before),
-            after=None if after is None else figure(after),
+            before=None if self.before is None else figure(self.before),
+            after=None if self.after is None else figure(self.after),
         )
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        before, after = self
-        return None if before is None else before.time(
-            own=own
-        ), None if after is None else after.time(own=own)
+        """The times before and after."""
+        before = None if self.before is None else self.before.time(own=own)
+        after = None if self.after is None else self.after.time(own=own)
+        return before, after
 
     def same_work(self, *, own: bool) -> bool:
-        """Whether MACs and FLOPs of each phase that has times are known to be the same."""
-        if (
-            self.before is None
-            or self.after is None
-            or not (self.before.of.counted and self.after.of.counted)
-        ):
+        """Return whether MACs and FLOPs of each phase with times are known to be the same."""
+        before = self.before
+        after = self.after
+        if before is None or after is None or not before.of.counted or not after.of.counted:
             return False
-        return self.before.timed_work(own=own) == self.after.timed_work(own=own)
+        return before.timed_work(own=own) == after.timed_work(own=own)
 
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
-        """Its work and its time, which is judged where it can be."""
+        """Compare the work and the time, and judge the time if possible.
+
+        `explained` are the seconds of the change that submodules explain.
+        """
         prefix = "self_" if own else ""
-        first, second = self.times(own=own)
+
+        def change(field: str) -> Change:
+            return self.change(lambda side: side.work(prefix + field))
+
+        before, after = self.times(own=own)
         if judge and self.same_work(own=own):
-            time = judge.timing(first, second, explained)
+            time = judge.timing(before, after, explained)
+        elif judge and own:
+            time = judge.cost(before, after, change("timed_macs").ratio)
         else:
-            macs = self.change(lambda side: side.work(f"{prefix}timed_macs")).ratio
-            time = (
-                judge.cost(first, second, macs) if judge and own else unjudged(first, second, macs)
-            )
-        work = {
-            field: self.change(partial(ModuleSide.work, field=prefix + field))
-            for field in ("macs", "flops", "bytes_moved")
-        }
+            time = unjudged(before, after, change("timed_macs").ratio)
         return ModuleFigures(
-            **work, parameters=self.change(partial(ModuleSide.parameters, own=own)), time=time
+            macs=change("macs"),
+            flops=change("flops"),
+            bytes_moved=change("bytes_moved"),
+            parameters=self.change(partial(ModuleSide.parameters, own=own)),
+            time=time,
         )

@@ -1,6 +1,6 @@
-"""Two runs of a model, module by module, paired across wrappers and renames.
+"""Compare two runs of a model module by module, paired across wrappers and renames.
 
-What changed and what for; limits for the second.
+Finds the changes and their causes, and checks the second run against limits.
 """
 
 from collections import Counter
@@ -39,41 +39,44 @@ from lflops.analysis.compare.significance import (
 from lflops.profile.json_file import load
 from lflops.profile.module_names import spelled_out
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASS_PHASES, PHASES
+from lflops.profile.records import PASS_PHASES, PHASES, Phase
 from lflops.profile.series import grouped, sum_known
 
 _WRAPPERS = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
 )
-"""Names under which DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric register the one module that they wrap."""
+"""Names under which wrappers register the single module that they wrap.
+
+The wrappers are those of DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
+"""
 
 _Key = Callable[["ModuleNode"], Hashable]
 
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A module in a run's tree, together with the modules that wrap it.
+    """A module in a run's tree, merged with the modules that wrap it.
 
-    From outside they are one module.
+    Attributes:
+        name: Name of the outermost wrapper.
+        rows: Positions of the module and its wrappers in the run's columns, outermost first.
+        label: Last part of `name`.
+        kind: Class of the wrapped module.
+        children: Modules below the wrapped module.
+        build: Equal numbers mean the same classes all the way down, in either run.
+        work: Equal numbers mean the same parameters and forward MACs as well.
     """
 
-    # of the outermost
     name: str
-    # of all of them as positions in the run's columns, the outermost first
     rows: list[int]
-    # the last part of its name
     label: str
-    # the class of the innermost, that which is wrapped
     kind: str
-    # the modules below the innermost
     children: list["ModuleNode"] = field(default_factory=list)
-    # a number that is the same for two nodes, of either run, with the same classes all the way down
     build: int = 0
-    # a number that is the same for two nodes with the same parameters and MACs of forward, too
     work: int = 0
 
     def walk(self) -> Iterator["ModuleNode"]:
-        """Itself and every node below it, in the model's order."""
+        """Yield the node and every node below it, in the model's order."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -81,17 +84,15 @@ class ModuleNode:
             waiting.extend(reversed(node.children))
 
 
-# by node, of either run
+# The partner of a node, for the nodes of both runs.
 _Partners = dict[ModuleNode, ModuleNode]
 
-Pair = tuple[
-    ModuleNode | None, ModuleNode | None
-    # the same module before and after; `None` where it was added or removed
-]
+NodePair = tuple[ModuleNode | None, ModuleNode | None]
+"""The same module before and after; `None` if it was added or removed."""
 
 
-def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
-    """Each module of either run once: those of the first run in its order, then the added ones.
+def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
+    """Pair the modules of two runs: modules of the first run in its order, then added modules.
 
     A wrapper and the wrapped module count as one. So do a module, such as a LightningModule, and
     the whole model in one of its attributes. The children of a pair are paired by one key after the
@@ -107,124 +108,138 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
     Of several children with the same key, the first is paired with the first. A module without a
     partner may have moved. It is searched for anywhere, by label and work.
     """
-    one, other = _root(before), _root(after)
-    _unwrap_model(one, other)
+    first = _root(before)
+    second = _root(after)
+    _unwrap_model(first, second)
     numbers: dict[Hashable, int] = {}
-    _number(before, one, numbers)
-    _number(after, other, numbers)
+    _number(before, first, numbers)
+    _number(after, second, numbers)
+
     partners: _Partners = {}
-    _pair(partners, one, other)
-    left, right = (_single(partners, root.walk()) for root in (one, other))
-    for pair in _same(left, right, lambda node: (node.label, node.work), as_many=True):
-        if not any(node in partners for node in pair):
-            _pair(partners, *pair)
-    return (
-        *((node, partners.get(node)) for node in one.walk()),
-        *((None, node) for node in _single(partners, other.walk())),
-    )
+    _pair(partners, first, second)
+    left = _unpaired(partners, first.walk())
+    right = _unpaired(partners, second.walk())
+    for one, other in _same(left, right, lambda node: (node.label, node.work), as_many=True):
+        if one not in partners and other not in partners:
+            _pair(partners, one, other)
+
+    pairs: list[NodePair] = [(node, partners.get(node)) for node in first.walk()]
+    pairs += [(None, node) for node in _unpaired(partners, second.walk())]
+    return tuple(pairs)
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
+    """Pair two nodes and, by `_KEYS`, the nodes below them."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()
-        partners[one], partners[other] = other, one
+        partners[one] = other
+        partners[other] = one
         for key, as_many in _KEYS:
-            left, right = _single(partners, one.children), _single(partners, other.children)
+            left = _unpaired(partners, one.children)
+            right = _unpaired(partners, other.children)
             if not left or not right:
                 break
-            pairs = list(_same(left, right, key, as_many=as_many))
-            for first, second in pairs:
-                partners[first], partners[second] = second, first
-            waiting += pairs
+            for first, second in _same(left, right, key, as_many=as_many):
+                partners[first] = second
+                partners[second] = first
+                waiting.append((first, second))
 
 
-def _single(partners: _Partners, nodes: Iterable[ModuleNode]) -> list[ModuleNode]:
+def _unpaired(partners: _Partners, nodes: Iterable[ModuleNode]) -> list[ModuleNode]:
     return [node for node in nodes if node not in partners]
 
 
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
+
+
 def _root(run: ComparedRun) -> ModuleNode:
+    """Make the tree of a run, with wrappers merged into the modules that they wrap."""
     nodes: dict[str, ModuleNode] = {}
-    for row in sorted(
-        range(len(run.names)),
-        key=lambda at: run.names[at].count(".") + bool(run.names[at]),
-        # a stable sort
-    ):
+    for row in sorted(range(len(run.names)), key=lambda row: _depth(run.names[row])):
         name = run.names[row]
-        above, _, label = name.rpartition(".")
-        nodes[name] = ModuleNode(
-            name=name, rows=[row], label=label, kind=run.kinds[row].removeprefix("FSDP")
-        )
+        parent, _, label = name.rpartition(".")
+        kind = run.kinds[row].removeprefix("FSDP")
+        nodes[name] = ModuleNode(name=name, rows=[row], label=label, kind=kind)
         if name:
-            nodes[above].children.append(nodes[name])
+            nodes[parent].children.append(nodes[name])
     for node in nodes.values():
         while len(node.children) == 1 and node.children[0].label in _WRAPPERS:
             _absorb(node, node.children[0])
     return nodes[""]
 
 
-def _absorb(node: ModuleNode, inner: ModuleNode) -> None:
-    """Make a node and a child of it, which it wraps, one node."""
-    at = node.children.index(inner)
-    node.rows += inner.rows
-    node.kind = inner.kind
-    node.children[at : at + 1] = inner.children
+def _absorb(node: ModuleNode, child: ModuleNode) -> None:
+    """Merge a node with the child that it wraps."""
+    at = node.children.index(child)
+    node.rows += child.rows
+    node.kind = child.kind
+    node.children[at : at + 1] = child.children
 
 
 def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
-    """Make root and model one node where one run's whole model is an attribute of the other's root, as in a LightningModule."""
-    inside = [
-        (root, other, child)
-        for root, other in ((before, after), (after, before))
-        for child in root.children
-        if child.children
-    ]
-    best = max(inside, key=lambda each: _shared(each[2], each[1]), default=None)
-    if best is None or _shared(best[2], best[1]) <= _shared(before, after):
+    """Merge a root with its child if the child is the whole model of the other run.
+
+    A LightningModule, for instance, has the whole model in one of its attributes.
+    """
+    most = _shared(before, after)
+    best = None
+    for root, other in ((before, after), (after, before)):
+        for child in root.children:
+            shared = _shared(child, other) if child.children else 0
+            if shared > most:
+                most = shared
+                best = (root, child)
+    if best is None:
         return
-    root, _, child = best
+    root, child = best
     labels = {node.label for node in root.children if node is not child}
     if labels.isdisjoint(node.label for node in child.children):
         _absorb(root, child)
 
 
 def _shared(one: ModuleNode, other: ModuleNode) -> int:
-    """How many paths lead from both to modules of the same class."""
-    shared, waiting = 0, [(one, other)]
+    """Count the paths that lead from both nodes to modules of the same class."""
+    shared = 0
+    waiting = [(one, other)]
     while waiting:
         left, right = waiting.pop()
-        labels = {node.label: node for node in right.children}
-        both = [(node, labels[node.label]) for node in left.children if node.label in labels]
-        shared += sum(first.kind == second.kind for first, second in both)
-        waiting += both
+        by_label = {node.label: node for node in right.children}
+        for node in left.children:
+            if node.label in by_label:
+                counterpart = by_label[node.label]
+                shared += node.kind == counterpart.kind
+                waiting.append((node, counterpart))
     return shared
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    parameters, macs = run.columns["self_parameters"], run.columns["forward.self_macs"]
+    """Set the `build` and `work` of all nodes, children before parents."""
+    parameters = run.columns["self_parameters"]
+    macs = run.columns["forward.self_macs"]
     for node in reversed(list(root.walk())):
         figures = tuple(
             (parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row]
         )
-        node.build = numbers.setdefault(
-            ("build", node.kind, *(child.build for child in node.children)), len(numbers)
-        )
-        node.work = numbers.setdefault(
-            ("work", node.kind, figures, *(child.work for child in node.children)), len(numbers)
-        )
+        build = ("build", node.kind, *(child.build for child in node.children))
+        work = ("work", node.kind, figures, *(child.work for child in node.children))
+        node.build = numbers.setdefault(build, len(numbers))
+        node.work = numbers.setdefault(work, len(numbers))
 
 
 def _same(
     left: Sequence[ModuleNode], right: Sequence[ModuleNode], key: _Key, *, as_many: bool
 ) -> Iterator[tuple[ModuleNode, ModuleNode]]:
-    """The nodes with the same key, in order.
+    """Yield the pairs of nodes with the same key, in order.
 
-    With `as_many` both sides must have as many, or the pairs would be a guess.
+    With `as_many` both sides must have equally many nodes of the key: else the pairs would be a
+    guess.
     """
-    theirs = grouped(right, key)
-    for each, nodes in grouped(left, key).items():
-        others = theirs.get(each, [])
-        if each is not None and (not as_many or len(nodes) == len(others)):
+    by_key = grouped(right, key)
+    for value, nodes in grouped(left, key).items():
+        others = by_key.get(value, [])
+        if value is not None and (not as_many or len(nodes) == len(others)):
             yield from zip(nodes, others, strict=False)
 
 
@@ -236,111 +251,103 @@ _KEYS: tuple[tuple[_Key, bool], ...] = (
     (lambda node: node.build, True),
     (lambda node: node.label, False),
 )
-"""What makes two children of a pair a pair, the surest first, and whether there must be as many of them on both sides."""
+"""Keys that pair the children of a pair, surest first; with `as_many` of `_same`."""
 
 
 Side = Literal["before", "after"]
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
-    """A module in both runs, or in one of them."""
+    """A module in both runs, or in one of them.
 
-    before: (
-        str | None
-        # its name; `None` where it was added. A wrapper and what it wraps are one module, with the
-        # wrapper's name.
-    )
-    # its name; `None` where it was removed
+    Attributes:
+        before: Name before; `None` if it was added. A wrapper and the module that it wraps are one
+            module, with the name of the wrapper.
+        after: Name after; `None` if it was removed.
+        kind: Class, of the second run if it is there.
+        pattern: Name with `*` for the numbers of repeated modules.
+        own: Figures without submodules.
+        inclusive: Figures with submodules. The time is judged by the change that no submodule
+            explains.
+        peak_bytes: Most bytes alive while it ran.
+    """
+
+    before: str | None
     after: str | None
-    # its class: after, where it is there
     kind: str
-    # its name with `*` for the numbers of what repeats
     pattern: str
-    # itself, without what is below it
     own: ModuleFigures
-    inclusive: (
-        # with all below it. Its time is judged by what no module below explains.
-        ModuleFigures
-    )
-    # the most bytes alive while it ran
+    inclusive: ModuleFigures
     peak_bytes: Change
 
     @property
     def name(self) -> str:
-        """After, or before where it was removed."""
+        """Name after, or name before if it was removed."""
         return (self.before if self.after is None else self.after) or ""
 
     @property
     def news(self) -> Timing:
-        """Its own time where that is slower or faster, or costs more for other work.
-
-        Else the inclusive one.
-        """
+        """The self time if it is slower, faster or costs more for other work; else the inclusive."""
         own = self.own.time
-        return (
-            own
-            if own.verdict in CHANGED or (own.verdict is None and own.lost is not None)
-            else self.inclusive.time
-        )
+        costs_more = own.verdict is None and own.lost is not None
+        return own if own.verdict in CHANGED or costs_more else self.inclusive.time
 
 
 class Diff(Struct, frozen=True, kw_only=True):
-    """What changed from one run to another. `None` is unknown."""
+    """The changes from one run to another. `None` means unknown.
 
-    # What differs in the circumstances of the runs, as device, dtype or samples a step: before and
-    # after. The same of `phases` that ran: what only one run has, as an optimizer, is in no figure.
+    Attributes:
+        facts: Circumstances that differ, such as device, dtype or samples per step: before and
+            after. `phases` are the phases that ran; figures leave out phases of only one run, such
+            as the optimizer.
+        whole: Factor by which all modules are slower or faster, as on a slower machine. It is taken
+            out of module times before they are judged.
+        step: Time of the unprofiled steps; judged with nothing taken out.
+        phases: Times of the phases of unprofiled steps; judged as the modules are.
+        mfu: As a share of 1.
+        samples_per_second: Over the unprofiled steps, as `tokens_per_second`.
+        peak_bytes: Most bytes alive.
+        unreliable: The runs whose profile says that its module times are unreliable: then no module
+            is judged.
+        cpu_lost: Share of the CPU time that other processes took, in each run.
+        modules: Modules of the first run in its order, the root first, then added modules.
+    """
+
     facts: Mapping[str, tuple[Fact, Fact]]
-    # How much slower or faster all modules are, as on a slower machine; it is taken out of their
-    # times before they are judged
     whole: CommonFactor | None
-    # of the clean steps; judged with nothing taken out
     step: Timing
-    # of the clean steps; judged as the modules are
     phases: Mapping[str, Timing]
-    # a share of 1
     mfu: Change
-    # of the clean steps. So is `tokens_per_second`.
     samples_per_second: Change
     tokens_per_second: Change
-    # the most bytes alive
     peak_bytes: Change
-    unreliable: tuple[
-        Side, ...
-        # the runs whose profile says that its modules' times are no measure: then no module is judged
-    ] = ()
-    # The share of the CPU time that each run was ready to use and other processes took
+    unreliable: tuple[Side, ...] = ()
     cpu_lost: tuple[float | None, float | None] = (None, None)
-    modules: tuple[
-        ModuleDiff, ...
-        # those before in their order, the root first, then what was added
-    ]
+    modules: tuple[ModuleDiff, ...]
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """The verdict on the step.
-
-        Of steps that were timed and cannot be judged `cannot tell`, for the reason in `step.doubt`.
-        """
+        """Verdict on the step; `cannot tell` if it has times that `step.doubt` forbids to judge."""
         return self.step.verdict or ("cannot tell" if self.step.doubt else None)
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
-        """The modules that are slower, beyond the whole run and the noise; the largest loss first."""
+        """Modules that are slower beyond the whole run and the noise, largest loss first."""
         return self._judged("slower")
 
     @property
     def faster(self) -> tuple[ModuleDiff, ...]:
-        """The modules that are faster; the largest gain first."""
+        """Modules that are faster beyond the whole run and the noise, largest gain first."""
         return self._judged("faster")
 
     @property
     def added(self) -> tuple[ModuleDiff, ...]:
-        """The modules that are only in the second run."""
+        """Modules that are only in the second run."""
         return tuple(module for module in self.modules if module.before is None)
 
     @property
     def removed(self) -> tuple[ModuleDiff, ...]:
-        """The modules that are only in the first run."""
+        """Modules that are only in the first run."""
         return tuple(module for module in self.modules if module.after is None)
 
     def _judged(self, verdict: Verdict) -> tuple[ModuleDiff, ...]:
@@ -359,83 +366,109 @@ def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[
     """Compare two runs.
 
     Modules are matched by name, across wrappers and renames. Work is exact, so every difference in
-    it is listed. A time is judged only where the work is the same. The median ratio over the
-    modules is taken out first, because a slower machine changes all modules. Then an interval from
-    the steps' spread decides whether the rest is more than noise; the docstring of `significance`
+    it is listed. A time is judged only if the work is the same. The median ratio over the modules
+    is taken out first, because a slower machine changes all modules. Then an interval from the
+    spread of the steps decides whether the rest is more than noise; the docstring of `significance`
     explains how. An estimate or a count has no times, so only its work and its memory are compared.
 
     Args:
         before: A profile, or the path of its file.
-        after: Another one, of the same model or of a changed version of it.
+        after: A second profile, of the same model or of a changed version of it.
 
     Raises:
         ProfileError: A file cannot be read.
     """
-    first, second = (each if isinstance(each, Profile) else load(each) for each in (before, after))
+    first = before if isinstance(before, Profile) else load(before)
+    second = after if isinstance(after, Profile) else load(after)
     return compare(compared_run(first), compared_run(second)).diff
 
 
 def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     """Compare two runs, as `diff` does."""
-    first, second = before.figures, after.figures
+    first = before.figures
+    second = after.figures
     nodes = matched(before, after)
-    shared = {*first.phases_ran} & {*second.phases_ran}
-    # that only one of them recomputes is a change
-    if "backward" in shared:
-        shared.add("recompute")
-    phases = tuple(phase for phase in PHASES if phase in shared)
-    left, right = SharedPhases(before, phases), SharedPhases(after, phases)
+    phases = _shared_phases(first, second)
+    left = SharedPhases(before, phases)
+    right = SharedPhases(after, phases)
     pairs = [
         ModulePair(
-            ModuleSide(left, one.rows) if one else None,
-            ModuleSide(right, two.rows) if two else None,
+            None if one is None else ModuleSide(left, one.rows),
+            None if other is None else ModuleSide(right, other.rows),
         )
-        for one, two in nodes
+        for one, other in nodes
     ]
-    sides: tuple[tuple[Side, RunFigures], ...] = (("before", first), ("after", second))
-    unreliable: tuple[Side, ...] = tuple(side for side, run in sides if not run.has_reliable_times)
-    lost = first.cpu_lost or 0.0, second.cpu_lost or 0.0
-    judge = None if unreliable else _judge(pairs, first.step, lost)
 
+    unreliable: list[Side] = []
+    if not first.has_reliable_times:
+        unreliable.append("before")
+    if not second.has_reliable_times:
+        unreliable.append("after")
+    lost = (first.cpu_lost or 0.0, second.cpu_lost or 0.0)
+    judge = None if unreliable else _judge(pairs, first.step, lost)
+    judge_of_step = judge_of_steps(None, first.step, times=1, lost=lost)
     names = dict.fromkeys([*first.phases, *second.phases])
-    of_steps = judge_of_steps(judge, first.step, times=len(names), lost=lost)
-    facts: dict[str, tuple[Fact, Fact]] = {
-        name: (value, second.facts.get(name)) for name, value in first.facts.items()
-    }
-    if first.counted and second.counted:
-        one, other = (
-            ", ".join(phase for phase in run.phases_ran if phase != "recompute")
-            for run in (first, second)
-        )
-        facts["phases"] = one, other
+    judge_of_phases = judge_of_steps(judge, first.step, times=len(names), lost=lost)
 
     def change(figure: str) -> Change:
         return Change(before=getattr(first, figure), after=getattr(second, figure))
 
     compared = Diff(
-        facts={name: pair for name, pair in facts.items() if pair[0] != pair[1]},
+        facts=_facts(first, second),
         whole=judge.whole if judge else None,
-        step=judge_of_steps(None, first.step, times=1, lost=lost).timing(first.step, second.step),
+        step=judge_of_step.timing(first.step, second.step),
         phases={
-            name: of_steps.timing(first.phases.get(name), second.phases.get(name)) for name in names
+            name: judge_of_phases.timing(first.phases.get(name), second.phases.get(name))
+            for name in names
         },
         mfu=change("mfu"),
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
         peak_bytes=change("peak_bytes"),
-        unreliable=unreliable,
+        unreliable=tuple(unreliable),
         cpu_lost=(first.cpu_lost, second.cpu_lost),
-        modules=_modules(nodes, pairs, judge, (module_patterns(before), module_patterns(after))),
+        modules=_modules(nodes, pairs, judge, module_patterns(before), module_patterns(after)),
     )
     return Comparison(compared, pairs)
+
+
+def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
+    """The phases whose work is compared: those that ran in both runs.
+
+    Recomputation in only one of two runs with a backward is a change, so it is compared too.
+    """
+    shared = {*first.phases_ran} & {*second.phases_ran}
+    if "backward" in shared:
+        shared.add("recompute")
+    return [phase for phase in PHASES if phase in shared]
+
+
+def _facts(first: RunFigures, second: RunFigures) -> dict[str, tuple[Fact, Fact]]:
+    """The circumstances that differ, before and after."""
+    before = dict(first.facts)
+    after = dict(second.facts)
+    if first.counted and second.counted:
+        before["phases"] = _phase_names(first)
+        after["phases"] = _phase_names(second)
+    return {
+        name: (value, after.get(name)) for name, value in before.items() if value != after.get(name)
+    }
+
+
+def _phase_names(run: RunFigures) -> str:
+    return ", ".join(phase for phase in run.phases_ran if phase != "recompute")
 
 
 def _judge(
     pairs: Sequence[ModulePair], step: Measured | None, lost: tuple[float, float]
 ) -> Judge | None:
-    times = [pair.times(own=True) for pair in pairs if pair.same_work(own=True)]
-    known = [(first, second) for first, second in times if first and second]
-    root = pairs[0].times(own=False)[0]
+    known = []
+    for pair in pairs:
+        if pair.same_work(own=True):
+            first, second = pair.times(own=True)
+            if first and second:
+                known.append((first, second))
+    root, _ = pairs[0].times(own=False)
     modules = root.seconds if root else 0.0
     return judge_of(
         known,
@@ -447,25 +480,37 @@ def _judge(
 
 
 def _modules(
-    nodes: Sequence[Pair],
+    nodes: Sequence[NodePair],
     pairs: Sequence[ModulePair],
     judge: Judge | None,
-    patterns: tuple[Mapping[str, str], Mapping[str, str]],
+    patterns_before: Mapping[str, str],
+    patterns_after: Mapping[str, str],
 ) -> tuple[ModuleDiff, ...]:
-    """From below upwards: an inclusive time is judged by what no module below explains."""
+    """Compare all modules from the leaves upwards.
+
+    So an inclusive time can be judged by the change that no submodule explains.
+    """
     explained: dict[ModuleNode | None, float] = {}
     modules = []
-    for (one, other), pair in reversed(list(zip(nodes, pairs, strict=True))):
+    for (before, after), pair in reversed(list(zip(nodes, pairs, strict=True))):
         own = pair.figures(judge, own=True)
-        inside = _lost(own.time) + sum(explained[child] for child in (one.children if one else ()))
+        inside = _lost(own.time)
+        if before is not None:
+            inside += sum(explained[child] for child in before.children)
         inclusive = pair.figures(judge, inside, own=False)
-        explained[one] = _lost(inclusive.time) or inside
+        explained[before] = _lost(inclusive.time) or inside
+        if after is not None:
+            kind = after.kind
+            pattern = patterns_after[after.name]
+        elif before is not None:
+            kind = before.kind
+            pattern = patterns_before[before.name]
         modules.append(
             ModuleDiff(
-                before=one.name if one else None,
-                after=other.name if other else None,
-                kind=other.kind if other else one.kind if one else "",
-                pattern=patterns[1][other.name] if other else patterns[0][one.name] if one else "",
+                before=before.name if before else None,
+                after=after.name if after else None,
+                kind=kind,
+                pattern=pattern,
                 own=own,
                 inclusive=inclusive,
                 peak_bytes=pair.change(ModuleSide.peak),
@@ -480,20 +525,21 @@ def _lost(time: Timing) -> float:
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """One limit and its result."""
+    """A limit and its result.
 
-    # of the figure
+    Attributes:
+        name: Name of the limit.
+        allowed: Largest allowed figure, or for MFU the smallest.
+        found: Figure of the second run; `None` if unknown.
+        broken: Whether the limit is broken; `None` if unknown.
+        doubt: Why `broken` cannot be decided although the figure is known.
+    """
+
     name: Literal["max_regress", "min_mfu", "max_memory"]
-    # the most, or of MFU the least
     allowed: float
-    # the run's figure
     found: float | None
-    # `None` where it is unknown
     broken: bool | None
-    doubt: Doubt | None = (
-        # why no one can tell whether it is broken, where the figure is known
-        None
-    )
+    doubt: Doubt | None = None
 
 
 def limits(
@@ -503,83 +549,89 @@ def limits(
     min_mfu: float | None = None,
     max_memory: float | None = None,
 ) -> tuple[Limit, ...]:
-    """Check the second run against the given limits: shares of 1, and the most bytes alive at once."""
-    # A step that is longer within the noise does not break `max_regress`; a slower machine does,
-    # unless other processes made it slow.
-    step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
-    made = []
+    """Check the second run against limits.
+
+    Args:
+        diff: The comparison.
+        max_regress: Largest relative slowdown of the step. A slowdown within the noise passes; a
+            slower machine breaks the limit, unless other processes made it slow.
+        min_mfu: Smallest MFU, as a share of 1.
+        max_memory: Largest number of bytes alive at once.
+    """
+    checked = []
     if max_regress is not None:
-        doubt = None if step.doubt == "few_steps" else step.doubt
-        regress = (
-            None if step.ratio is None or (step.low is None and doubt is None) else step.ratio - 1
-        )
-        broken = (
-            None if step.low is None or regress is None else step.low > 1 and regress > max_regress
-        )
-        made.append(
-            Limit(
-                name="max_regress", allowed=max_regress, found=regress, broken=broken, doubt=doubt
-            )
-        )
+        checked.append(_regress_limit(diff.step, max_regress))
     if min_mfu is not None:
-        is_less = None if mfu is None else mfu < min_mfu
-        is_busy = (
-            is_less and mfu is not None and mfu * slowed_by(diff.cpu_lost[1] or 0.0) >= min_mfu
-        )
-        made.append(
-            Limit(
-                name="min_mfu",
-                allowed=min_mfu,
-                found=mfu,
-                broken=None if is_busy else is_less,
-                doubt="busy" if is_busy else None,
-            )
-        )
+        checked.append(_mfu_limit(diff.mfu.after, diff.cpu_lost[1] or 0.0, min_mfu))
     if max_memory is not None:
-        made.append(
-            Limit(
-                name="max_memory",
-                allowed=max_memory,
-                found=peak,
-                broken=None if peak is None else peak > max_memory,
-            )
-        )
-    return tuple(made)
+        peak = diff.peak_bytes.after
+        broken = None if peak is None else peak > max_memory
+        checked.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=broken))
+    return tuple(checked)
+
+
+def _regress_limit(step: Timing, allowed: float) -> Limit:
+    doubt = None if step.doubt == "few_steps" else step.doubt
+    regress = None
+    broken = None
+    if step.ratio is not None:
+        if step.low is not None or doubt is not None:
+            regress = step.ratio - 1
+        if step.low is not None:
+            broken = step.low > 1 and step.ratio - 1 > allowed
+    return Limit(name="max_regress", allowed=allowed, found=regress, broken=broken, doubt=doubt)
+
+
+def _mfu_limit(mfu: float | None, lost: float, allowed: float) -> Limit:
+    if mfu is None:
+        return Limit(name="min_mfu", allowed=allowed, found=None, broken=None)
+    is_less = mfu < allowed
+    if is_less and mfu * slowed_by(lost) >= allowed:
+        return Limit(name="min_mfu", allowed=allowed, found=mfu, broken=None, doubt="busy")
+    return Limit(name="min_mfu", allowed=allowed, found=mfu, broken=is_less)
 
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-# two ratios of work that differ by less are the same: a batch of twice the size does not do twice
-# the work of the loss
+# Ratios of work that differ by less are the same: a batch of twice the size does not do twice the
+# work of the loss.
 _SAME_RATIO = 0.02
 
 
-class Cause(Struct, frozen=True, kw_only=True):
-    """A change of the step's time, or one that may be."""
+class DiffCause(Struct, frozen=True, kw_only=True):
+    """A change that explains, or may explain, a change of the step's time.
 
-    # a phase or a module that is slower or faster, a module that does other work, or one that was
-    # added or removed
+    Attributes:
+        kind: `phase` for a phase of another length; for modules `slower`, `faster`, `work` if they
+            do other work, `added` or `removed`.
+        name: Name of the phase or module, with `*` for the numbers of repeated modules, or the
+            class of modules with several names.
+        modules: Number of modules; 0 for a phase.
+        seconds: Seconds that a step lost; a gain is negative, `None` means unknown.
+        ratio: Ratio of the times; for other work the ratio of the MACs, or of the FLOPs if there
+            are no MACs. `None` means unknown.
+        low: Lower end of the interval of a time's ratio.
+        high: Upper end of the interval of a time's ratio.
+    """
+
     kind: CauseKind
-    # of the phase or the module, with `*` for the numbers of what repeats; the class of modules of
-    # several names
     name: str
-    # how many modules it is about; 0 for a phase
     modules: int
-    # what a step lost by it; a gain is negative, `None` is unknown
     seconds: float | None
-    ratio: float | None = (
-        # of a time; of other work of its MACs, or of its FLOPs where it has no MACs. `None` is
-        # unknown.
-        None
-    )
-    # the lower end of the interval of a time's ratio
+    ratio: float | None = None
     low: float | None = None
-    # its upper end
     high: float | None = None
 
 
+Cause = DiffCause
+
+
 class BatchChange(Struct, frozen=True, kw_only=True):
-    """Another number of samples a step, and whether the work changed as that did."""
+    """Another number of samples per step.
+
+    Attributes:
+        explains_work: Whether the work changed by the same factor.
+    """
 
     before: int
     after: int
@@ -587,123 +639,123 @@ class BatchChange(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """After over before."""
         return self.after / self.before
 
 
 def batch_change(diff: Diff) -> BatchChange | None:
-    """The change of the batch; `None` where it is the same or unknown."""
+    """The change of the number of samples per step; `None` if it is the same or unknown."""
     before, after = diff.facts.get("samples_per_step", (None, None))
     if not isinstance(before, int) or not isinstance(after, int) or not before:
         return None
     work = diff.modules[0].inclusive.macs.ratio
-    return BatchChange(
-        before=before,
-        after=after,
-        explains_work=work is not None and _is_same(work, after / before),
-    )
+    explains_work = work is not None and _is_same(work, after / before)
+    return BatchChange(before=before, after=after, explains_work=explains_work)
 
 
-def causes(diff: Diff) -> tuple[Cause, ...]:
-    """The changes, those that cost or win the most first.
-
-    What a larger batch explains is not among them.
-    """
+def causes(diff: Diff) -> tuple[DiffCause, ...]:
+    """The changes that a larger batch does not explain, largest cost or gain first."""
     batch = batch_change(diff)
     explained = batch.ratio if batch and batch.explains_work else None
-    found = [*_module_changes(diff, explained), *_phases(diff), *_added_and_removed(diff)]
+    found = [
+        *_module_changes(diff, explained),
+        *_phase_changes(diff),
+        *_placed("added", diff, diff.added),
+        *_placed("removed", diff, diff.removed),
+    ]
     return tuple(sorted(found, key=lambda cause: -abs(cause.seconds or 0.0)))
 
 
-def _phases(diff: Diff) -> Iterator[Cause]:
-    """Phases that no module shows, as they were measured.
+def _phase_changes(diff: Diff) -> Iterator[DiffCause]:
+    """Changed phases that are not shown by modules, as they were measured.
 
-    What all modules have in common is not taken out of a wait for data.
+    The common factor of the modules is not taken out: it does not apply to a data wait.
     """
     for name, time in diff.phases.items():
-        if (
-            time.verdict in CHANGED
-            and time.before is not None
-            and time.after is not None
-            and not (diff.whole and name in PASS_PHASES)
-        ):
-            seconds = time.after - time.before
-            if abs(seconds) >= LEAST_SHARE * (diff.step.before or 0.0):
-                yield Cause(kind="phase", name=name, modules=0, seconds=seconds, ratio=time.ratio)
+        is_shown_by_modules = diff.whole is not None and name in PASS_PHASES
+        if time.verdict not in CHANGED or is_shown_by_modules:
+            continue
+        if time.before is None or time.after is None:
+            continue
+        seconds = time.after - time.before
+        if abs(seconds) >= LEAST_SHARE * (diff.step.before or 0.0):
+            yield DiffCause(kind="phase", name=name, modules=0, seconds=seconds, ratio=time.ratio)
 
 
-def _module_changes(diff: Diff, explained: float | None) -> Iterator[Cause]:
+def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
     changed: list[tuple[CauseKind, ModuleDiff]] = []
     for module in diff.modules:
-        verdict = module.news.verdict
         if module.before is None or module.after is None:
             continue
+        verdict = module.news.verdict
         if verdict in ("slower", "faster"):
             changed.append((verdict, module))
         elif module.own.time.lost is not None and _has_other_work(module, explained):
             changed.append(("work", module))
-    # the intervals are of what is beyond it
-    whole = diff.whole.ratio if diff.whole else 1.0
     for kind, name, modules in _grouped(diff, changed):
         times = [module.news for module in modules]
-        work = _ratio(module.own.macs for module in modules) or _ratio(
-            module.own.flops for module in modules
-        )
-        yield Cause(
+        low = high = None
+        if kind == "work":
+            ratio = _ratio(module.own.macs for module in modules)
+            ratio = ratio or _ratio(module.own.flops for module in modules)
+        else:
+            ratio = _ratio(times)
+            low, high = _interval(times, diff.whole)
+        yield DiffCause(
             kind=kind,
             name=name,
             modules=len(modules),
             seconds=sum_known(time.lost for time in times),
-            ratio=work if kind == "work" else _ratio(times),
-            low=min((time.low * whole for time in times if time.low is not None), default=None)
-            if kind != "work"
-            else None,
-            high=max((time.high * whole for time in times if time.high is not None), default=None)
-            if kind != "work"
-            else None,
+            ratio=ratio,
+            low=low,
+            high=high,
         )
 
 
+def _interval(
+    times: Sequence[Timing], whole: CommonFactor | None
+) -> tuple[float | None, float | None]:
+    """The interval around all ratios, including the common factor of the whole run."""
+    factor = 1.0 if whole is None else whole.ratio
+    lows = [time.low * factor for time in times if time.low is not None]
+    highs = [time.high * factor for time in times if time.high is not None]
+    return min(lows, default=None), max(highs, default=None)
+
+
 def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
-    """Whether its work changed, and otherwise than the whole batch did."""
+    """Return whether the module's work changed, by another factor than that of the batch."""
     own = module.own
+    if not own.differs:
+        return False
     ratio = own.macs.ratio if own.macs.before else own.flops.ratio
-    return own.differs and not (
-        explained is not None and ratio is not None and _is_same(ratio, explained)
-    )
+    return explained is None or ratio is None or not _is_same(ratio, explained)
 
 
-def _added_and_removed(diff: Diff) -> Iterator[Cause]:
-    sides: tuple[tuple[CauseKind, tuple[ModuleDiff, ...], int], ...] = (
-        ("added", diff.added, 1),
-        ("removed", diff.removed, -1),
-    )
-    for kind, modules, sign in sides:
-        names = {module.name for module in modules}
-        uppermost = [
-            module
-            for module in modules
-            if not module.name or module.name.rpartition(".")[0] not in names
-        ]
-        for _, name, group in _grouped(diff, [(kind, module) for module in uppermost]):
-            seconds = sum_known(
-                (each.inclusive.time.after if sign > 0 else each.inclusive.time.before)
-                for each in group
-            )
-            yield Cause(
-                kind=kind,
-                name=name,
-                modules=len(group),
-                seconds=sign * seconds if seconds else None,
-            )
+def _placed(
+    kind: Literal["added", "removed"], diff: Diff, modules: Sequence[ModuleDiff]
+) -> Iterator[DiffCause]:
+    """The uppermost of the added or removed modules."""
+    names = {module.name for module in modules}
+    uppermost: list[tuple[CauseKind, ModuleDiff]] = []
+    for module in modules:
+        if not module.name or module.name.rpartition(".")[0] not in names:
+            uppermost.append((kind, module))
+    for _, name, group in _grouped(diff, uppermost):
+        times = [module.inclusive.time for module in group]
+        if kind == "added":
+            seconds = sum_known(time.after for time in times)
+        else:
+            seconds = sum_known(time.before for time in times)
+            seconds = None if seconds is None else -seconds
+        yield DiffCause(kind=kind, name=name, modules=len(group), seconds=seconds or None)
 
 
 def _grouped(
     diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]
 ) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
-    """Those of one pattern are one.
+    """Group the changes of modules by pattern, with a name for each group.
 
-    So are modules of a class that came, went, or do other work without any products, as dropouts.
+    Modules that were added or removed, or that do other work without any matmuls such as dropouts,
+    are grouped by class instead.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
@@ -714,21 +766,26 @@ def _grouped(
     sizes = Counter(module.pattern for module in diff.modules)
     for (kind, _), changes in grouped(changed, group).items():
         modules = [module for _, module in changes]
-        pattern, *others = {module.pattern for module in modules}
-        is_whole = len(modules) == sizes[pattern]
-        label = (
-            modules[0].kind
-            if others
-            else pattern
-            if is_whole
-            else spelled_out(module.name for module in modules)
-        )
-        yield kind, modules[0].name or modules[0].kind if len(modules) == 1 else label, modules
+        yield kind, _name_of(modules, sizes), modules
+
+
+def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
+    """A name for a group: the module, the class, the whole pattern, or the names spelled out."""
+    first = modules[0]
+    if len(modules) == 1:
+        return first.name or first.kind
+    if any(module.pattern != first.pattern for module in modules):
+        return first.kind
+    if len(modules) == sizes[first.pattern]:
+        return first.pattern
+    return spelled_out(module.name for module in modules)
 
 
 def _ratio(changes: Iterable[Change | Timing]) -> float | None:
-    both = [(change.before, change.after) for change in changes]
-    before, after = (sum_known(side) for side in zip(*both, strict=True))
+    """The ratio of the sums; `None` if a side is unknown or nothing changed."""
+    both = list(changes)
+    before = sum_known(change.before for change in both)
+    after = sum_known(change.after for change in both)
     return after / before if before and after is not None and after != before else None
 
 

@@ -1,215 +1,233 @@
-"""Is a change of a time more than noise?
+"""Decide whether a change of a time is more than noise.
 
 What a slower machine does to all modules is taken out before a module is judged.
 
-The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are
-1.349 standard deviations from each other. The error of the median of n steps is then 1.2533 /
-sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few steps are closer
+The error of a median comes from the quartiles. If the times of the steps are normal, the quartiles
+are 1.349 standard deviations apart. The error of the median of n steps is then 1.2533 / sqrt(n)
+standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few steps are closer
 together than those of many, about as (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is
-used here, and one step gives no error. The times of several phases are added up, and so are their
-errors, as if they were fully correlated.
+used here, and a single step has no error. The times of several phases are added up, and so are
+their errors, as if they were fully correlated.
 
-The common factor is the median ratio of the large modules: the largest that have 90 % of the time
-together. Ratios of small modules vary too much.
+The common factor is the median ratio of the large modules: the largest modules that have 90 % of
+the time together. Ratios of small modules vary too much.
 
 The error of a ratio of two medians is the root of the sum of the squares of both relative errors.
 It has two lower bounds. The first is the error of the typical module, as a few steps can agree by
 chance. The second is the scatter of the modules' ratios around their median: 1.4826 x the median
 absolute deviation, which is a standard deviation if they are normal. It contains the differences
-between two runs of the same code that no step of either run shows. Large modules have the bounds of
-the large ones, small modules those of the small ones. The error of the common factor, 1.2533 /
-sqrt(modules) of such a bound, is added as a square. The interval is so wide that in one comparison
-of a thousand, noise alone puts any of the judged times outside.
+between two runs of the same code that the steps of a single run do not show. Large and small
+modules have separate bounds. The error of the common factor, 1.2533 / sqrt(modules) of such a
+bound, is added as a square. The interval is wide enough that noise alone puts any of the judged
+times outside in only one of a thousand comparisons.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.records import TimingStats
-from lflops.profile.series import sum_known
 
 LEAST_CHANGE = 0.03
-"""The least change of a time.
+"""The smallest relative change of a time that counts.
 
-Two runs of the same code place their tensors differently in memory, which is worth some per cent.
+Two runs of the same code place their tensors differently in memory, which changes times by some
+per cent.
 """
-# the least change of a time as a share of the step
+
 LEAST_SHARE = 0.005
-# the share of the time that the large modules have together: their ratios make the common factor
+"""The smallest change of a time that counts, as a share of the step."""
+
 LARGE = 0.9
-LEAST_MODULES = (
-    # with fewer modules, a slower module cannot be distinguished from a slower machine
-    3
-)
-LEAST_IN_COMMON = (
-    1 / 3
-    # the least share of the modules' time in modules with the same work. A few shared layers say
-    # nothing about a run.
-)
-# the widest interval that says anything: from half of the ratio to twice of it
+"""Share of the time that the large modules have together; their ratios make the common factor."""
+
+LEAST_MODULES = 3
+"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
+
+LEAST_IN_COMMON = 1 / 3
+"""Least share of the modules' time in modules with the same work.
+
+A few shared layers are not enough to judge a run by.
+"""
+
 WIDEST = 2.0
-CHANCE = (
-    # the probability that any interval misses, in a comparison of two runs of the same code
-    0.001
-)
+"""Widest useful interval: from half of the ratio to twice the ratio."""
+
+CHANCE = 0.001
+"""Probability that any interval misses in a comparison of two runs of the same code."""
 
 LOST_COUNTS = 3.0
-"""Threads wait for the one that lost its CPU.
+"""Threads wait for the thread that lost its CPU.
 
-So a step is longer by up to this power of what a lost share makes of the CPU time.
+So a step is longer by up to this power of the factor by which a lost share stretches CPU time.
 """
 
 Verdict = Literal["slower", "faster", "same"]
+
+CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
+"""Verdicts of a time that changed by more than noise."""
+
 Doubt = Literal["busy", "few_steps", "varied"]
 """Why a time is not judged.
 
-Other processes had the CPU, fewer than two steps were timed, or they vary too much.
+Other processes had the CPU, fewer than two steps were timed, or the steps vary too much.
 """
-CHANGED: frozenset[Verdict | None] = frozenset(
-    {"slower", "faster"}
-    # the verdicts of a time that changed by more than noise
-)
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):
-    """How much slower or faster the whole run is."""
+    """Factor by which the whole run is slower or faster.
 
-    # the median of after / before, over large modules that did the same work
+    Attributes:
+        ratio: Median of after / before, over large modules that did the same work.
+        modules: Number of these modules.
+        error: Relative error of the ratio.
+    """
+
     ratio: float
-    # how many these are
     modules: int
-    # the relative error of the ratio
     error: float
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """A time before and after, in seconds. `None` is unknown, or not judged."""
+    """A time before and after, in seconds. `None` means unknown, or not judged.
 
-    # the median
+    Attributes:
+        before: Median before.
+        after: Median after.
+        ratio: after / before.
+        per_mac: Ratio of the seconds per MAC, if the MACs differ.
+        beyond: The ratio divided by the common factor. For a step it is the ratio itself.
+        low: Lower end of the interval of `beyond`.
+        high: Upper end of the interval of `beyond`.
+        lost: Seconds lost beyond the common factor; a gain is negative. For different work it is
+            known only if it is more than noise.
+        verdict: `same` if the change is within the noise, too small to matter, or, for an inclusive
+            time, explained by submodules. `None`, without an interval, if it cannot be decided.
+        doubt: Why it cannot be decided.
+    """
+
     before: float | None
-    # the median
     after: float | None
-    # after / before
     ratio: float | None = None
-    # the ratio of the seconds a MAC, where the MACs differ
     per_mac: float | None = None
-    beyond: float | None = (
-        # the ratio over that of the whole run. Of a step it is the ratio itself.
-        None
-    )
-    # the lower end of the interval of `beyond`
+    beyond: float | None = None
     low: float | None = None
-    # its upper end
     high: float | None = None
-    # Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it
-    # is more than noise.
     lost: float | None = None
-    # `same` where the change is within the noise, too small to matter, or, of an inclusive time,
-    # explained by modules below. `None` also where no one can tell. Then there is no interval.
     verdict: Verdict | None = None
-    # why no one can tell
     doubt: Doubt | None = None
 
 
 class Measured(NamedTuple):
-    """A median in seconds and its error in seconds.
-
-    `None` where fewer than two steps were timed.
-    """
+    """A median and its error in seconds; the error of a single step is `None`."""
 
     seconds: float
     error: float | None
 
 
 class Judge(NamedTuple):
-    """What the times of two runs are judged by."""
+    """The figures that the times of two runs are judged by.
 
-    # the common factor that is taken out; `None` is nothing
+    Attributes:
+        whole: The common factor that is taken out; `None` to take out nothing.
+        large: Seconds before, from which a time is large.
+        least_error: Lower bound of the error of a large time's ratio.
+        least_error_of_small: Lower bound of the error of a small time's ratio.
+        reach: Half the width of an interval, in errors.
+        step: Seconds of the step before, which changes are compared to.
+        lost: Shares of the CPU time that other processes took, before and after.
+    """
+
     whole: CommonFactor | None
-    # seconds before: a time of at least these is a large one
     large: float
-    # the lower bound of the error of a large time's ratio
     least_error: float
-    # the same of a small one
     least_error_of_small: float
-    # half the width of an interval, in errors
     reach: float
-    # seconds before of the step, which changes are shares of
     step: float
-    lost: tuple[float, float] = (
-        0.0,
-        0.0,
-        # the shares of the CPU's time that other processes took, before and after
-    )
+    lost: tuple[float, float] = (0.0, 0.0)
 
     def timing(
         self, before: Measured | None, after: Measured | None, explained: float = 0.0
     ) -> Timing:
         """Judge a time, if both sides and their errors are known.
 
-        `explained` are the seconds of the change that modules below explain.
+        `explained` are the seconds of the change that submodules explain.
         """
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
             return replace(given, doubt="few_steps") if given.ratio else given
-        whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
-        least_error = self.least_error if given.before >= self.large else self.least_error_of_small
-        beyond, error = given.ratio / whole, math.hypot(max(error, least_error), of_whole)
-        lost = given.after - given.before * whole
-        left = (lost - explained) / (given.before * whole)
-        is_changed = (
-            abs(left) >= LEAST_CHANGE
-            and abs(left) * given.before >= LEAST_SHARE * self.step
-            and (left <= -1 or abs(math.log1p(left)) > self.reach * error)
-        )
-        if not is_changed and self.reach * error > math.log(WIDEST):
-            return replace(given, beyond=beyond, doubt="varied")
-        if is_changed and self.explains(1 + left):
+        whole, error_of_whole = self._common_factor()
+        expected = given.before * whole
+        beyond = given.ratio / whole
+        error = math.hypot(max(error, self._least_error(given.before)), error_of_whole)
+        lost = given.after - expected
+        unexplained = (lost - explained) / expected
+        if not self._is_changed(unexplained, given.before, error):
+            if self.reach * error > math.log(WIDEST):
+                return replace(given, beyond=beyond, doubt="varied")
+            verdict: Verdict = "same"
+        elif self.explains(1 + unexplained):
             return replace(given, beyond=beyond, doubt="busy")
+        else:
+            verdict = "slower" if unexplained > 0 else "faster"
         return replace(
             given,
             beyond=beyond,
             low=beyond * math.exp(-self.reach * error),
             high=beyond * math.exp(self.reach * error),
             lost=lost,
-            verdict="same" if not is_changed else "slower" if left > 0 else "faster",
+            verdict=verdict,
         )
 
     def explains(self, ratio: float) -> bool:
-        """Whether what other processes took of the CPU may be why a time has this ratio."""
-        return (
-            ratio <= slowed_by(self.lost[1]) if ratio > 1 else ratio * slowed_by(self.lost[0]) >= 1
-        )
+        """Return whether CPU time lost to other processes may explain the ratio of two times."""
+        before, after = self.lost
+        if ratio > 1:
+            return ratio <= slowed_by(after)
+        return ratio * slowed_by(before) >= 1
 
     def cost(self, before: Measured | None, after: Measured | None, macs: float | None) -> Timing:
-        """Two times of different work, without a verdict; `macs` is the ratio of their MACs."""
+        """Compare two times of different work, without a verdict.
+
+        `macs` is the ratio of their MACs.
+        """
         given = unjudged(before, after, macs)
         if before is None or after is None or before.error is None or after.error is None:
             return given
-        whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
-        floor = self.least_error if before.seconds >= self.large else self.least_error_of_small
+        whole, error_of_whole = self._common_factor()
+        least_error = self._least_error(before.seconds)
         expected = before.seconds * whole
         error = math.hypot(
-            max(before.error * whole, floor * expected),
-            max(after.error, floor * after.seconds),
-            of_whole * expected,
+            max(before.error * whole, least_error * expected),
+            max(after.error, least_error * after.seconds),
+            error_of_whole * expected,
         )
         lost = after.seconds - expected
-        return replace(
-            given,
-            lost=lost if abs(lost) > max(self.reach * error, LEAST_SHARE * self.step) else None,
-        )
+        if abs(lost) <= max(self.reach * error, LEAST_SHARE * self.step):
+            return given
+        return replace(given, lost=lost)
+
+    def _common_factor(self) -> tuple[float, float]:
+        """The ratio and the error of the common factor."""
+        return (1.0, 0.0) if self.whole is None else (self.whole.ratio, self.whole.error)
+
+    def _least_error(self, seconds: float) -> float:
+        return self.least_error if seconds >= self.large else self.least_error_of_small
+
+    def _is_changed(self, change: float, seconds: float, error: float) -> bool:
+        """Return whether a relative change is large enough to matter, and beyond the noise."""
+        if abs(change) < LEAST_CHANGE or abs(change) * seconds < LEAST_SHARE * self.step:
+            return False
+        return change <= -1 or abs(math.log1p(change)) > self.reach * error
 
 
 def slowed_by(lost: float) -> float:
-    """The most that a step is longer by, as a ratio, where other processes took this share of the CPU time."""
+    """The largest factor by which a step may be longer if other processes took this CPU share."""
     return (1 - lost) ** -LOST_COUNTS if lost < 1 else math.inf
 
 
@@ -219,25 +237,35 @@ def measured(spread: TimingStats | None) -> Measured | None:
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
-    """The sum of several times, seconds and errors.
+    """Sum several times, as pairs of seconds and error.
 
-    `None` where one of them is unknown, or there is none.
+    Returns `None` if a time is unknown, or if there are no times.
     """
     if not parts:
         return None
-    seconds, error = (sum_known(each) for each in zip(*parts, strict=True))
-    return None if seconds is None else Measured(seconds, error)
+    total_seconds = 0.0
+    total_error: float | None = 0.0
+    for seconds, error in parts:
+        if seconds is None:
+            return None
+        total_seconds += seconds
+        total_error = None if error is None or total_error is None else total_error + error
+    return Measured(total_seconds, total_error)
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
     """Two times without a verdict; `macs` is the ratio of their MACs."""
-    first, second = (None if each is None else each.seconds for each in (before, after))
-    ratio = None if not first or second is None else second / first
+    ratio = None
+    per_mac = None
+    if before is not None and after is not None and before.seconds:
+        ratio = after.seconds / before.seconds
+        if macs and macs != 1:
+            per_mac = ratio / macs
     return Timing(
-        before=first,
-        after=second,
+        before=None if before is None else before.seconds,
+        after=None if after is None else after.seconds,
         ratio=ratio,
-        per_mac=ratio / macs if ratio is not None and macs and macs != 1 else None,
+        per_mac=per_mac,
     )
 
 
@@ -251,31 +279,35 @@ def judge_of(
 ) -> Judge | None:
     """Compute the common factor and the errors.
 
-    `None` where too few modules, or too little of the time, can be compared.
+    Args:
+        pairs: Self times before and after of each module that did the same work in both runs.
+        modules: Seconds of all modules before.
+        step: Seconds of the step before.
+        times: Number of times that will be judged.
+        lost: Shares of the CPU time that other processes took, before and after.
 
-    `pairs` are each module's own time before and after, of those that did the same work; `modules`
-    and `step` are seconds before, of all modules and of the step. So many `times` will be judged.
+    Returns:
+        The judge, or `None` if too few modules, or too little of the time, can be compared.
     """
-    known = [
-        _Ratio(before.seconds, math.log(after.seconds / before.seconds), error)
-        for before, after in pairs
-        if (error := _error_of_ratio(before, after)) is not None
-    ]
-    if (
-        len(known) < LEAST_MODULES
-        or sum(each.seconds for each in known) < LEAST_IN_COMMON * modules
-    ):
+    known = []
+    for before, after in pairs:
+        error = _error_of_ratio(before, after)
+        if error is not None:
+            known.append(_Ratio(before.seconds, math.log(after.seconds / before.seconds), error))
+    seconds = sum(ratio.seconds for ratio in known)
+    if len(known) < LEAST_MODULES or seconds < LEAST_IN_COMMON * modules:
         return None
     known.sort(reverse=True)
-    sums = list(accumulate(each.seconds for each in known))
-    number = max(sum(below < LARGE * sums[-1] for below in (0.0, *sums)), LEAST_MODULES)
-    large, small = known[:number], known[number:]
-    common, least_error = _typical(large)
-    of_small = max(least_error, _typical(small)[1]) if small else least_error
+    number = _number_of_large(known)
+    common, least_error = _typical(known[:number])
+    least_error_of_small = least_error
+    if number < len(known):
+        least_error_of_small = max(least_error, _typical(known[number:])[1])
     whole = CommonFactor(
         ratio=math.exp(common), modules=number, error=1.2533 * least_error / math.sqrt(number)
     )
-    return Judge(whole, large[-1].seconds, least_error, of_small, _reach(times), step, lost)
+    large = known[number - 1].seconds
+    return Judge(whole, large, least_error, least_error_of_small, _reach(times), step, lost)
 
 
 def judge_of_steps(
@@ -285,25 +317,37 @@ def judge_of_steps(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge:
-    """A judge of the step's and its phases' times, by the modules' common factor and errors."""
-    seconds = step.seconds if step else 0.0
+    """A judge of the times of the step and its phases, by the modules' common factor and errors."""
     judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
-    return judge._replace(reach=_reach(times), step=seconds, lost=lost)
+    return judge._replace(reach=_reach(times), step=step.seconds if step else 0.0, lost=lost)
 
 
 class _Ratio(NamedTuple):
-    """The ratio of a module's times: seconds before, its logarithm, its relative error."""
+    """The ratio of a module's times: seconds before, logarithm of the ratio, relative error."""
 
     seconds: float
     logarithm: float
     error: float
 
 
+def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
+    """The number of modules that have `LARGE` of the time together, at least `LEAST_MODULES`."""
+    all_seconds = sum(ratio.seconds for ratio in longest_first)
+    seconds = 0.0
+    number = 0
+    for ratio in longest_first:
+        if seconds >= LARGE * all_seconds:
+            break
+        seconds += ratio.seconds
+        number += 1
+    return max(number, LEAST_MODULES)
+
+
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
     """The median of the logarithms, and the lower bound of their errors."""
-    middle = statistics.median(each.logarithm for each in ratios)
-    scatter = 1.4826 * statistics.median(abs(each.logarithm - middle) for each in ratios)
-    return middle, max(scatter, statistics.median(each.error for each in ratios))
+    middle = statistics.median(ratio.logarithm for ratio in ratios)
+    scatter = 1.4826 * statistics.median(abs(ratio.logarithm - middle) for ratio in ratios)
+    return middle, max(scatter, statistics.median(ratio.error for ratio in ratios))
 
 
 def _reach(times: int) -> float:
@@ -312,12 +356,8 @@ def _reach(times: int) -> float:
 
 
 def _error_of_ratio(before: Measured | None, after: Measured | None) -> float | None:
-    if (
-        before is None
-        or after is None
-        or before.error is None
-        or after.error is None
-        or not (before.seconds and after.seconds)
-    ):
+    if before is None or not before.seconds or before.error is None:
+        return None
+    if after is None or not after.seconds or after.error is None:
         return None
     return math.hypot(before.error / before.seconds, after.error / after.seconds)
