@@ -16,7 +16,7 @@ from lflops.findings import causes
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
-from lflops.ranks.merge.steps import MOST_STEPS, UnprofiledSteps
+from lflops.ranks.merge.unprofiled_steps import MOST_STEPS, UnprofiledSteps
 from lflops.ranks.stragglers import Row, _merged
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights

@@ -337,7 +337,7 @@ def test_who_waits_for_whom_is_said() -> None:
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """4 of 100 ms; where no rank is slower than the others by more than noise, nothing."""
     line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))[
-        "stragglers"
+        "imbalance"
     ]
     assert "with all ranks as fast as the median one, a step would take 96.0 ms, 4.0 % less" == line
     assert "stragglers" not in said(
