@@ -2,9 +2,9 @@
 
 Its seconds and its memory, from 8 to 16,384 ranks of 5,000 modules, all on one machine.
 
-The ranks are simulated: one further process hands in a report for each, with times of its own, and
-answers for those that are asked for their times. The store is a TCPStore that rank 0 hosts, so all
-that waits in it counts as rank 0's memory. One rank is slow in a module.
+The ranks are simulated: one further process hands in a report for each, with times of its own. The
+store is a TCPStore that rank 0 hosts, so all that waits in it counts as rank 0's memory. One rank is
+slow in a module.
 
 python benchmarks/gather.py [first RANKS [LOST]]    one world alone, of which so many ranks are lost
 """
@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import zlib
-from array import array
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,17 +35,18 @@ from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import WHILE_TRAINING, RankCollector
 from lflops.ranks.collect.report import (
+    MOST_BYTES,
     Packed,
     PlacesOfTable,
     RankHeader,
     RankReport,
-    intervals_in,
     pack,
+    ranks_with_times,
     unpacked,
 )
 from lflops.ranks.collect.store import RankStore
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.collect.window_reports import BY_LOT, MOST_BYTES, RankWindow, by_lot
+from lflops.ranks.collect.window_reports import RankWindow
 from tests.support.profile_builders import profile_of, run
 
 MODULES, STEPS, WORLDS, LOST = 5_000, 3, (8, 64, 256, 1_024, 4_096, 16_384), 8
@@ -113,54 +113,32 @@ def others(port: int, world: int, lost: int) -> None:
     window = RankWindow(store, "train/0", topology(world))
     profile, steps = report(1)
     profile = replace(profile, run=replace(profile.run, world_size=world, data_parallel_size=world))
-    packed = pack(RankReport(1, profile, steps), ranks=world, most_bytes=MOST_BYTES // world)
-    head, places = (
-        unpacked(packed.head, RankHeader),
-        unpacked(next(iter(packed.shared.values())), PlacesOfTable),
-    )
+    packed = pack(RankReport(1, profile, steps))
+    head = unpacked(packed.head, RankHeader)
+    places = unpacked(next(iter(packed.shared.values())), PlacesOfTable).places
     base = torch.frombuffer(bytearray(packed.times), dtype=torch.float32).view(STEPS + 1, -1)
-    sums = (
-        torch.frombuffer(bytearray(head.sums), dtype=torch.float64).view(STEPS, -1)
-        if head.sums
-        else None
-    )
-    column, interval = places.places.index(SLOW_PLACE), intervals_in(places, world)[SLOW_PLACE]
-
-    def factor(rank: int) -> float:
-        return random.Random(rank).gauss(1.0, 0.01)  # noqa: S311 - nothing is secret
+    column = places.index(SLOW_PLACE)
 
     def times(rank: int) -> bytes:
         own = base.clone()
-        own[:-1] *= factor(rank)
+        own[:-1] *= random.Random(rank).gauss(1.0, 0.01)  # noqa: S311 - nothing is secret
         if rank == slow_rank(world):
             own[:-1, column] += DELAY
         return own.numpy().tobytes()
 
-    gone, lot = lost_ranks(world, lost), by_lot(world)
+    gone = lost_ranks(world, lost)
+    timed = ranks_with_times(world, len(packed.times))
     for rank in range(1, world):
         if rank in gone:
             continue
-        mine = (
-            head.summary
-            if rank != slow_rank(world)
-            else replace(head.summary, steps=slower(head.summary.steps, DELAY))
-        )
-        keeps, own = sums is not None and rank not in lot, b""
-        if sums is not None and keeps:
-            summed = sums * factor(rank)
-            summed[:, interval] += DELAY * (rank == slow_rank(world))
-            own = summed.numpy().tobytes()
-        packed_head = zlib.compress(
-            msgpack.encode(replace(head, summary=replace(mine, rank=rank), sums=own)), 1
-        )
-        window.deliver(
-            rank, Packed(packed_head, packed.shared, b"" if keeps else times(rank), keeps)
-        )
+        summary = replace(head.summary, rank=rank)
+        if rank == slow_rank(world):
+            summary = replace(summary, steps=slower(summary.steps, DELAY))
+        own = replace(head, summary=summary, at=head.at if rank in timed else ())
+        packed_head = zlib.compress(msgpack.encode(own), 1)
+        sent = times(rank) if rank in timed else b""
+        window.deliver(rank, Packed(packed_head, packed.shared, sent))
     print("delivered", flush=True)
-    while sums is not None and not store.has("train/0/asked/"):
-        time.sleep(0.01)
-    for rank in array("i", store.get("train/0/asked/") if sums is not None else b""):
-        store.put(f"train/0/times/{rank}", times(rank))
 
 
 def topology(world: int) -> Topology:
@@ -206,7 +184,10 @@ def first(world: int, lost: int) -> None:
     gone = lost_ranks(world, lost)
     assert named == ([f"{gone[0]}-{gone[-1]}"] if lost else []), named  # noqa: S101
     rows = lflops.stragglers(whole).rows
-    assert [(*SLOW_PLACE, slow_rank(world))] == [  # noqa: S101
+    # The module of a rank without times is not known.
+    timed = ranks_with_times(world, 4 * (STEPS + 1) * sum(map(len, steps)) // STEPS)
+    place = SLOW_PLACE if slow_rank(world) in timed else ModulePhase("", "forward")
+    assert [(*place, slow_rank(world))] == [  # noqa: S101
         (row.module, row.phase, row.slow_rank) for row in rows
     ], rows
     size = len(msgpack.encode(whole)) / 1e6
@@ -285,8 +266,8 @@ def main() -> None:
         "with torch; the last is the profile's own size. Held up is the longest that Python's lock was not to be had beside it, in CPU",
         "time of the process, without Python's garbage collector. This passes over all objects of the process, most of them torch's, when",
         "a quarter more are there, and holds the lock as well: its passes, and the longest. All other ranks are one process.",
-        f"Up to {MOST_BYTES >> 20} MiB of times all ranks hand them in, beyond that {BY_LOT} drawn by lot and those that rank 0 asks.",
-        f"One rank is {DELAY * 1e3:.0f} ms slow in a module: each time it is named, with the module, and no other rank. So are the lost",
+        f"Up to {MOST_BYTES >> 20} MiB of times all ranks hand them in, beyond that a sample of the ranks does. One rank is {DELAY * 1e3:.0f} ms",
+        "slow in a module: each time it is named, and no other rank; its module is named if it hands in times. So are the lost",
         f"ranks, which are waited for a second. The machine's load by other programs was {load:.0f} at the start.",
         "",
         f"| {' | '.join(columns)} | MB of the profile |",

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import lflops
 from lflops.monitoring.window.step_timer import StepTimer
-from lflops.ranks.merge.steps import UnprofiledSteps
+from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps
 from lflops.timing.clock import HostClock, seconds_of
 from lflops.timing.step_phases import StepPhases
 

@@ -357,6 +357,10 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     waited_by_part: tuple[float, ...] = ()
 
 
+# ratio of each size in `RankComparison.jolts` to the size before it
+JOLT_RATIO = 2**-0.5
+
+
 class RankComparison(Struct, frozen=True, kw_only=True):
     """What ranks took in the same steps, as far as one of them was late.
 

@@ -42,6 +42,17 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
     return None if None in terms else sum(terms)  # type: ignore[arg-type]
 
 
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last number of each run of consecutive numbers, in rising order."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
     """At most `most` indices of a series.
 

@@ -1,14 +1,12 @@
-"""Stragglers: which rank makes the others wait, in what, why, and what that costs a step.
+"""Find stragglers: the ranks that make the others wait, where and why, and the cost per step.
 
-The clean steps, which are many, show which rank is late, and in which phase of the step. The hooked
-steps show in which module. Where ranks wait for each other within a phase, clean steps do not show
-which was slow in it, and the hooked steps have to be enough.
+The unprofiled steps, which are many, show which rank is late, and in which phase of the step. The
+module-timing steps show in which module. Where ranks wait for each other within a phase, unprofiled
+steps cannot tell which rank was slow in it, and the module-timing steps have to be enough.
 """
 
-import itertools
-import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal
 
@@ -19,6 +17,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import (
     PASS_PHASES,
     Rank,
+    RankActivity,
     RankComparison,
     RankDelay,
     RankWait,
@@ -26,681 +25,637 @@ from lflops.profile.records import (
 )
 from lflops.profile.series import grouped, summed
 from lflops.profile.steps import EVENTS
-
-# median absolute deviations to a standard deviation
-ROBUST = 1.4826
-# standard errors of a mean to that of a median
-OF_MEDIAN = 1.2533
-# of the steps: in so many a steady excess is there
-NEARLY_ALL = 0.8
-# of the median: an excess of so much is there
-THERE = 0.3
-# standard errors that a steady excess is beyond 0
-SIGMAS = 4.0
-# standard deviations of the other ranks beyond the largest that so many ranks reach by chance
-SIGMAS_OF_RANKS = 4.0
-# of the steps: the share in which bursts come
-LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
-
-FEWEST_BURSTS = 3
-
-# times the largest excess in the other steps, and their median difference in either direction
-FAR_ABOVE = 2.0
-# bursts that a run may have by chance, over all ranks and places
-BY_CHANCE = 0.01
-# of the step: a shorter place is hit by chance as often as one of this length
-LEAST_EXPOSED = 0.02
-# each size of `RankComparison.jolts` to the one before
-JOLT_RATIO = 2**-0.5
-# of the step: what is smaller is no burst
-LEAST_BURST = 0.01
-# of the median burst: the smallest one has at least so much
-EVEN = 0.4
-
-
-class Verdict(Struct, frozen=True, kw_only=True):
-    """An excess that is more than noise."""
-
-    # `steady` is in nearly every step, `burst` in some of them
-    pattern: Literal["steady", "burst"]
-    # what it costs a step: the median of a steady one, so that one slow step of the machine is not
-    # its fault; else the mean
-    seconds: float
-    # in how many steps it is there
-    steps: int
-
-
-def costs(excess: RankDelay) -> list[float]:
-    """The part of the excess that makes the rank late, step by step; negative where there is none."""
-    return [min(each) for each in zip(excess.excess, excess.late, strict=True)]
-
-
-def judge(excess: RankDelay, compared: RankComparison, ranks: int) -> Verdict | None:
-    """The verdict.
-
-    `None` where the excess can be noise: the slowest of many `ranks` is slow by chance.
-    """
-    lost = costs(excess)
-    if _is_steady(excess, ranks):
-        there = sum(each >= THERE * statistics.median(excess.excess) for each in excess.excess)
-        return Verdict(pattern="steady", seconds=statistics.median(lost), steps=there)
-    # its threads take the processor when the last rank has come
-    if excess.begins_collective:
-        return None
-    bursts = _bursts(excess.excess, least=LEAST_BURST * compared.seconds)
-    if (
-        not bursts
-        or _by_chance(excess, bursts, compared, ranks) * ranks * max(compared.places, 1)
-        >= BY_CHANCE
-    ):
-        return None
-    costly = [
-        cost for cost, seconds in zip(lost, excess.excess, strict=True) if seconds >= bursts[-1]
-    ]
-    return Verdict(
-        pattern="burst",
-        seconds=len(bursts) * statistics.median(costly) / len(lost),
-        steps=len(bursts),
-    )
-
-
-def _is_steady(excess: RankDelay, ranks: int) -> bool:
-    median = statistics.median(excess.excess)
-    if median <= 0 or sum(each >= THERE * median for each in excess.excess) < NEARLY_ALL * len(
-        excess.excess
-    ):
-        return False
-    deviation = ROBUST * statistics.median(abs(each - median) for each in excess.excess)
-    if median < SIGMAS * OF_MEDIAN * deviation / math.sqrt(len(excess.excess)):
-        return False
-    return (
-        excess.noise is None
-        or median >= (SIGMAS_OF_RANKS + math.sqrt(2 * math.log(ranks))) * excess.noise
-    )
-
-
-def _bursts(seconds: Sequence[float], *, least: float) -> Sequence[float]:
-    """The excesses that are far above the others and near each other, in falling order.
-
-    None where there are no such.
-    """
-    ordered = sorted(seconds, reverse=True)
-    fewest = max(FEWEST_BURSTS, math.ceil(LEAST_BURSTS * len(seconds)))
-    for number in range(math.floor(MOST_BURSTS * len(seconds)), fewest - 1, -1):
-        bursts, rest = ordered[:number], ordered[number:]
-        usual = max(rest[0], statistics.median(map(abs, rest)))
-        if bursts[-1] > max(FAR_ABOVE * usual, EVEN * statistics.median(bursts), least):
-            return bursts
-    return ()
-
-
-def _by_chance(
-    excess: RankDelay, bursts: Sequence[float], compared: RankComparison, ranks: int
-) -> float:
-    """The probability of so many bursts in one place, in proportion to its time, by chance.
-
-    Bursts in a row are one.
-    """
-    smallest, steps = bursts[-1], len(excess.excess)
-    larger = [
-        number
-        for number in range(len(compared.jolts))
-        if compared.seconds * JOLT_RATIO**number <= smallest
-    ]
-    rate = 0.0
-    if larger and compared.jolted_seconds:
-        size = compared.seconds * JOLT_RATIO ** larger[0]
-        elsewhere = max(compared.jolts[larger[0]] - sum(each >= size for each in excess.excess), 0)
-        rate = (
-            (elsewhere + 0.5)
-            / compared.jolted_seconds
-            * max(excess.usual, LEAST_EXPOSED * compared.seconds)
-        )
-    here = sum(each >= smallest for each in excess.largest_of_others) / (steps * max(ranks - 1, 1))
-    rate = min(max(rate, here), 1.0)
-    begins = sum(
-        now >= smallest and before < smallest
-        for before, now in itertools.pairwise((0.0, *excess.excess))
-    )
-    return sum(
-        math.comb(steps, k) * rate**k * (1 - rate) ** (steps - k) for k in range(begins, steps + 1)
-    )
-
+from lflops.ranks.delay_verdict import NEARLY_ALL, PRESENT, Verdict, judge, step_costs
 
 Cause = Literal["work", "chip", "thread", "preempted"]
-"""Why a rank takes longer.
+"""The reason why a rank takes longer.
 
-More work, another chip, another thread of its process, or the system, which gave its core to
-somebody else.
+It has more work, it has another chip, another thread of its process computes, or the system gave
+its core to another process.
 """
 
-# of the step: what costs less is dropped
+# A straggler that costs a smaller share of a step is dropped.
 WORTH_SAYING = 0.01
-# of what several modules cost: one that costs so much is named alone
+# A module that has at least this share of a cost is named alone.
 MOST_OF = 0.6
-# steps to accuse a rank by
+# Number of steps that are needed to flag a rank.
 ENOUGH = 6
-
+# Share of a step. A rank that costs this much in each module-timing step needs fewer steps, and
+# ranks that lose this much without a steady straggler alternate.
 MUCH = 0.1
-"""Of the step: what costs so much in each hooked step needs fewer.
 
-And ranks of which none is slow take turns if they lose so much.
-"""
-
+# With at least this many unprofiled steps, a straggler is reported from the smaller share of a step
+# on, with fewer from the larger one on.
 MANY_STEPS, MANY_STEPS_COST, FEW_STEPS_COST = 50, 0.015, 0.04
-"""From so many clean steps on a culprit may cost so little of the step.
 
-Before, no less than the last.
-"""
-
-# clean steps at the end that are looked at by themselves
+# Numbers of last unprofiled steps that are compared separately.
 RECENT = (64, 32)
-# of the steps from the one on at which a delay begins
+# A delay that began during the run is present in this share of the steps since then.
 MOST_STEPS_OF = 0.8
-# lateness with lengths: from here on the one comes of the other
+# Correlation of lateness with sequence lengths from which on lengths explain the lateness.
 CORRELATED = 0.5
-MOST_OF_A_TURN = (
-    # times its share of the steps that a rank may be late in, where ranks take turns
-    1.2
-)
-# of the step: a rank that waits so long for its core is on a machine that runs more than the
-# training
+# If ranks alternate, each is late in at most this multiple of its share of the steps.
+MOST_OF_A_TURN = 1.2
+
+# Share of a step. If threads wait this long for a core, other programs use the machine.
 BUSY = 0.05
-# times the others' work: from here on it is a cause
+# A rank with this many times the work of the others is slow because of its work,
 MORE_WORK = 1.15
-AS_MUCH_LONGER = (
-    # times what more work explains: a rank that takes longer than that is slow too
-    1.5
-)
-# times the other ranks' wait for their cores: so much longer a rank waits whose core alone is
-# shared
+# unless it takes longer than this multiple of what the additional work explains.
+AS_MUCH_LONGER = 1.5
+# A rank whose core alone is shared waits this many times as long for it as the other ranks.
 ALONE = 4.0
-# of the seconds that a rank is late
+# A cause explains at least this share of the seconds by which a rank is late.
 EXPLAINED = 0.5
 
-_BLIND = frozenset({"forward", "backward"})
-_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
+_PASSES = frozenset({"forward", "backward"})
+_PHASES_WITHOUT_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """A culprit: one rank, and what it takes longer for than the other ranks."""
+    """A straggler: one rank and the place in which it takes longer than the other ranks.
 
-    # `""` is the root, and what is in no module. `layers.*.mlp` is several modules together.
+    Attributes:
+        module: `""` is the root, and everything outside modules. `layers.*.mlp` is several modules
+            together.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` is
+            everything that the rank's device does, `stage` the rank's part of a pipeline.
+        modules: Number of modules.
+        seconds_lost: Mean cost per step.
+        pattern: `steady` if the rank is slow in nearly every step, `burst` if it is slow in some.
+        slow_steps: Number of steps in which the rank is slow; `None` where single steps are
+            unknown.
+        steps: Number of compared steps; `None` where single steps are unknown.
+        seconds: Median time of the slow rank.
+        usual: Median time of the other ranks.
+        cause: The reason, if it is known.
+        work_ratio: Ratio of the rank's work to the work of the others, if that is the cause.
+        since: First slow step, if the rank was not slow before.
+    """
+
     module: str
-    # One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` is all that the
-    # rank's device does, `stage` its part of a pipeline.
     phase: str
     modules: int
     slow_rank: int
-    # what it costs a step, the mean over the steps
     seconds_lost: float
-    # `steady` is in nearly every step, `burst` in some of them
     pattern: Literal["steady", "burst"]
-    # in how many steps it is there
     slow_steps: int | None
-    # of how many; `None` where single steps are unknown
     steps: int | None
-    # the slow rank's median
     seconds: float
-    # the other ranks' median
     usual: float
-    # Why, where that is known: it has more `work` or another `chip`, a `thread` of its process
-    # computes, or it was `preempted`.
     cause: Cause | None = None
-    # its work to that of the others, where that is the cause
     work_ratio: float | None = None
-    # the step from which on it is there, where it was not there before
     since: int | None = None
 
     @property
     def ratio(self) -> float | None:
-        """The slow rank's time to the others'.
+        """Ratio of the slow rank's time to the time of the others.
 
-        `None` where they take none, or where it comes in bursts.
+        `None` if the others take no time, or if the rank is slow in some steps only.
         """
-        return self.seconds / self.usual if self.usual and self.pattern == "steady" else None
+        if not self.usual or self.pattern != "steady":
+            return None
+        return self.seconds / self.usual
 
 
 class Stragglers(Struct, frozen=True, kw_only=True):
-    """What a run loses because its ranks are not equally fast."""
+    """The time that a run loses because its ranks are not equally fast.
 
-    # the culprits, the one that costs most first
+    Attributes:
+        rows: The stragglers, the most expensive first.
+        waits: The places where ranks wait for another rank, the longest wait first.
+        lost_share: Share by which a step would be shorter if all ranks were as fast as the median
+            rank; `None` if unknown.
+        step_seconds: Median time of a compared step; `None` if ranks were not compared.
+        too_few_steps: Number of compared steps, if more are needed to flag a rank.
+        take_turns: Whether ranks alternate: all are late in some steps, none is the slow rank.
+        lengths_differ: Whether ranks alternate because the sizes of their batches differ.
+        busy_machine: Whether ranks are late because other programs use their processors.
+    """
+
     rows: tuple[Row, ...] = ()
-    # where ranks wait for another, the longest first
     waits: tuple[RankWait, ...] = ()
-    lost_share: float | None = (
-        # the share that a step would be shorter by with all ranks as fast as the median one; `None`
-        # is unknown
-        None
-    )
-    step_seconds: float | None = (
-        # the median compared step's; `None` where ranks were not compared at all
-        None
-    )
-    too_few_steps: int | None = (
-        # how many steps there are to compare, where more are needed to accuse a rank
-        None
-    )
-    # whether ranks are late in turn, by about as much, so that none of them is the slow one
+    lost_share: float | None = None
+    step_seconds: float | None = None
+    too_few_steps: int | None = None
     take_turns: bool = False
-    # whether what their batches hold explains that they take turns
     lengths_differ: bool = False
-    # whether ranks are late in turn, or wait for each other, because the system preempted all of
-    # them
     busy_machine: bool = False
 
     @property
     def worst_share(self) -> float | None:
-        """What share of the compared step the worst culprit costs; `None` without one."""
-        return (
-            self.rows[0].seconds_lost / self.step_seconds
-            if self.rows and self.step_seconds
-            else None
-        )
+        """Share of a step that the worst straggler costs; `None` without a straggler."""
+        if not self.rows or not self.step_seconds:
+            return None
+        return self.rows[0].seconds_lost / self.step_seconds
 
 
 def stragglers(profile: Profile) -> Stragglers:
-    """Find who makes the ranks of a merged profile wait. Of one rank there are no rows."""
-    hooked, clean = profile.rank_comparison, profile.unprofiled_comparison
-    ranks = max(len(profile.ranks), 2)
-    sees_all = clean is not None and clean.steps >= ENOUGH and not _BLIND & set(clean.awaited)
-    shown = clean if sees_all or hooked is None else hooked
+    """Find the ranks that make the others wait. A profile of one rank has no stragglers."""
+    hooked = profile.rank_comparison
+    unprofiled = profile.unprofiled_comparison
+    shown = _most_telling(hooked, unprofiled)
     if shown is None:
         return Stragglers()
-    found = (_with_cause(row, profile) for row in _rows(hooked, clean, ranks))
-    is_busy = clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
-    rows = _once([row for row in found if not _is_chance(row, is_busy=is_busy)])
-    rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
-    rows += (
-        () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
-    )
-    lost = (
-        None
-        if shown.lost_seconds is None or not shown.seconds
-        else min(shown.lost_seconds / shown.seconds, 1.0)
-    )
-    loses = (
-        sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
-    )
-    # The usual step loses much, and each of these ranks is late in no more of them than its turn:
-    # none is the slow one.
-    turns = loses and all(
-        row.pattern == "burst"
-        and (row.slow_steps or 0) * ranks <= MOST_OF_A_TURN * (row.steps or 0)
-        for row in rows
-    )
-    rows = [] if turns else rows
-    is_busy = is_busy and not rows
-    is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
+    rows = _all_rows(profile, hooked, unprofiled)
+    is_alternating = _is_alternating(rows, unprofiled, len(profile.ranks))
+    if is_alternating:
+        rows = []
+    is_busy = not rows and _is_busy(unprofiled)
+    is_alternating = is_alternating and not is_busy
+    is_enough = shown.from_quartiles or shown.steps >= ENOUGH or bool(rows)
+    least_wait = WORTH_SAYING * shown.seconds
     return Stragglers(
         rows=tuple(rows),
-        waits=tuple(wait for wait in shown.waits if wait.seconds >= WORTH_SAYING * shown.seconds),
-        lost_share=lost,
+        waits=tuple(wait for wait in shown.waits if wait.seconds >= least_wait),
+        lost_share=_lost_share(shown),
         step_seconds=shown.seconds,
-        too_few_steps=None if is_known else shown.steps,
-        take_turns=turns and not is_busy,
+        too_few_steps=None if is_enough else shown.steps,
+        take_turns=is_alternating,
         busy_machine=is_busy,
-        lengths_differ=turns
-        and not is_busy
-        and clean is not None
-        and (clean.lengths_explain or 0.0) >= CORRELATED,
+        lengths_differ=is_alternating and _do_lengths_explain(unprofiled),
     )
 
 
-def _rows(hooked: RankComparison | None, clean: RankComparison | None, ranks: int) -> list[Row]:
-    """The culprits of the clean steps, with their modules, and of the hooked steps those that they do not see, if these are enough."""
-    by_module = [] if hooked is None else list(culprits(hooked, ranks))
-    if clean is None or clean.steps < ENOUGH:
-        return [row for row in by_module if _is_enough(row, hooked)]
-    rows = [_with_module(row, by_module) for row in _of_clean(clean, ranks)]
-    of_hooked = [
-        row
-        for row in by_module
-        if _is_enough(row, hooked)
-        and (
-            step_phase(row.phase) in clean.awaited
-            or (hooked is not None and hooked.steps >= ENOUGH)
-        )
-        and not any(
-            each.slow_rank == row.slow_rank
-            and step_phase(each.phase) in {step_phase(row.phase), "all"}
-            for each in rows
-        )
-    ]
-    return sorted([*rows, *of_hooked], key=lambda row: -row.seconds_lost)
+def _most_telling(
+    hooked: RankComparison | None, unprofiled: RankComparison | None
+) -> RankComparison | None:
+    """Return the comparison of unprofiled steps if it shows all delays, else of hooked steps."""
+    if hooked is None or _shows_all_delays(unprofiled):
+        return unprofiled
+    return hooked
+
+
+def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
+    """Return whether there are enough unprofiled steps and no waits inside the passes."""
+    if unprofiled is None or unprofiled.steps < ENOUGH:
+        return False
+    return _PASSES.isdisjoint(unprofiled.awaited)
+
+
+def _is_busy(unprofiled: RankComparison | None) -> bool:
+    """Return whether the threads of all ranks wait long for a core."""
+    if unprofiled is None:
+        return False
+    return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
+
+
+def _is_alternating(
+    rows: Iterable[Row], unprofiled: RankComparison | None, number_of_ranks: int
+) -> bool:
+    """Return whether the usual step loses much and no rank is late in more than its share of them."""
+    if unprofiled is None or not _shows_all_delays(unprofiled):
+        return False
+    if (unprofiled.usual_lost_seconds or 0.0) < MUCH * unprofiled.seconds:
+        return False
+    ranks = max(number_of_ranks, 2)
+    for row in rows:
+        most_steps = MOST_OF_A_TURN * (row.steps or 0) / ranks
+        if row.pattern == "steady" or (row.slow_steps or 0) > most_steps:
+            return False
+    return True
+
+
+def _do_lengths_explain(unprofiled: RankComparison | None) -> bool:
+    return unprofiled is not None and (unprofiled.lengths_explain or 0.0) >= CORRELATED
+
+
+def _lost_share(shown: RankComparison) -> float | None:
+    if shown.lost_seconds is None or not shown.seconds:
+        return None
+    return min(shown.lost_seconds / shown.seconds, 1.0)
+
+
+def _all_rows(
+    profile: Profile, hooked: RankComparison | None, unprofiled: RankComparison | None
+) -> list[Row]:
+    """Return all stragglers with their causes."""
+    ranks = max(len(profile.ranks), 2)
+    is_busy = _is_busy(unprofiled)
+    found = [_with_cause(row, profile) for row in _rows(hooked, unprofiled, ranks)]
+    rows = _merged([row for row in found if not _is_chance(row, is_busy=is_busy)])
+    if unprofiled is not None:
+        rows += list(_preempted(unprofiled, {row.slow_rank for row in rows}, ranks))
+    if hooked is not None:
+        rows += list(_larger_stages(hooked, {row.slow_rank for row in rows}, profile))
+    return rows
+
+
+def _rows(
+    hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
+) -> list[Row]:
+    """Return the stragglers of unprofiled steps, and of hooked steps those that these cannot show."""
+    hooked_rows: list[Row] = []
+    enough_hooked: list[Row] = []
+    if hooked is not None:
+        hooked_rows = list(culprits(hooked, ranks))
+        enough_hooked = [row for row in hooked_rows if _is_enough(row, hooked)]
+    if unprofiled is None or unprofiled.steps < ENOUGH:
+        return enough_hooked
+    rows = [_with_module(row, hooked_rows) for row in _unprofiled_rows(unprofiled, ranks)]
+    known = {(row.slow_rank, step_phase(row.phase)) for row in rows}
+    for row in enough_hooked:
+        phase = step_phase(row.phase)
+        is_hidden = phase in unprofiled.awaited
+        is_sure = hooked is not None and hooked.steps >= ENOUGH
+        is_known = not known.isdisjoint({(row.slow_rank, phase), (row.slow_rank, "all")})
+        if (is_hidden or is_sure) and not is_known:
+            rows.append(row)
+    return sorted(rows, key=lambda row: -row.seconds_lost)
 
 
 def _is_chance(row: Row, *, is_busy: bool) -> bool:
-    """Whether it is a burst without a cause of the rank's own.
+    """Return whether an intermittent straggler has neither a cause nor a convincing place.
 
-    In no place, or on a busy machine in what it computes in few steps.
+    On a busy machine, the passes of few steps are no convincing place.
     """
     if row.pattern == "steady" or row.cause in {"work", "thread"}:
         return False
-    return row.phase == "all" or (is_busy and row.phase in _BLIND and (row.steps or 0) < MANY_STEPS)
-
-
-def _is_enough(row: Row, hooked: RankComparison | None) -> bool:
-    """Whether the hooked steps are enough to accuse; few of them are for what costs much."""
-    if hooked is None or hooked.from_quartiles or hooked.steps >= ENOUGH:
+    if row.phase == "all":
         return True
-    return row.slow_steps == hooked.steps > 1 and row.seconds_lost >= MUCH * hooked.seconds
+    return is_busy and row.phase in _PASSES and (row.steps or 0) < MANY_STEPS
 
 
-def _of_clean(clean: RankComparison, ranks: int) -> tuple[Row, ...]:
-    """The culprits of all clean steps.
+def _is_enough(row: Row, hooked: RankComparison) -> bool:
+    """Return whether there are enough hooked steps to flag the rank; a high cost needs fewer."""
+    if hooked.from_quartiles or hooked.steps >= ENOUGH:
+        return True
+    is_in_all_steps = row.slow_steps == hooked.steps > 1
+    return is_in_all_steps and row.seconds_lost >= MUCH * hooked.seconds
 
-    Where there are none, of the last ones: a delay may have begun late.
+
+def _unprofiled_rows(unprofiled: RankComparison, ranks: int) -> list[Row]:
+    """Return the stragglers of all unprofiled steps.
+
+    If there are none, of the last steps: a delay may have begun late.
     """
-    found = _worth(culprits(clean, ranks), clean)
-    for steps in RECENT if not found else ():
-        if 2 * steps <= clean.steps and (
-            found := _worth(culprits(_last(clean, steps), ranks), clean)
-        ):
-            break
-    return tuple(_since(row, clean) for row in found)
+    rows = _expensive(culprits(unprofiled, ranks), unprofiled)
+    for steps in RECENT:
+        if not rows and 2 * steps <= unprofiled.steps:
+            recent = _last_steps(unprofiled, steps)
+            rows = _expensive(culprits(recent, ranks), unprofiled)
+    return [_since(row, unprofiled) for row in rows]
 
 
-def _worth(rows: Iterable[Row], clean: RankComparison) -> tuple[Row, ...]:
-    # bursts have been held against chance
-    if clean.steps >= MANY_STEPS:
-        return tuple(
-            row
-            for row in rows
-            if row.pattern == "burst" or row.seconds_lost >= MANY_STEPS_COST * clean.seconds
-        )
-    return tuple(row for row in rows if row.seconds_lost >= FEW_STEPS_COST * clean.seconds)
+def _expensive(rows: Iterable[Row], unprofiled: RankComparison) -> list[Row]:
+    """Return the rows that cost enough for the number of steps."""
+    if unprofiled.steps < MANY_STEPS:
+        least = FEW_STEPS_COST * unprofiled.seconds
+        return [row for row in rows if row.seconds_lost >= least]
+    least = MANY_STEPS_COST * unprofiled.seconds
+    # An intermittent straggler has already been tested against chance.
+    return [row for row in rows if row.pattern == "burst" or row.seconds_lost >= least]
 
 
-def _last(clean: RankComparison, steps: int) -> RankComparison:
-    """The same of the last steps alone."""
+def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
+    """Return the comparison of the last steps alone."""
     excesses = []
-    for each in clean.excesses:
-        rest = each.excess[-steps:]
-        seconds = max(each.usual + statistics.median(rest), 0.0)
-        excesses.append(replace(each, excess=rest, late=each.late[-steps:], seconds=seconds))
-    return replace(clean, excesses=tuple(excesses), steps=steps)
+    for delay in unprofiled.excesses:
+        excess = delay.excess[-steps:]
+        seconds = max(delay.usual + statistics.median(excess), 0.0)
+        excesses.append(replace(delay, excess=excess, late=delay.late[-steps:], seconds=seconds))
+    return replace(unprofiled, excesses=tuple(excesses), steps=steps)
 
 
-def _since(row: Row, clean: RankComparison) -> Row:
-    """The row with the step at which it begins, if it is there in nearly all steps from one on, and was not before."""
-    each = next(
-        (each for each in clean.excesses if (each.rank, each.phase) == (row.slow_rank, row.phase)),
-        None,
-    )
-    if each is None or not clean.at:
+def _since(row: Row, unprofiled: RankComparison) -> Row:
+    """Return the row with its first slow step, if the rank became slow during the run."""
+    if not unprofiled.at:
         return row
-    there = [value >= (row.seconds - row.usual) / 2 > 0 for value in each.excess]
-    first = max(
-        range(1, len(there)),
-        key=lambda place: sum(there[place:]) - 3 * sum(there[:place]) + there[:place].count(False),
-        default=0,
-    )
-    before, after = there[:first], there[first:]
-    is_new = (
-        len(before) >= ENOUGH
-        and len(after) >= ENOUGH
-        and sum(after) >= MOST_STEPS_OF * len(after)
-        and sum(before) <= len(before) / 10
-    )
-    return replace(row, since=clean.at[first], pattern="steady") if is_new else row
-
-
-def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
-    """The row with the module that hooked steps name for the same rank and phase, if that explains most of it."""
-    typical = (
-        row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
-        # in the steps in which it is there
-    )
-    for each in by_module:
-        same = each.slow_rank == row.slow_rank and (
-            step_phase(each.phase) == row.phase or row.phase == "all" == each.phase
-        )
-        if same and each.phase in PASS_PHASES and each.seconds - each.usual >= MOST_OF * typical:
-            of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
-            return replace(
-                row,
-                **of_module,
-                **(
-                    {"seconds": each.seconds, "usual": each.usual}
-                    if each.pattern == row.pattern
-                    else {}
-                ),
-            )
+    for delay in unprofiled.excesses:
+        if delay.rank == row.slow_rank and delay.phase == row.phase:
+            limit = (row.seconds - row.usual) / 2
+            first = change_point([limit > 0 and excess >= limit for excess in delay.excess])
+            if first is None:
+                return row
+            return replace(row, since=unprofiled.at[first], pattern="steady")
     return row
 
 
-def _once(rows: Iterable[Row]) -> list[Row]:
-    """Each rank and place once, with all that it costs.
+def change_point(is_slow: Sequence[bool]) -> int | None:
+    """Return the index of the step at which a rank becomes slow for good; `None` if it does not.
 
-    Several phases of a rank may be slow for a cause that is in no single place.
+    Scores each split: a slow step after it and a normal step before it count for it, a slow step
+    before it counts against it three times.
     """
-    found: dict[tuple[int, str, str], Row] = {}
+    best = None
+    best_score = 0
+    slow_steps = sum(is_slow)
+    slow_before = 0
+    for place in range(1, len(is_slow)):
+        slow_before += is_slow[place - 1]
+        normal_before = place - slow_before
+        score = (slow_steps - slow_before) - 3 * slow_before + normal_before
+        if best is None or score > best_score:
+            best, best_score = place, score
+    if best is None:
+        return None
+    before, after = is_slow[:best], is_slow[best:]
+    if len(before) < ENOUGH or len(after) < ENOUGH:
+        return None
+    is_clear = sum(after) >= MOST_STEPS_OF * len(after) and sum(before) <= len(before) / 10
+    return best if is_clear else None
+
+
+def _with_module(row: Row, hooked_rows: Sequence[Row]) -> Row:
+    """Return the row with the module that explains most of it in hooked steps, if there is one."""
+    cost_per_slow_step = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
+    for hooked in hooked_rows:
+        is_in_phase = step_phase(hooked.phase) == row.phase or row.phase == hooked.phase == "all"
+        if hooked.slow_rank != row.slow_rank or not is_in_phase:
+            continue
+        excess = hooked.seconds - hooked.usual
+        if hooked.phase not in PASS_PHASES or excess < MOST_OF * cost_per_slow_step:
+            continue
+        row = replace(row, module=hooked.module, phase=hooked.phase, modules=hooked.modules)
+        if hooked.pattern == row.pattern:
+            row = replace(row, seconds=hooked.seconds, usual=hooked.usual)
+        return row
+    return row
+
+
+def _merged(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for each rank and place, with the sum of the costs.
+
+    Several phases of a rank may be slow for one cause that is in no single place.
+    """
+    merged: dict[tuple[int, str, str], Row] = {}
     for row in rows:
         key = row.slow_rank, row.module, row.phase
-        known = found.get(key)
-        found[key] = (
-            row
-            if known is None
-            else replace(known, seconds_lost=known.seconds_lost + row.seconds_lost)
-        )
-    return list(found.values())
+        if key in merged:
+            first = merged[key]
+            merged[key] = replace(first, seconds_lost=first.seconds_lost + row.seconds_lost)
+        else:
+            merged[key] = row
+    return list(merged.values())
 
 
-def _preempted(clean: RankComparison, named: Collection[int], ranks: int) -> Iterator[Row]:
-    """Ranks whose core is shared with another process all through the run."""
-    # That delays a step by much and another one not at all, so it is neither steady nor a burst.
-    # But the system counts it. Where the other ranks wait for their cores too, the machine is busy,
-    # and it is chance who waits longest.
-    by_rank = {each.rank: each.waited_by_part for each in clean.activity}
-    for each in clean.excesses:
-        parts = by_rank.get(each.rank, ())
-        if each.phase != "all" or each.rank in named or not parts or clean.steps < MANY_STEPS:
+def _preempted(unprofiled: RankComparison, flagged: Collection[int], ranks: int) -> Iterator[Row]:
+    """Yield the ranks whose core is shared with another process during the whole run.
+
+    Sharing a core delays some steps by much and others not at all, so it is neither steady nor
+    intermittent. But the system counts the time that a thread waits for its core.
+    """
+    if unprofiled.steps < MANY_STEPS:
+        return
+    activity = {each.rank: each for each in unprofiled.activity}
+    for delay in unprofiled.excesses:
+        if delay.phase != "all" or delay.rank in flagged or delay.rank not in activity:
             continue
-        waited, late = statistics.fmean(parts), statistics.fmean(each.excess)
-        is_always_there = sum(part >= THERE * waited for part in parts) >= NEARLY_ALL * len(parts)
-        usual = (clean.waited or 0.0) - waited / ranks
-        if (
-            min(waited, late) >= BUSY * clean.seconds
-            and waited >= max(EXPLAINED * late, ALONE * usual)
-            and is_always_there
-        ):
-            steps = sum(seconds >= THERE * waited for seconds in each.excess)
-            found = Verdict(pattern="steady", seconds=min(waited, late), steps=steps)
-            yield replace(_row(each, found, clean), cause="preempted")
+        parts = activity[delay.rank].waited_by_part
+        if not parts:
+            continue
+        waited = statistics.fmean(parts)
+        cost = min(waited, statistics.fmean(delay.excess))
+        if cost >= BUSY * unprofiled.seconds and _is_preempted(delay, parts, unprofiled, ranks):
+            steps = sum(seconds >= PRESENT * waited for seconds in delay.excess)
+            verdict = Verdict(pattern="steady", seconds=cost, steps=steps)
+            yield replace(_row(delay, verdict, unprofiled), cause="preempted")
+
+
+def _is_preempted(
+    delay: RankDelay, waited_by_part: Sequence[float], unprofiled: RankComparison, ranks: int
+) -> bool:
+    """Return whether this rank alone waits for its core, throughout the run and most of its delay.
+
+    If the other ranks wait for their cores too, it is chance which rank waits longest.
+    """
+    waited = statistics.fmean(waited_by_part)
+    late = statistics.fmean(delay.excess)
+    waited_by_others = (unprofiled.waited or 0.0) - waited / ranks
+    parts = sum(part >= PRESENT * waited for part in waited_by_part)
+    return (
+        waited >= EXPLAINED * late
+        and waited >= ALONE * waited_by_others
+        and parts >= NEARLY_ALL * len(waited_by_part)
+    )
 
 
 def _larger_stages(
-    hooked: RankComparison, named: Collection[int], profile: Profile
+    hooked: RankComparison, flagged: Collection[int], profile: Profile
 ) -> Iterator[Row]:
-    """Ranks of a pipeline that were given more layers than the others, each as fast as theirs."""
-    for each in hooked.excesses:
-        verdict = (
-            judge(each, hooked, len(profile.ranks))
-            if each.phase == "stage" and each.rank not in named
-            else None
-        )
-        row = None if verdict is None else _with_cause(_row(each, verdict, hooked), profile)
-        if (
-            row is not None
-            and row.cause == "work"
-            and row.seconds_lost >= WORTH_SAYING * hooked.seconds
-            and _is_enough(row, hooked)
-        ):
+    """Yield the ranks of a pipeline that have more layers than the others, each as fast as theirs."""
+    for delay in hooked.excesses:
+        if delay.phase != "stage" or delay.rank in flagged:
+            continue
+        verdict = judge(delay, hooked, len(profile.ranks))
+        if verdict is None or verdict.seconds < WORTH_SAYING * hooked.seconds:
+            continue
+        row = _with_cause(_row(delay, verdict, hooked), profile)
+        if row.cause == "work" and _is_enough(row, hooked):
             yield row
 
 
 def _with_cause(row: Row, profile: Profile) -> Row:
-    cause, work_ratio = (
-        (None, None) if row.phase in _OF_NO_WORK else _cause_of(profile, row.slow_rank, row.ratio)
-    )
-    # that would be in no single place
-    if cause in {"chip", "preempted"} and row.module:
-        cause = None
-    row = replace(row, cause=cause, work_ratio=work_ratio)
-    return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
+    if row.phase in _PHASES_WITHOUT_WORK:
+        return row
+    work_ratio = _explaining_work_ratio(row, profile)
+    if work_ratio is not None:
+        return replace(row, cause="work", work_ratio=work_ratio)
+    cause = _cause(row.slow_rank, profile)
+    # Another chip and a lost core slow everything, so they cannot explain a single module.
+    if cause is None or (row.module and cause in {"chip", "preempted"}):
+        return row
+    return replace(row, cause=cause, module="", phase="all", modules=1)
 
 
-def _cause_of(
-    profile: Profile, rank: int, ratio: float | None
-) -> tuple[Cause | None, float | None]:
-    """The cause, if known, and for more work how many times that of the others.
+def _explaining_work_ratio(row: Row, profile: Profile) -> float | None:
+    """Return how many times the others' work the rank has, if that explains its time."""
+    ratio = _macs_ratio(profile.ranks, row.slow_rank)
+    if ratio is None or ratio < MORE_WORK:
+        activity = _activity(row.slow_rank, profile)
+        ratio = None if activity is None else activity.units_ratio
+    if ratio is None or ratio < MORE_WORK:
+        return None
+    if row.ratio is not None and row.ratio > AS_MUCH_LONGER * ratio:
+        return None
+    return ratio
 
-    `ratio`: the rank's time to theirs, if always the same.
-    """
-    compared = profile.unprofiled_comparison
-    activity = (
-        next((each for each in compared.activity if each.rank == rank), None) if compared else None
-    )
-    work = _work_ratio({each.rank: each.macs for each in profile.ranks}, rank)
-    if work is None or work < MORE_WORK:
-        work = None if activity is None else activity.units_ratio
-    if work is not None and work >= MORE_WORK and (ratio is None or ratio <= AS_MUCH_LONGER * work):
-        return "work", work
+
+def _cause(rank: int, profile: Profile) -> Cause | None:
+    """Return the cause of a rank's delay other than more work, if it is known."""
     devices = {each.rank: each.device for each in profile.ranks}
-    mine, others = (
-        devices.pop(rank, None),
-        {device for device in devices.values() if device is not None},
-    )
-    if mine is not None and others and mine not in others:
-        return "chip", None
+    device = devices.pop(rank, None)
+    other_devices = {each for each in devices.values() if each is not None}
+    if device is not None and other_devices and device not in other_devices:
+        return "chip"
+    activity = _activity(rank, profile)
     if activity is None or not activity.late:
-        return None, None
-    explained: dict[Cause, float] = {
-        "thread": activity.other_threads or 0.0,
-        "preempted": activity.waited or 0.0,
-    }
-    cause = max(
-        explained,
-        key=explained.__getitem__,
-        # a process that waits for a core has other threads that run meanwhile
-    )
-    return (cause if explained[cause] >= EXPLAINED * activity.late else None), None
+        return None
+    other_threads = activity.other_threads or 0.0
+    waited = activity.waited or 0.0
+    if max(other_threads, waited) < EXPLAINED * activity.late:
+        return None
+    # While a process waits for a core, its other threads run, so threads must explain more.
+    return "thread" if other_threads >= waited else "preempted"
 
 
-def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
-    """The rank's MACs to the median of the others'."""
-    mine, others = (
-        macs.get(rank),
-        [each for other, each in macs.items() if other != rank and each is not None],
-    )
+def _activity(rank: int, profile: Profile) -> RankActivity | None:
+    compared = profile.unprofiled_comparison
+    if compared is None:
+        return None
+    return next((each for each in compared.activity if each.rank == rank), None)
+
+
+def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
+    """Return the ratio of a rank's MACs to the median of the others' MACs."""
+    macs = {each.rank: each.macs for each in ranks}
+    own = macs.pop(rank, None)
+    others = [each for each in macs.values() if each is not None]
     usual = statistics.median(others) if others else 0
-    return mine / usual if mine is not None and usual else None
+    if own is None or not usual:
+        return None
+    return own / usual
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
-    """The excesses that are more than noise and cost more than a hundredth of the step, the worst first."""
-    # One after the other: what the worst one explains of a rank's lateness is not explained once
-    # more by another
-    by_rank = grouped(
-        (each for each in compared.excesses if each.phase != "stage"), attrgetter("rank")
-    )
-    rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
+    """Return the excesses that are more than noise and worth reporting, the most expensive first."""
+    delays = [delay for delay in compared.excesses if delay.phase != "stage"]
+    rows: list[Row] = []
+    for of_rank in grouped(delays, attrgetter("rank")).values():
+        rows += _culprits_of_rank(of_rank, compared, ranks)
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 
 
-def _of_rank(excesses: Sequence[RankDelay], compared: RankComparison, ranks: int) -> Iterator[Row]:
-    left, least = list(excesses), WORTH_SAYING * compared.seconds
+class _Judged(Struct, frozen=True):
+    """An excess that is more than noise, and its verdict."""
+
+    delay: RankDelay
+    verdict: Verdict
+
+    @property
+    def seconds(self) -> float:
+        return self.verdict.seconds
+
+
+def _culprits_of_rank(
+    delays: Sequence[RankDelay], compared: RankComparison, ranks: int
+) -> Iterator[Row]:
+    """Yield the stragglers of one rank one after the other.
+
+    The lateness that the worst one explains is subtracted before the next one is searched.
+    """
+    left = list(delays)
     while left:
-        judged = [
-            (each, verdict)
-            for each in left
-            if (verdict := judge(each, compared, ranks)) is not None and verdict.seconds >= least
-        ]
+        judged = _judged(left, compared, ranks)
         if not judged:
             return
-        worst = max(judged, key=_seconds)
-        alone = [
-            each
-            for each in judged
-            if _seconds(each) >= MOST_OF * _seconds(worst) and _stands_out(each[0], worst[0])
-        ]
-        found, verdict = max(alone, key=_seconds, default=worst)
-        yield _row(found, verdict, compared)
-        explained = [max(each, 0.0) for each in costs(found)]
-        left = [
-            _less(each, explained, found) if set(each.intervals) & set(found.intervals) else each
-            for each in left
-            if each is not found
-        ]
+        found = _most_specific(judged)
+        yield _row(found.delay, found.verdict, compared)
+        explained = [max(cost, 0.0) for cost in step_costs(found.delay)]
+        remaining = []
+        for delay in left:
+            if delay is found.delay:
+                continue
+            if set(delay.intervals).isdisjoint(found.delay.intervals):
+                remaining.append(delay)
+            else:
+                remaining.append(_less(delay, explained, found.delay))
+        left = remaining
 
 
-def _stands_out(each: RankDelay, of: RankDelay) -> bool:
-    """Whether a single module or phase is twice as slow as the rest of those that it is one of."""
-    if each.modules > 1 or each.phase == "all":
+def _judged(delays: Iterable[RankDelay], compared: RankComparison, ranks: int) -> list[_Judged]:
+    """Return the delays that are more than noise and cost enough."""
+    judged = []
+    for delay in delays:
+        verdict = judge(delay, compared, ranks)
+        if verdict is not None and verdict.seconds >= WORTH_SAYING * compared.seconds:
+            judged.append(_Judged(delay, verdict))
+    return judged
+
+
+def _most_specific(judged: Sequence[_Judged]) -> _Judged:
+    """Return the worst excess, or the single place that has most of it."""
+    worst = max(judged, key=attrgetter("seconds"))
+    alone = [
+        each
+        for each in judged
+        if each.seconds >= MOST_OF * worst.seconds and _stands_out(each.delay, worst.delay)
+    ]
+    return max(alone, key=attrgetter("seconds"), default=worst)
+
+
+def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
+    """Return whether a single place is slowed at least twice as much as the rest of `several`."""
+    if delay.modules > 1 or delay.phase == "all":
         return False
-    if of.phase != "all" or of.usual <= each.usual:
+    rest_usual = several.usual - delay.usual
+    if several.phase != "all" or rest_usual <= 0:
         return True
-    excess = statistics.fmean(each.excess)
-    return (statistics.fmean(of.excess) - excess) * each.usual <= excess / 2 * (
-        of.usual - each.usual
-    )
+    excess = statistics.fmean(delay.excess)
+    rest_excess = statistics.fmean(several.excess) - excess
+    return rest_excess * delay.usual <= excess / 2 * rest_usual
 
 
-def _seconds(judged: tuple[RankDelay, Verdict]) -> float:
-    return judged[1].seconds
+def _less(delay: RankDelay, explained: Sequence[float], found: RankDelay) -> RankDelay:
+    """Return the delay without the explained lateness.
 
-
-def _less(each: RankDelay, explained: Sequence[float], found: RankDelay) -> RankDelay:
-    """The excess, of a rank that is late by so much less.
-
-    Of several modules without the one that explains it.
+    If `found` is one of several modules of the delay, its excess is subtracted too.
     """
-    late = tuple(late - known for late, known in zip(each.late, explained, strict=True))
-    if not _is_one_of(found, each):
-        return replace(each, late=late)
-    rest = tuple(seconds - one for seconds, one in zip(each.excess, found.excess, strict=True))
+    late = tuple(late - known for late, known in zip(delay.late, explained, strict=True))
+    if not _is_one_of(found, delay):
+        return replace(delay, late=late)
     return replace(
-        each,
+        delay,
         late=late,
-        excess=rest,
-        seconds=each.seconds - found.seconds,
-        usual=each.usual - found.usual,
+        excess=tuple(all_ - one for all_, one in zip(delay.excess, found.excess, strict=True)),
+        seconds=delay.seconds - found.seconds,
+        usual=delay.usual - found.usual,
     )
 
 
-def _is_one_of(each: RankDelay, several: RankDelay) -> bool:
-    names, pattern = each.module.split("."), several.module.split(".")
-    alike = len(names) == len(pattern) and all(
-        part in {name, "*"} for name, part in zip(names, pattern, strict=True)
-    )
-    return alike and several.modules > each.modules and each.phase == several.phase
+def _is_one_of(single: RankDelay, several: RankDelay) -> bool:
+    """Return whether the single module matches the pattern of several modules in the same phase."""
+    if several.modules <= single.modules or single.phase != several.phase:
+        return False
+    names = single.module.split(".")
+    pattern = several.module.split(".")
+    if len(names) != len(pattern):
+        return False
+    return all(part in {name, "*"} for name, part in zip(names, pattern, strict=True))
 
 
-def _row(each: RankDelay, verdict: Verdict, compared: RankComparison) -> Row:
+def _row(delay: RankDelay, verdict: Verdict, compared: RankComparison) -> Row:
+    are_steps_known = not compared.from_quartiles
     return Row(
-        module=each.module,
-        phase=each.phase,
-        modules=each.modules,
-        slow_rank=each.rank,
+        module=delay.module,
+        phase=delay.phase,
+        modules=delay.modules,
+        slow_rank=delay.rank,
         seconds_lost=verdict.seconds,
         pattern=verdict.pattern,
-        slow_steps=None if compared.from_quartiles else verdict.steps,
-        steps=None if compared.from_quartiles else compared.steps,
-        seconds=each.seconds,
-        usual=each.usual,
+        slow_steps=verdict.steps if are_steps_known else None,
+        steps=compared.steps if are_steps_known else None,
+        seconds=delay.seconds,
+        usual=delay.usual,
     )
 
 
 def slowest_first(profile: Profile, found: Stragglers) -> tuple[int, ...]:
-    """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
+    """Return the ranks, slowest first.
+
+    Ranks are ordered by their cost as stragglers, then by how long others waited for them, by their
+    excess in all places, and by the length of their step. Ranks that did not report come last.
+    """
     cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
-    waited = summed((wait.for_rank, wait.seconds) for wait in found.waits)
-    stats = [(stat.median, stat.by_rank or {}) for stat in profile.rank_stats if not stat.waits]
-    beyond = summed(
-        (number, seconds - median)
-        for median, by_rank in stats
-        for number, seconds in by_rank.items()
-    )
+    waited_for = summed((wait.for_rank, wait.seconds) for wait in found.waits)
+    excess: dict[int, float] = {}
+    for stat in profile.rank_stats:
+        if stat.waits or stat.by_rank is None:
+            continue
+        for rank, seconds in stat.by_rank.items():
+            excess[rank] = excess.get(rank, 0.0) + seconds - stat.median
 
     def order(rank: Rank) -> tuple[float, ...]:
-        step = rank.step.median if rank.step else 0.0
-        reported = rank.status in {"ok", "late"} or rank.rank in beyond
+        number = rank.rank
+        has_reported = rank.status in {"ok", "late"} or number in excess
+        step_seconds = rank.step.median if rank.step else 0.0
         return (
-            not reported,
-            *(-each.get(rank.rank, 0.0) for each in (cost, waited, beyond)),
-            -step,
-            rank.rank,
+            not has_reported,
+            -cost.get(number, 0.0),
+            -waited_for.get(number, 0.0),
+            -excess.get(number, 0.0),
+            -step_seconds,
+            number,
         )
 
     return tuple(rank.rank for rank in sorted(profile.ranks, key=order))

@@ -16,8 +16,8 @@ from lflops.findings import causes
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
-from lflops.ranks.merge.steps import MOST_STEPS, UnprofiledSteps
-from lflops.ranks.stragglers import Row, _once
+from lflops.ranks.merge.unprofiled_steps import MOST_STEPS, UnprofiledSteps
+from lflops.ranks.stragglers import Row, _merged
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
 
@@ -583,7 +583,7 @@ def test_a_cause_in_no_single_place_has_one_row_with_all_that_it_costs() -> None
         seconds=2.0,
         usual=1.0,
     )
-    first, other = _once([row, replace(row, slow_rank=2), replace(row, seconds_lost=6e-3)])
+    first, other = _merged([row, replace(row, slow_rank=2), replace(row, seconds_lost=6e-3)])
     assert [(1, 10e-3), (2, 4e-3)] == [
         (each.slow_rank, each.seconds_lost) for each in (first, other)
     ]

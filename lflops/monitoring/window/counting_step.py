@@ -29,7 +29,7 @@ from lflops.monitoring.inputs.training import Stage, Training
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.merge.merge import sum_of_batches
+from lflops.ranks.merge.batches import sum_of_batches
 from lflops.torch_private.dispatch_modes import passes_dynamo, without_modes
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check

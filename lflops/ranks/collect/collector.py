@@ -1,14 +1,11 @@
-"""The ranks of a run become one profile, out of the training's way.
+"""Collect the reports of all ranks on rank 0, without disturbing the training run.
 
-Each hands its report in when it has one, rank 0 collects.
+Reports go through the store that the process group was created with, on a separate connection and
+on background threads. No collective is run, so no rank has to arrive at the same time, or at all.
+Rank 0 waits on its own thread. Only the end of the run waits for the reports, no longer than the
+timeout, and hardly at all after an exception.
 
-Reports go through the store that the process group was made by, on a connection and on threads of
-our own. No collective is run, so no rank has to arrive at the same time, or at all. Where rank 0
-waits, it is on its own thread; only at the end of the training somebody waits for that, no longer
-than the timeout, and after an exception hardly at all.
-
-The clean steps of all ranks are on their way to rank 0 all through the run: some numbers for each
-step, now and then.
+The unprofiled steps of all ranks are sent to rank 0 throughout the run: some numbers for each step.
 """
 
 import math
@@ -32,128 +29,126 @@ from lflops.ranks.collect.topology import Topology
 from lflops.ranks.collect.window_reports import RankWindow
 from lflops.ranks.merge.merge import merge
 from lflops.ranks.merge.rank_table import waits_in
-from lflops.ranks.merge.steps import UnprofiledSteps, most_steps
+from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps, most_steps
 
 
 class SharedSteps:
-    """Hands in a rank's clean steps, and on rank 0 keeps the last ones of all ranks."""
+    """Sends a rank's unprofiled steps to rank 0, which keeps the last ones of all ranks.
+
+    Attributes:
+        comparisons: On rank 0, by stage, the last comparison of the ranks in these steps.
+    """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
+        self.comparisons: dict[str, RankComparison] = {}
         self._store = store
         self._rank = rank
         self._ranks = ranks
         self._unsent: dict[str, list[Step]] = {}
-        # that a rank has shared steps of a stage
+        # How often each rank has sent steps of each stage.
         self._times: dict[tuple[str, int], int] = {}
         self._steps: dict[str, UnprofiledSteps] = {}
         self._waits: dict[str, set[ModulePhase]] = {}
-        # On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
-        self.comparisons: dict[str, RankComparison] = {}
 
     def add(self, stage: str, steps: Iterable[Step]) -> None:
-        """Take further steps of this rank. What is not sent in time is forgotten."""
+        """Add steps of this rank. The oldest are dropped if they are not sent in time."""
         unsent = self._unsent.setdefault(stage, [])
         unsent.extend(steps)
         del unsent[: -most_steps(self._ranks)]
 
     def send(self) -> None:
-        """Leave them for rank 0.
+        """Send the steps to rank 0.
 
-        On that, take what the others have left, and look at all of it now and then.
+        Rank 0 reads the steps of the others, and compares the ranks now and then.
         """
         for stage in list(self._unsent):
-            steps, self._unsent[stage] = self._unsent[stage], []
-            number = self._times[stage, self._rank] = self._times.get((stage, self._rank), 0) + 1
-            if not self._rank:
-                self._steps.setdefault(stage, UnprofiledSteps()).add(0, steps, ranks=self._ranks)
-                self._take(stage)
-                if (
-                    not number & number - 1
-                    # 1, 2, 4, 8, …: all of it stays in proportion to the run
-                ):
-                    self._compare(stage)
-            elif steps and not self._store.has("left/0"):
-                self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
+            steps = self._unsent[stage]
+            self._unsent[stage] = []
+            number = self._times.get((stage, self._rank), 0) + 1
+            self._times[stage, self._rank] = number
+            if self._rank:
+                if steps and not self._store.has("left/0"):
+                    self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
+                continue
+            if stage not in self._steps:
+                self._steps[stage] = UnprofiledSteps()
+            self._steps[stage].add(0, steps, ranks=self._ranks)
+            self._take(stage)
+            # After 1, 2, 4, 8, … times, so that all comparisons stay in proportion to the run.
+            if number.bit_count() == 1:
+                self._compare(stage)
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """On rank 0, at the end.
-
-        Wait until the others have left, or until it is over, and take all that is there.
-        """
+        """On rank 0, at the end: wait until the others have left, and read their last steps."""
         poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
 
     def compare(self) -> None:
+        """Compare the ranks in the steps of each stage."""
         for stage in self._steps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """A window of all ranks, with the comparison of the run's clean steps where these are more than its own."""
-        stage, of_window = profile.run.stage or "", profile.unprofiled_comparison
-        # ranks with different modules
+        """Return a window's profile with the comparison of the run's steps, if these are more."""
+        stage = profile.run.stage or ""
+        of_window = profile.unprofiled_comparison
         if of_window is None:
+            # The ranks have different modules.
             self._waits.pop(stage, None)
             return profile
         self._waits[stage] = waits_in(profile)
-        if stage in self._steps and self._steps[stage].common > of_window.steps:
-            self._compare(stage)
-            return replace(profile, unprofiled_comparison=self.comparisons.get(stage, of_window))
-        return profile
+        if stage not in self._steps or self._steps[stage].common <= of_window.steps:
+            return profile
+        self._compare(stage)
+        return replace(profile, unprofiled_comparison=self.comparisons.get(stage, of_window))
 
     def _take(self, stage: str) -> None:
         for rank in range(1, self._ranks):
             number = self._times.get((stage, rank), 0) + 1
-            while self._store.has(key := f"steps/{stage}/{rank}/{number}"):
-                self._steps[stage].add(
-                    rank, msgpack.decode(self._store.take(key), type=list[Step]), ranks=self._ranks
-                )
+            while self._store.has(f"steps/{stage}/{rank}/{number}"):
+                sent = self._store.take(f"steps/{stage}/{rank}/{number}")
+                steps = msgpack.decode(sent, type=list[Step])
+                self._steps[stage].add(rank, steps, ranks=self._ranks)
                 self._times[stage, rank] = number
                 number += 1
 
     def _compare(self, stage: str) -> None:
-        found = self._steps[stage].compared(self._waits[stage]) if stage in self._waits else None
-        if found is not None:
-            self.comparisons[stage] = found
+        if stage not in self._waits:
+            return
+        comparison = self._steps[stage].compared(self._waits[stage])
+        if comparison is not None:
+            self.comparisons[stage] = comparison
 
 
+# Shares of the timeout at the end of the run: when waiting for reports, merging them, and notifying
+# the others that this rank leaves must be done. The rest is left for threads to end in.
 PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
-"""Shares of the timeout at the end.
 
-When waiting for reports, merging them, and notifying the others that this rank leaves must be done.
-
-The rest is left for threads to end in.
-"""
-
+# Multiple of the timeout that reports on a window may take during the run. Ranks do not close a
+# window at the same step.
 WHILE_TRAINING = 20.0
-"""Times the timeout that a window's reports may take to come while the training goes on.
 
-Ranks do not close it at the same step.
-"""
-
-# in place of the timeout where an exception is on its way, so that what is under way is not lost
-# with the process
+# Seconds in place of the timeout after an exception, so that the process keeps what is in progress.
 EXIT_SECONDS = 1.0
-# seconds that a thread of ours leaves to the training's: two that begin together get in each
-# other's way
+# Seconds by which a background thread starts later. Two threads that start together slow each other.
 HEAD_START = 0.01
-# seconds that late ranks have, while the training goes on, to hand in times that they are asked for
-ANSWERS = 15.0
-# seconds that the end waits for the last clean steps of other ranks, at most: they add little to
-# those that are there
+# Most seconds that the end waits for the last unprofiled steps of other ranks, which add little to
+# the steps that are known.
 LAST_STEPS = 2.0
-# how long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never
-# beyond the timeout.
+# Most seconds that interpreter shutdown waits for background threads, because a thread that outlives
+# Python crashes. Never longer than the timeout.
 LAST_SECONDS = 3.0
 
 
 class RankCollector:
-    """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks.
+    """Hands in the reports of a rank, and merges the reports of all ranks on rank 0.
 
-    One for each monitor and each fit.
+    Each monitor makes a collector for each fit. The keys in the store are used by no other program.
+    The end of the run waits `timeout` seconds at most; nothing else waits.
 
-    The keys of the store are used by no other program. The end of the training waits `timeout`
-    seconds at most; nothing else ever waits.
+    Attributes:
+        comparisons: On rank 0, by stage, the comparison of the ranks in the run's unprofiled steps.
     """
 
     def __init__(
@@ -173,65 +168,42 @@ class RankCollector:
         self._clock = clock
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
-        self._deadline = self._end = math.inf
+        self._deadline = math.inf
+        self._end = math.inf
         self._jobs: list[_Job] = []
-        # of times that this rank keeps
-        self._offers: list[_Job] = []
         self._shared = SharedSteps(self._store, rank, topology.world_size)
-        self.comparisons: Mapping[str, RankComparison] = (
-            self._shared.comparisons
-            # on rank 0, by stage, what the run's clean steps say
-        )
+        self.comparisons: Mapping[str, RankComparison] = self._shared.comparisons
         self._sharing: _Job | None = None
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
-        """Hand in what this rank has to tell of a window; returns at once.
+        """Hand in this rank's report on a window; returns immediately.
 
-        `steps` are as in `RankReport`.
+        `steps` is the same as in `RankReport`.
         """
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
-        report = RankReport(
-            self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {})
-        )
+        coordinates = topology.coordinates.get(self._rank, {})
+        report = RankReport(self._rank, profile, steps, topology.node, coordinates)
         window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
-        latest = self._clock() + WHILE_TRAINING * self._timeout
         if self._rank:
-            self._start(_Job(lambda: self._hand_in(window, report), instead=lambda: profile))
+            self._start(_Job(lambda: window.hand_in(report), instead=lambda: profile))
             return
+        latest = self._clock() + WHILE_TRAINING * self._timeout
 
-        def is_over(latest: float) -> bool:
+        def is_over() -> bool:
             return self._hurry.is_set() or self._clock() >= min(latest, self._deadline)
 
-        def collect() -> Profile:
-            until = self._clock() + ANSWERS
-            return self._shared.improve(
-                window.collected(report, self._pause, lambda: self._is_ending or is_over(until))
+        self._start(
+            _Job(
+                lambda: self._shared.improve(window.collected(report)),
+                wait=partial(window.wait_for_all, self._pause, is_over),
+                instead=lambda: merge({0: profile}),
             )
-
-        wait = partial(window.wait_for_all, self._pause, lambda: is_over(latest))
-        self._start(_Job(collect, wait=wait, instead=lambda: merge({0: profile})))
-
-    def _hand_in(self, window: RankWindow, report: RankReport) -> None:
-        """Hand a report in.
-
-        A rank that keeps its times waits on another thread to be asked for them, until the training
-        ends.
-        """
-        times = window.hand_in(report)
-        if times is not None and not self._is_ending:
-            wait = partial(window.answer, self._rank, times, self._pause, lambda: self._is_ending)
-            self._offers = [offer for offer in self._offers if offer.is_running]
-            self._offers.append(offer := _Job(lambda: None, wait=wait))
-            offer.start()
-
-    @property
-    def _is_ending(self) -> bool:
-        return self._deadline < math.inf
+        )
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Hand in the clean steps of this rank since the last time; returns at once."""
+        """Send unprofiled steps of this rank to rank 0; returns immediately."""
         self._shared.add(stage, steps)
         if self._sharing is None or not self._sharing.is_running:
             self._sharing = _Job(self._shared.send)
@@ -239,35 +211,33 @@ class RankCollector:
 
     @property
     def pending(self) -> bool:
-        """Whether a report of this rank is under way, or a profile not passed on yet."""
+        """Whether a report of this rank is in progress, or a profile was not returned yet."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
-        """Whether anything works in the background rather than waits.
-
-        Such a step is not comparable with the others.
-        """
+        """Whether a background thread works rather than waits; such a step is not typical."""
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
-        """The merged profiles that have become ready since the last time, in the order of the windows."""
-        # On other ranks than 0 these are their own, of which the first will know nothing: those
-        # that could not be handed in.
-        found = []
+        """Return the merged profiles that are new since the last call, in the order of the windows.
+
+        On other ranks than 0, they are the rank's own profiles that could not be handed in.
+        """
+        profiles = []
         while self._jobs and not self._jobs[0].is_running:
-            found += self._jobs.pop(0).results()
+            profiles += self._jobs.pop(0).results()
         self._rest()
-        return found
+        return profiles
 
     def finish(self, *, failed: bool = False) -> list[Profile]:
-        """End: no more windows come.
+        """Wait for the reports in progress, and return the profiles that `ready` has not returned.
 
-        Waits for what is under way, and gives what `ready` has not given yet.
+        No windows may follow. If the run has `failed`, by an exception or in the monitor, no rank is
+        waited for.
         """
-        # If it failed, because an exception is on its way or the monitor itself has failed, no rank
-        # is waited for.
-        now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
+        now = self._clock()
+        seconds = min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
         self._end = now + seconds
         if failed:
@@ -281,41 +251,46 @@ class RankCollector:
             self._let_collect(answers, PATIENCE * seconds)
         if self._sharing is not None:
             self._sharing.wait(now + PUT_TOGETHER * seconds - self._clock())
-        found = [profile for job in self._jobs for profile in job.results()]
+        profiles = []
+        for job in self._jobs:
+            profiles += job.results()
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
-        # At once: when the first rank's process is gone, so is the store.
-        self._start(leaving := _Job(lambda: self._leave(failed=failed), head_start=0.0))
+        # Without a head start: once the process of rank 0 has ended, the store is gone.
+        leaving = _Job(lambda: self._leave(failed=failed), head_start=0.0)
+        self._start(leaving)
         leaving.wait(now + GOODBYE * seconds - self._clock())
         self._rest()
-        return found
+        return profiles
 
     def _share_last(self, seconds: float) -> None:
-        """The end: the last steps of all ranks go to rank 0, which waits for them a little."""
+        """At the end, send the last steps of all ranks to rank 0, which waits a little for them."""
         latest = self._clock() + seconds
+
+        def is_over() -> bool:
+            return self._hurry.is_set() or self._clock() >= latest
 
         def end() -> None:
             self._shared.send()
             if not self._rank:
-                self._shared.take_last(
-                    self._pause, lambda: self._hurry.is_set() or self._clock() >= latest
-                )
-                # the windows say where ranks wait
+                self._shared.take_last(self._pause, is_over)
+                # The reports on the windows tell where ranks wait.
                 for job in self._jobs:
                     job.wait(latest - self._clock())
                 self._shared.compare()
 
         if self._sharing is not None:
             self._sharing.wait(seconds)
-        self._sharing = last = _Job(end, head_start=0.0)
+        last = _Job(end, head_start=0.0)
+        self._sharing = last
         self._run(last)
         if self._rank:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the collector as long as the store answers it.
+        """Wait for the collecting thread as long as the store answers it.
 
-        Reports that are there must not be lost on a busy machine.
+        On a busy machine, reports that are in the store must not be lost.
         """
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
@@ -335,10 +310,12 @@ class RankCollector:
 
     @property
     def _all_jobs(self) -> list["_Job"]:
-        return [*self._jobs, *self._offers, *([] if self._sharing is None else [self._sharing])]
+        if self._sharing is None:
+            return self._jobs
+        return [*self._jobs, self._sharing]
 
     def _rest(self) -> None:
-        """Stop watching for the end of the process: nothing is under way."""
+        """Stop watching for the end of the process if no thread runs."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
@@ -351,15 +328,19 @@ class RankCollector:
             job.wait(until - self._clock())
 
     def _leave(self, *, failed: bool) -> None:
-        """Notify the others that this rank leaves: they stop waiting and sending."""
+        """Notify the other ranks that this rank leaves, so that they stop waiting and sending."""
         self._store.put(f"left/{self._rank}", b"failed" if failed else b"ended")
         self._store.add("left")
 
 
 class _Job(threading.Thread):
-    """Something that runs on its own daemon thread.
+    """A task on its own daemon thread.
 
-    `wait` comes before it, and is no work; `instead` is its result if it fails.
+    Args:
+        action: Returns the result.
+        wait: Runs before the action, and does not count as work.
+        instead: Returns the result if the action fails or is not done.
+        head_start: Seconds by which the training thread is ahead.
     """
 
     def __init__(
@@ -372,12 +353,12 @@ class _Job(threading.Thread):
     ) -> None:
         super().__init__(name="lflops-gather", daemon=True)
         self._head_start = head_start
-        # until it is over
+        # None after the wait has ended.
         self._before = wait
         self._action = action
         self._instead = instead
         self._result: Profile | None = None
-        # `None` once it is done
+        # None after the action has succeeded.
         self._problem: str | None = "it was not done in time"
 
     is_running = property(threading.Thread.is_alive)
@@ -390,15 +371,12 @@ class _Job(threading.Thread):
         self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
-        found = self._result
-        if self._problem is not None and self._instead is not None:
-            alone, failure = (
-                self._instead(),
-                Note(code="gather_failed", subject="", values={"error": self._problem}),
-            )
-            found = replace(alone, notes=(*alone.notes, failure))
-        return [] if found is None else [found]
+        """Return the result, or the fallback profile with a `gather_failed` note."""
+        if self._problem is None or self._instead is None:
+            return [] if self._result is None else [self._result]
+        profile = self._instead()
+        failure = Note(code="gather_failed", subject="", values={"error": self._problem})
+        return [replace(profile, notes=(*profile.notes, failure))]
 
     def run(self) -> None:
         time.sleep(self._head_start)
@@ -408,5 +386,5 @@ class _Job(threading.Thread):
                 self._before = None
             self._result = self._action()
             self._problem = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
+        except Exception as error:  # noqa: BLE001 - no failure may reach the user's training run
             self._problem = f"{type(error).__name__}: {error}"

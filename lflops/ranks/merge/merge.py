@@ -1,9 +1,7 @@
-"""One profile of many: of the ranks of a run, or of the batches of a step, where gradients are accumulated over several."""
+"""Merge the profiles of the ranks of a run into one profile."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,15 +9,12 @@ from msgspec.structs import replace
 from lflops.errors import ProfileError
 from lflops.profile.notes import Note
 from lflops.profile.profile import (
-    COUNTS,
-    OP_COUNT_FIELDS,
     SCHEMA_VERSION,
     Communication,
     Memory,
     ModuleProfile,
     Profile,
     Run,
-    Work,
     with_works,
 )
 from lflops.profile.records import (
@@ -33,7 +28,6 @@ from lflops.profile.records import (
     Trace,
     step_phase,
 )
-from lflops.profile.series import dtype_of, gathered, grouped, sums
 from lflops.profile.steps import Step, is_compared, with_phases
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
@@ -47,108 +41,124 @@ from lflops.ranks.merge.rank_table import (
     waiting_in,
     waits_in,
 )
-from lflops.ranks.merge.steps import (
-    MergedRows,
-    MergedSteps,
-    RankSteps,
-    UnprofiledSteps,
-    ranges,
-    waits_at_end,
-)
+from lflops.ranks.merge.rows import MergedRows, ranges
+from lflops.ranks.merge.steps import MergedSteps, RankSteps, waits_at_end
+from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps
 
 LARGEST_WORLD = 1 << 20
-_SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
-_OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
+
+_FACTS_OF_RUN = (
+    "kind",
+    "stage",
+    "window",
+    "strategy",
+    "accumulation",
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+)
 
 
 class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
-    """What one rank reports in addition to its rows."""
+    """The facts and steps that a rank reports in addition to its rows.
+
+    Attributes:
+        table: The name of its rows. Ranks with the same name counted the same.
+        failed: Whether an exception left the run on this rank.
+        model_macs: MACs of forward and backward.
+        macs: MACs of all phases.
+        flops: FLOPs of all phases.
+        memory_bytes: The peak of its memory, if it has one.
+        communication_seconds: Total and exposed seconds of each of its collectives, in their order.
+    """
 
     rank: Count
-    # of its rows: ranks with the same have counted the same
     table: str
     run: Run
-    # whether it was left by an exception
     failed: bool
     steps: tuple[Step, ...]
     notes: tuple[Note, ...]
     trace: Trace | None
-    # of forward and backward
     model_macs: Count
-    # of all phases, as `flops`
     macs: Count
     flops: Count
     peak_bytes: Count | None
-    # the peak of its memory, where it has one
     memory_bytes: Count | None
     node: str | None = None
     coordinates: Mapping[str, Count] = {}
-    # Of each of its collectives, in their order: all seconds, and the exposed ones
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
 
 
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
-    """Make one profile of a run from those that its ranks made, each with `count`, `counting` or `measure`.
+    """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    A module's own figures are those of one rank, never sums over ranks. That is the leading rank:
-    the one with the most FLOPs, and of equal ones the first. Where all ranks have the same modules,
-    all counts are its own. A module that it does not have, as another pipeline stage, is taken
-    whole from the rank that leads among those that have it, and added to the rows above it. These
-    rows then hold the work of several ranks, which no clock saw together: their seconds are `None`.
-    Modules of one name are assumed to be one module. The facts of the run are the leading rank's
-    too, samples and tokens of its batch among them. And:
+    The figures of a module are those of one rank, never sums over ranks. That rank is the leading
+    rank: the rank with the most FLOPs, or the first of several. If all ranks have the same modules,
+    all counts are from it. A module that the leading rank does not have, such as a module of another
+    pipeline stage, is copied from the rank that leads among those that have it, and is added to the
+    rows above it. These rows then contain the work of several ranks, which no clock measured
+    together, so their seconds are `None`. Modules with the same name are assumed to be the same
+    module. The facts of the run are from the leading rank too, including the samples and tokens of
+    its batch. And:
 
-    * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps.
-      One that was left by an exception has failed, and leads only failed ones; one that is not
-      there is missing; both make the run partial.
-    * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know
-      them.
-    * `rank_comparison`: which rank is late and what it takes longer for. Profiles have no single
-      steps of modules, so quartiles are compared.
-    * The times of modules are those of the rank that came last in most clean steps: its forward is
-      that of `steps`.
-    * `steps`: of each interval between two collectives the phases of the rank that waited least at
-      its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, where
-      `data_parallel_size` says which of them have a separate batch.
-    * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
-    * `unsupported` has all operators that any rank ran without a formula. A note is taken once. Two
-      are new: which ranks are missing, and that ranks differ in their work.
+    * `ranks` has for each rank its MACs of forward and backward, its peak memory, and the seconds
+      of its unprofiled steps. A rank that was left by an exception is `failed`, and leads only
+      failed ranks. A rank without a profile is `missing`. Both make the run partial.
+    * `rank_stats` has the median self time of each module on each rank, if at least two ranks know
+      it.
+    * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
+      the times of modules in single steps, so their quartiles are compared.
+    * The times of modules are from the rank that came last in most unprofiled steps: its forward is
+      the forward of `steps`.
+    * `steps` has for each interval between two collectives the phases of the rank that waited least
+      at its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, if
+      `data_parallel_size` tells which of them have a separate batch.
+    * `memory` is from the rank with the largest peak. The peaks of rows are the largest of any rank.
+    * `unsupported` has all operators that any rank ran without a formula. Each note appears once.
+      Two notes are added: which ranks are missing, and that ranks differ in their work.
 
     Args:
-        profiles: In the order of the ranks, or by rank, as `{rank: lflops.load(f"rank{rank}.json")
-            for rank in range(8)}`.
+        profiles: In the order of the ranks, or by rank: `{rank: lflops.load(f"rank{rank}.json") for
+            rank in range(8)}`.
 
     Raises:
-        ProfileError: One is no profile, is there twice, is merged already, or is of another run;
-            the message names its rank.
+        ProfileError: One of them is not a profile, is passed twice, is already merged, or is from
+            another run. The message names its rank.
     """
-    given = _by_rank(profiles)
-    summaries = (summary_of_rank(rank, profile) for rank, profile in given.items())
-    waits = {place for profile in given.values() for place in waits_in(profile)}
-    return merged(
-        summaries,
-        given.__getitem__,
-        lambda rank: given[rank].memory,
-        partial(_quartiles, given, waits),
-        waits,
-    )
+    by_rank = _by_rank(profiles)
+    waits: set[ModulePhase] = set()
+    for profile in by_rank.values():
+        waits |= waits_in(profile)
+
+    def memory_of(rank: int) -> Memory | None:
+        return by_rank[rank].memory
+
+    def rank_table(patterns: Mapping[str, str]) -> RankTable | None:
+        return _quartile_table(by_rank, waits, patterns)
+
+    summaries = (summary_of_rank(rank, profile) for rank, profile in by_rank.items())
+    return merged(summaries, by_rank.__getitem__, memory_of, rank_table, waits)
 
 
-def _quartiles(
-    given: Mapping[int, Profile], waits: Iterable[ModulePhase], patterns: Mapping[str, str]
+def _quartile_table(
+    profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """The ranks' seconds by place, their quartiles in place of steps."""
-    times = {
-        rank: quartiles for rank, profile in given.items() if (quartiles := quartiles_in(profile))
-    }
-    begins = {place for profile in given.values() for place in begins_in(profile)}
-    known = known_waits({rank: waiting_in(given[rank]) for rank in times})
-    return (
-        table_of(times, set(waits), begins, known, patterns=patterns, are_quartiles=True)
-        if len(times) > 1
-        else None
-    )
+    """Make a table of the ranks' times with quartiles in place of steps."""
+    times = {}
+    waiting = {}
+    begins: set[ModulePhase] = set()
+    for rank, profile in profiles.items():
+        begins |= begins_in(profile)
+        quartiles = quartiles_in(profile)
+        if quartiles:
+            times[rank] = quartiles
+            waiting[rank] = waiting_in(profile)
+    if len(times) < 2:
+        return None
+    known = known_waits(waiting)
+    return table_of(times, waits, begins, known, patterns=patterns, are_quartiles=True)
 
 
 def summary_of_rank(
@@ -159,21 +169,24 @@ def summary_of_rank(
     node: str | None = None,
     coordinates: Mapping[str, int] | None = None,
 ) -> RankSummary:
-    """The small part of a rank's profile.
+    """Make the summary of a rank's profile.
 
-    Without a `table` it is assumed to have a separate one.
+    Without a `table` name, the rows are assumed to be different from those of other ranks.
     """
-    root, memory = profile.modules[""], profile.memory
-    left = any(note.code == "ended_early" for note in profile.notes)
+    root = profile.modules[""]
+    memory = profile.memory
+    failed = profile.run.partial
+    if profile.run.kind == "training":
+        failed = any(note.code == "ended_early" for note in profile.notes)
     return RankSummary(
         rank=rank,
         table=str(rank) if table is None else table,
         run=profile.run,
-        failed=left if profile.run.kind == "training" else profile.run.partial,
+        failed=failed,
         steps=profile.steps,
         notes=profile.notes,
         trace=profile.trace,
-        model_macs=sum(root.work(phase).macs for phase in PHASES[:2]),
+        model_macs=root.forward.macs + root.backward.macs,
         macs=sum(root.work(phase).macs for phase in PHASES),
         flops=sum(root.work(phase).flops for phase in PHASES),
         peak_bytes=memory.peak_bytes if memory else root.peak_bytes,
@@ -184,7 +197,7 @@ def summary_of_rank(
             (each.seconds, each.exposed_seconds) for each in profile.communication
         ),
         timelines=tuple(
-            replace(each, rank=rank) for each in profile.timelines if rank < MOST_RANKS
+            replace(timeline, rank=rank) for timeline in profile.timelines if rank < MOST_RANKS
         ),
     )
 
@@ -194,437 +207,399 @@ def merged(
     rows_of: Callable[[int], Profile],
     memory_of: Callable[[int], Memory | None],
     rank_table: Callable[[Mapping[str, str]], RankTable | None],
-    waits: Iterable[ModulePhase],
+    waits: Collection[ModulePhase],
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """What `merge` does, from parts: of most ranks the summary is enough.
+    """Merge the parts of profiles. For most ranks the summary is enough.
 
-    A `ProfileError` where the ranks are not of one run.
+    Args:
+        summaries: In the order of the ranks.
+        rows_of: Returns a rank's rows, operators, unsupported operators and collectives. Called
+            once for each distinct table, and for the rank that came last.
+        memory_of: Called for the rank with the largest peak.
+        rank_table: Makes the table of the ranks' times by place, from the pattern of each module's
+            name.
+        waits: The places where ranks wait for each other.
+        absent: Ranks without a summary. Ranks that are in neither are missing.
 
-    `summaries` are in the order of the ranks. `rows_of` has a rank's rows, op_counts, ledger and
-    collectives, and is asked once for each distinct table; `memory_of` is asked of the rank with
-    the largest peak. `rank_table` makes a table of the ranks' times by place, given each module's
-    name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave
-    nothing; the others of these are missing.
+    Raises:
+        ProfileError: The ranks are from different runs.
     """
-    waits = set(waits)
-    told, steps, clean = _with_steps(summaries, waits)
-    kept = {rank: summary for rank, (summary, _) in told.items()}
+    steps = _StepsOfRanks(waits)
+    kept = {summary.rank: steps.taken_from(summary) for summary in summaries}
     _check_one_run({rank: summary.run for rank, summary in kept.items()})
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
-    lowest = {summary.table: rank for rank, summary in reversed(kept.items())}
-    rows, collectives = MergedRows(), dict[str, Sequence[Communication]]()
-    for rank in order:
-        if (table := kept[rank].table) not in collectives:
-            profile = rows_of(rank)
-            collectives[table] = profile.communication
-            rows.add(rank, profile, lowest[table])
-    remembering = [summary for summary in kept.values() if summary.memory_bytes is not None]
-    largest = max(remembering, key=lambda summary: summary.memory_bytes or 0, default=None)
-    world, staged = (
-        max(max(summary.rank + 1, summary.run.world_size) for summary in kept.values()),
-        any(rows.only_on()),
-    )
-    last, of_run = None if staged else steps.last_rank, tuple(steps.merged())
-    modules = (
-        rows.modules()
-        if last in {None, order[0]}
-        else _timed_by(rows_of(last or 0).modules, rows.modules())
-    )
+    rows, collectives = _merged_rows(kept, order, rows_of)
+    is_staged = any(rows.only_on())
+    merged_steps = tuple(steps.merged.merged())
+    modules = rows.modules()
+    if not is_staged:
+        last_rank = steps.merged.last_rank
+        if last_rank not in {None, order[0]}:
+            modules = _timed_by(rows_of(last_rank or 0).modules, modules)
+        modules = _fitted(modules, merged_steps, at_end=waits_at_end(waits))
+    world = max(max(summary.rank + 1, summary.run.world_size) for summary in kept.values())
     whole = Profile(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
-        modules=modules if staged else _fitted(modules, of_run, at_end=waits_at_end(waits)),
+        modules=modules,
         op_counts=tuple(rows.op_counts()),
         unsupported=tuple(rows.ledger.values()),
-        communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
+        communication=_with_least_seconds(rows.communication(), kept.values(), collectives),
         waits=tuple(sorted(rows.waits)),
-        steps=of_run,
-        memory=None if largest is None else memory_of(largest.rank),
+        steps=merged_steps,
+        memory=_largest_memory(kept, memory_of),
         trace=_trace(kept, order),
         timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
-        unprofiled_comparison=None if staged else clean.compared(waits),
+        unprofiled_comparison=None if is_staged else steps.unprofiled.compared(waits),
     )
-    times = rank_table(whole.patterns())
-    ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
-    whole = replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks)))
-    if times is None:
+    table = rank_table(whole.patterns())
+    slowest = {} if table is None else times_last(table)
+    ranks = tuple(_ranks(kept, steps.of_rank, world, slowest, absent or {}))
+    whole = replace(whole, ranks=ranks, notes=_notes(kept, order, rows, ranks))
+    if table is None:
         return whole
-    stats, comparison = (
-        rank_stats(times, whole.modules),
-        compare_ranks(times, _own_work(whole.modules) if times.staged else None),
+    return replace(
+        whole,
+        rank_stats=tuple(rank_stats(table, whole.modules)),
+        rank_comparison=compare_ranks(table, _self_work(whole.modules) if table.staged else None),
     )
-    return replace(whole, rank_stats=tuple(stats), rank_comparison=comparison)
 
 
-def _with_steps(
-    summaries: Iterable[RankSummary], waits: Collection[ModulePhase]
-) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, UnprofiledSteps]:
-    """The summaries without their steps, and these in what keeps of them what is needed."""
-    # There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks
-    # the same, are compared with them
-    told, clean = {}, UnprofiledSteps()
-    steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
-    for summary in summaries:
-        compared = (
+class _StepsOfRanks:
+    """The steps of all ranks, merged and compared, so that they need not be kept.
+
+    Attributes:
+        merged: The steps of the run.
+        unprofiled: The unprofiled steps, and the module-timing steps. There are few unprofiled
+            steps in a window, and hooks cost all ranks the same.
+        of_rank: The statistics of each rank's unprofiled steps.
+    """
+
+    def __init__(self, waits: Collection[ModulePhase]) -> None:
+        phases = {step_phase(wait.phase) for wait in waits}
+        self.merged = MergedSteps(phases, at_end=waits_at_end(waits))
+        self.unprofiled = UnprofiledSteps()
+        self.of_rank: dict[int, RankSteps] = {}
+
+    def taken_from(self, summary: RankSummary) -> RankSummary:
+        """Add the steps of a rank and return its summary without them."""
+        compared = [
             step
             for step in summary.steps
             if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks)
+        ]
+        self.unprofiled.add(summary.rank, compared, ranks=summary.run.world_size)
+        self.of_rank[summary.rank] = self.merged.add(
+            summary.rank, summary.steps, summary.run, summary.coordinates
         )
-        clean.add(summary.rank, compared, ranks=summary.run.world_size)
-        told[summary.rank] = (
-            replace(summary, steps=()),
-            steps.add(summary.rank, summary.steps, summary.run, summary.coordinates),
-        )
-    return told, steps, clean
+        return replace(summary, steps=())
+
+
+def _merged_rows(
+    summaries: Mapping[int, RankSummary],
+    order: Iterable[int],
+    rows_of: Callable[[int], Profile],
+) -> tuple[MergedRows, dict[str, Sequence[Communication]]]:
+    """Merge the rows of each distinct table. Returns the collectives of each table, too."""
+    lowest: dict[str, int] = {}
+    for rank, summary in summaries.items():
+        lowest.setdefault(summary.table, rank)
+    rows = MergedRows()
+    collectives: dict[str, Sequence[Communication]] = {}
+    for rank in order:
+        table = summaries[rank].table
+        if table not in collectives:
+            profile = rows_of(rank)
+            collectives[table] = profile.communication
+            rows.add(rank, profile, lowest[table])
+    return rows, collectives
 
 
 def _timed_by(
     source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]
 ) -> dict[str, ModuleProfile]:
-    """The modules with the times that another rank has, as far as it knows them."""
-    works = {
-        ModulePhase(row, phase): replace(
-            module.work(phase), seconds=theirs.seconds, self_seconds=theirs.self_seconds
-        )
-        for row, module in modules.items()
-        for phase in PHASES
-        if row in source and (theirs := source[row].work(phase)).seconds is not None
-    }
+    """Return the modules with the times of another rank, where that rank knows them."""
+    works = {}
+    for row, module in modules.items():
+        if row not in source:
+            continue
+        for phase in PHASES:
+            times = source[row].work(phase)
+            if times.seconds is not None:
+                works[ModulePhase(row, phase)] = replace(
+                    module.work(phase), seconds=times.seconds, self_seconds=times.self_seconds
+                )
     return with_works(modules, works)
 
 
 def _fitted(
     modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool
 ) -> dict[str, ModuleProfile]:
-    """The modules with times that add up to the run's clean steps.
+    """Scale the times of modules so that they add up to the run's unprofiled steps.
 
-    Those come from several ranks, the modules' times from one.
+    The steps are from several ranks, the times of modules from one rank. If ranks wait at the end
+    of backward only (`at_end`), the difference is waiting, which is self time of the root.
     """
-    # If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the
-    # root's own
-    (clean, scale), fitted = (
-        with_phases([step for step in steps if step.is_unprofiled]),
-        dict(modules),
-    )
+    unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
+    fitted = dict(modules)
     for part, phases in PASSES.items():
-        known = [step.phases[part] for step in clean if part in step.phases]
-        total = sum(
-            spread.median
-            for phase in phases
-            if (spread := modules[""].work(phase).seconds) is not None
-        )
-        if not known or not total:
+        known = [step.phases[part] for step in unprofiled if part in step.phases]
+        module_seconds = 0.0
+        for phase in phases:
+            stats = modules[""].work(phase).seconds
+            module_seconds += stats.median if stats is not None else 0.0
+        if not known or not module_seconds:
             continue
-        run, own, moved = sum(known) * scale / len(clean), modules[""].backward.self_seconds, 0.0
-        if at_end and part == "backward" and own is not None:
-            moved = max(run - total, -own.median)
-        factor = run / (total + moved) if total + moved else 1.0
-
-        def fit(
-            spread: TimingStats | None, shift: float, factor: float = factor
-        ) -> TimingStats | None:
-            return None if spread is None else spread.shifted(shift).times(factor)
-
+        step_seconds = sum(known) * scale / len(unprofiled)
+        waiting = 0.0
+        root_seconds = modules[""].backward.self_seconds
+        if at_end and part == "backward" and root_seconds is not None:
+            waiting = max(step_seconds - module_seconds, -root_seconds.median)
+        left = module_seconds + waiting
+        factor = step_seconds / left if left else 1.0
         for row, module in fitted.items():
             works: dict[str, Any] = {}
             for phase in phases:
-                work, shift = module.work(phase), 0.0 if row or phase != "backward" else moved
+                work = module.work(phase)
+                shift = waiting if not row and phase == "backward" else 0.0
                 works[phase] = replace(
                     work,
-                    seconds=fit(work.seconds, shift),
-                    self_seconds=fit(work.self_seconds, shift),
+                    seconds=_scaled(work.seconds, shift, factor),
+                    self_seconds=_scaled(work.self_seconds, shift, factor),
                 )
             fitted[row] = replace(module, **works)
     return fitted
+
+
+def _scaled(stats: TimingStats | None, shift: float, factor: float) -> TimingStats | None:
+    return None if stats is None else stats.shifted(shift).times(factor)
 
 
 def _with_least_seconds(
     communication: Iterable[Communication],
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
-) -> Iterator[Communication]:
-    """The collectives with their least time over the ranks, where at least two know it."""
-    known = gathered(
-        (_same_on_all_ranks(each), seconds)
-        for summary in summaries
-        for each, (seconds, _) in zip(
-            of_table[summary.table], summary.communication_seconds, strict=True
-        )
-        if seconds is not None
-    )
+) -> tuple[Communication, ...]:
+    """Return the collectives with their least time over the ranks, if at least two know it."""
+    known: dict[tuple[object, ...], list[float]] = {}
+    for summary in summaries:
+        times = zip(of_table[summary.table], summary.communication_seconds, strict=True)
+        for each, (seconds, _) in times:
+            if seconds is not None:
+                known.setdefault(_key_on_all_ranks(each), []).append(seconds)
+    collectives = []
     for each in communication:
-        seconds_of_ranks = known.get(_same_on_all_ranks(each), [])
-        yield (
-            replace(each, least_seconds=min(seconds_of_ranks))
-            if len(seconds_of_ranks) > 1
-            else each
-        )
+        times_of_ranks = known.get(_key_on_all_ranks(each), [])
+        if len(times_of_ranks) > 1:
+            each = replace(each, least_seconds=min(times_of_ranks))  # noqa: PLW2901
+        collectives.append(each)
+    return tuple(collectives)
 
 
-def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
-    """The key of a collective on all ranks; groups have other names on each."""
+def _key_on_all_ranks(each: Communication) -> tuple[object, ...]:
+    """Return a key that is equal on all ranks; the names of groups differ between ranks."""
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
-def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, SelfWork]:
-    return {
-        ModulePhase(row, phase): SelfWork(work.self_flops, work.self_bytes_moved)
-        for row, module in modules.items()
-        for phase in PHASES
-        if (work := module.work(phase)).self_calls
-    }
+def _self_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, SelfWork]:
+    """Return the work of each module without its submodules."""
+    found = {}
+    for row, module in modules.items():
+        for phase in PHASES:
+            work = module.work(phase)
+            if work.self_calls:
+                found[ModulePhase(row, phase)] = SelfWork(work.self_flops, work.self_bytes_moved)
+    return found
 
 
 def _by_rank(profiles: Any) -> dict[int, Profile]:
-    """Check that each is the profile of one rank. Returns them by rank."""
+    """Return the profiles by rank, after checking that each is the profile of one rank."""
     if isinstance(profiles, Profile) or not isinstance(profiles, Iterable):
         raise ProfileError(
-            f"merge: profiles is a {type(profiles).__qualname__}: give the profiles of all ranks, in a list or by rank"
+            f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
+            " as a list or by rank"
         )
     numbered = list(profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles))
     if not numbered:
-        raise ProfileError("merge: profiles is empty: give the profile of at least one rank")
+        raise ProfileError("merge: profiles is empty: pass the profile of at least one rank")
     seen: dict[int, int] = {}
     for rank, profile in numbered:
-        if type(rank) is not int or not 0 <= rank < LARGEST_WORLD:
-            raise ProfileError(
-                f"merge: profiles has the rank {rank!r}: whole numbers from 0 to {LARGEST_WORLD - 1} are taken"
-            )
-        if not isinstance(profile, Profile):
-            raise ProfileError(
-                f"merge: rank {rank} is a {type(profile).__qualname__}: give a Profile, as lflops.load reads one"
-            )
-        if profile.ranks:
-            raise ProfileError(
-                f"merge: rank {rank} is a merged profile, of ranks: {len(profile.ranks)}; give those that it was made of"
-            )
+        _check_rank(rank, profile)
         if id(profile) in seen:
             raise ProfileError(
-                f"merge: ranks {seen[id(profile)]} and {rank} are the same profile: give each rank its own"
+                f"merge: ranks {seen[id(profile)]} and {rank} are the same profile:"
+                " pass the profile of each rank"
             )
         seen[id(profile)] = rank
     return dict(sorted(numbered))
 
 
-def _check_one_run(runs: Mapping[int, Run]) -> None:
-    """Whether all of them can be of one run.
+def _check_rank(rank: Any, profile: Any) -> None:
+    if type(rank) is not int or not 0 <= rank < LARGEST_WORLD:
+        raise ProfileError(
+            f"merge: profiles has the rank {rank!r}:"
+            f" pass whole numbers from 0 to {LARGEST_WORLD - 1}"
+        )
+    if not isinstance(profile, Profile):
+        raise ProfileError(
+            f"merge: rank {rank} is a {type(profile).__qualname__}:"
+            " pass a Profile, such as lflops.load returns"
+        )
+    if profile.ranks:
+        raise ProfileError(
+            f"merge: rank {rank} is already merged from {len(profile.ranks)} ranks:"
+            " pass the profile of each rank"
+        )
 
-    A value that one of them does not know contradicts no other: so a world of 1.
+
+def _check_one_run(runs: Mapping[int, Run]) -> None:
+    """Raise a `ProfileError` if the ranks cannot be from one run.
+
+    An unknown value contradicts no other value; neither does a world size of 1.
     """
-    told: dict[str, tuple[int, object]] = {}
+    known: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
-        world = run.world_size
-        facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
-        facts |= {
-            "run.world_size": world if world > 1 else None,
-            "run.versions['torch']": run.versions.get("torch"),
-        }
-        for fact, value in facts.items():
-            other, theirs = (
-                told.setdefault(fact, (rank, value)) if value is not None else (rank, None)
-            )
-            if value != theirs:
+        for fact, value in _facts(run).items():
+            if value is None:
+                continue
+            other_rank, other_value = known.setdefault(fact, (rank, value))
+            if value != other_value:
                 raise ProfileError(
-                    f"merge: {fact} is {value!r} on rank {rank}, {theirs!r} on rank {other}: give the ranks of one run"
+                    f"merge: {fact} is {value!r} on rank {rank}, {other_value!r} on rank"
+                    f" {other_rank}: pass the ranks of one run"
                 )
-        if world > 1 and not max(runs) < world <= LARGEST_WORLD:
-            taken = f"{max(runs) + 1} to {LARGEST_WORLD}"
+        if run.world_size > 1 and not max(runs) < run.world_size <= LARGEST_WORLD:
             raise ProfileError(
-                f"merge: run.world_size is {world} on rank {rank}: with the ranks that are given, {taken} is taken"
+                f"merge: run.world_size is {run.world_size} on rank {rank}: these ranks need"
+                f" {max(runs) + 1} to {LARGEST_WORLD}"
             )
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """Return the facts that are equal on all ranks of a run, by the names that messages use."""
+    facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _FACTS_OF_RUN}
+    facts["run.world_size"] = run.world_size if run.world_size > 1 else None
+    facts["run.versions['torch']"] = run.versions.get("torch")
+    return facts
 
 
 def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
-    """As the leading rank tells it. Chips of several kinds have no common peak."""
+    """Return the facts of the leading rank. Different chips have no common peak."""
     runs = [summary.run for summary in summaries.values()]
     chips = {run.hardware and run.hardware.name for run in runs}
+    allocated = [run.allocated_bytes for run in runs if run.allocated_bytes is not None]
+    reserved = [run.reserved_bytes for run in runs if run.reserved_bytes is not None]
+    run = summaries[leading].run
     return replace(
-        summaries[leading].run,
-        allocated_bytes=max(
-            (run.allocated_bytes for run in runs if run.allocated_bytes is not None), default=None
-        ),
-        reserved_bytes=max(
-            (run.reserved_bytes for run in runs if run.reserved_bytes is not None), default=None
-        ),
+        run,
+        allocated_bytes=max(allocated, default=None),
+        reserved_bytes=max(reserved, default=None),
         world_size=world,
-        partial=len(summaries) < world or any(run.partial for run in runs),
-        hardware=summaries[leading].run.hardware if len(chips) == 1 else None,
+        partial=len(summaries) < world or any(each.partial for each in runs),
+        hardware=run.hardware if len(chips) == 1 else None,
     )
 
 
-def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:
-    """The files of all ranks, and what the leading one that traced saw in its own."""
-    traces = [trace for rank in order if (trace := summaries[rank].trace) is not None]
-    files = {
-        name: file
-        for rank in sorted(summaries)
-        if (trace := summaries[rank].trace)
-        for name, file in trace.files.items()
+def _largest_memory(
+    summaries: Mapping[int, RankSummary], memory_of: Callable[[int], Memory | None]
+) -> Memory | None:
+    peaks = {
+        rank: summary.memory_bytes
+        for rank, summary in summaries.items()
+        if summary.memory_bytes is not None
     }
-    return replace(traces[0], files=files) if traces else None
+    if not peaks:
+        return None
+    return memory_of(max(peaks, key=peaks.__getitem__))
+
+
+def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:
+    """Return the files of all ranks, and the totals of the first traced rank in `order`."""
+    traces = {rank: each.trace for rank, each in summaries.items() if each.trace is not None}
+    files: dict[str, str] = {}
+    for rank in sorted(traces):
+        files.update(traces[rank].files)
+    for rank in order:
+        if rank in traces:
+            return replace(traces[rank], files=files)
+    return None
 
 
 def _ranks(
-    told: Mapping[int, tuple[RankSummary, RankSteps]],
+    summaries: Mapping[int, RankSummary],
+    steps: Mapping[int, RankSteps],
     world: int,
-    slowest: Mapping[int, int] | None,
+    slowest: Mapping[int, int],
     absent: Mapping[int, Rank],
 ) -> Iterator[Rank]:
+    """Yield every rank of the run; `slowest` counts the steps in which each was the slowest."""
     for rank in range(world):
-        if rank not in told:
-            yield absent.get(rank) or Rank(
+        if rank in summaries:
+            summary = summaries[rank]
+            yield Rank(
+                rank=rank,
+                node=summary.node,
+                host=summary.run.host,
+                device=summary.run.device_name,
+                coordinates=summary.coordinates,
+                status="failed" if summary.failed else "ok",
+                step=steps[rank].step,
+                data=steps[rank].data,
+                cpu=steps[rank].cpu,
+                macs=summary.model_macs,
+                peak_bytes=summary.peak_bytes,
+                slowest=slowest.get(rank),
+            )
+        elif rank in absent:
+            yield absent[rank]
+        else:
+            yield Rank(
                 rank=rank, node=None, host=None, device=None, coordinates={}, status="missing"
             )
-            continue
-        summary, took = told[rank]
-        yield Rank(
-            rank=rank,
-            node=summary.node,
-            host=summary.run.host,
-            device=summary.run.device_name,
-            coordinates=summary.coordinates,
-            status="failed" if summary.failed else "ok",
-            step=took.step,
-            data=took.data,
-            cpu=took.cpu,
-            macs=summary.model_macs,
-            peak_bytes=summary.peak_bytes,
-            slowest=None if slowest is None else slowest.get(rank, 0),
-        )
 
 
 def _notes(
     summaries: Mapping[int, RankSummary],
-    order: list[int],
+    order: Sequence[int],
     rows: MergedRows,
-    ranks: tuple[Rank, ...],
-) -> Iterator[Note]:
-    said: dict[tuple[str, str], Note] = {}
+    ranks: Sequence[Rank],
+) -> tuple[Note, ...]:
+    """Return the notes of all ranks, each once, and notes about missing and different ranks."""
+    of_ranks: dict[tuple[str, str], Note] = {}
     for rank in order:
         for note in summaries[rank].notes:
-            said.setdefault((note.code, note.subject), note)
-    yield from said.values()
-    if missing := [rank.rank for rank in ranks if rank.rank not in summaries]:
-        yield Note(
-            code="ranks_missing",
-            subject=ranges(missing),
-            values={"missing": len(missing), "world_size": len(ranks)},
-        )
+            of_ranks.setdefault((note.code, note.subject), note)
+    notes = list(of_ranks.values())
+    missing = [rank.rank for rank in ranks if rank.rank not in summaries]
+    if missing:
+        values = {"missing": len(missing), "world_size": len(ranks)}
+        notes.append(Note(code="ranks_missing", subject=ranges(missing), values=values))
     if rows.differ:
-        macs, flops = (
-            [summary.macs for summary in summaries.values()],
-            [summary.flops for summary in summaries.values()],
-        )
-        least_and_most = {
-            "least_macs": min(macs),
-            "most_macs": max(macs),
-            "least_flops": min(flops),
-            "most_flops": max(flops),
+        notes.append(_difference(summaries, order[0], rows))
+    for sources, names in rows.only_on():
+        tables = {summaries[rank].table for rank in sources}
+        having = [rank for rank, summary in summaries.items() if summary.table in tables]
+        modules: dict[str, int | float | str] = {
+            "modules": len(names),
+            "first": names[0],
+            "last": names[-1],
         }
-        elsewhere = sum(source != order[0] for source in rows.sources.values())
-        yield Note(
-            code="ranks_differ",
-            subject="",
-            values={"leading_rank": order[0], **least_and_most, "rows_of_others": elsewhere},
-        )
-    for taken, names in rows.only_on():
-        tables = {summaries[rank].table for rank in taken}
-        having = ranges(rank for rank, summary in summaries.items() if summary.table in tables)
-        yield Note(
-            code="only_on",
-            subject=having,
-            values={"modules": len(names), "first": names[0], "last": names[-1]},
-        )
+        notes.append(Note(code="only_on", subject=ranges(having), values=modules))
+    return tuple(notes)
 
 
-_LOGICAL = ("logical_macs", "self_logical_macs")
-_TRANSFERS = ("calls", "bytes")
-
-Row = TypeVar("Row", bound=Any)
-
-
-def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
-    """Merge the profiles of a step's batches.
-
-    Work and calls are added up; facts are the last batch's, memory that of the highest peak.
-    """
-    if len(profiles) == 1:
-        return profiles[0]
-    last = profiles[-1]
-    rows = {name: None for profile in profiles for name in profile.modules}
-    memories = [profile.memory for profile in profiles if profile.memory is not None]
-    notes = (note for profile in profiles for note in profile.notes)
-    op_counts = _sums(
-        (each for p in profiles for each in p.op_counts),
-        "module operator phase dtype",
-        OP_COUNT_FIELDS,
-    )
-    return replace(
-        last,
-        run=replace(
-            last.run,
-            partial=any(profile.run.partial for profile in profiles),
-            dtype=dtype_of(op_counts) or last.run.dtype,
-        ),
-        modules={
-            name: _row([profile.modules[name] for profile in profiles if name in profile.modules])
-            for name in rows
-        },
-        op_counts=op_counts,
-        unsupported=_sums(
-            (each for p in profiles for each in p.unsupported), "module operator phase", _TRANSFERS
-        ),
-        communication=_sums(
-            (each for p in profiles for each in p.communication),
-            "module phase collective group",
-            _TRANSFERS,
-        ),
-        waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),
-        memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
-        notes=tuple(
-            reduce(_added, same) for same in grouped(notes, attrgetter("code", "subject")).values()
-        ),
-    )
-
-
-def _row(rows: Sequence[ModuleProfile]) -> ModuleProfile:
-    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
-    works: dict[str, Any] = {
-        phase: reduce(_work, (row.work(phase) for row in rows)) for phase in PHASES
-    }
-    return replace(
-        rows[-1], calls=sum(row.calls for row in rows), peak_bytes=max(peaks, default=None), **works
-    )
-
-
-def _work(one: Work, other: Work) -> Work:
-    counts = {
-        name: getattr(one, name) + getattr(other, name)
-        for count in COUNTS
-        for name in (count, f"self_{count}")
-    }
-    logical = {
-        name: None if None in (a := getattr(one, name), b := getattr(other, name)) else a + b
-        for name in _LOGICAL
-    }
-    return replace(one, **counts, **logical)
-
-
-def _sums(rows: Iterable[Row], fields: str, counts: Iterable[str]) -> tuple[Row, ...]:
-    """One row for those that are equal in these fields."""
-    return tuple(
-        replace(group[0], **sums(group, *counts))
-        for group in grouped(rows, attrgetter(*fields.split())).values()
-    )
-
-
-def _added(one: Note, other: Note) -> Note:
+def _difference(summaries: Mapping[int, RankSummary], leading: int, rows: MergedRows) -> Note:
+    """Return the note that ranks did different work."""
+    macs = [summary.macs for summary in summaries.values()]
+    flops = [summary.flops for summary in summaries.values()]
     values = {
-        name: value + before
-        if isinstance(value, int) and isinstance(before := one.values.get(name, 0), int)
-        else value
-        for name, value in other.values.items()
+        "leading_rank": leading,
+        "least_macs": min(macs),
+        "most_macs": max(macs),
+        "least_flops": min(flops),
+        "most_flops": max(flops),
+        "rows_of_others": sum(source != leading for source in rows.sources.values()),
     }
-    return replace(other, values=values)
+    return Note(code="ranks_differ", subject="", values=values)

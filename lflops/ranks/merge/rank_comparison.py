@@ -1,437 +1,455 @@
-"""Which rank was late, by how much, and what it took longer for than the other ranks did.
+"""Compare the ranks: which one was late, by how much, and where it took longer than the others.
 
-The evidence, step by step, not yet the verdict.
+This is the evidence, step by step; `ranks.stragglers` judges it.
 
-A rank is late in an interval by what its busy time is beyond the others' median. A place's excess
-is the time that the rank spent in it beyond the others' median. What makes the rank late of that
-excess is what the others wait for.
+A rank is late in an interval by its busy time beyond the median of the others. Its excess in a place
+is its time there beyond the median of the others. The others wait for the part of the excess that
+makes the rank late.
 """
 
 import bisect
 import heapq
-import operator
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import NamedTuple
 
-from lflops.profile.records import ModulePhase, RankComparison, RankDelay, RankWait
-from lflops.profile.series import summed
-from lflops.ranks.merge.rank_table import OUTSIDE, RankTable, Series, added_up, median_of_others
+from lflops.profile.records import JOLT_RATIO, ModulePhase, RankComparison, RankDelay, RankWait
+from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
+from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
-# ranks that are looked at place by place, those that are late by the most
+# Number of ranks that are compared place by place: those that are late by the most.
 CANDIDATES = 32
-# excesses in a profile, those that cost the most
+# Number of excesses that a profile keeps: those that cost the most.
 KEPT = 256
-# of the step: what costs less is left out
+# An excess or a wait that costs a smaller share of a step is dropped.
 WORTH_KEEPING = 0.004
-
+# Number of waits that a profile keeps: the longest.
 WAITS_KEPT = 32
 
-# of a rank's busy time: so much must be outside of its slowest place to say that the rank is slow
-# in everything
+# A rank is slow everywhere only if this share of its busy time is outside its slowest place.
 LEAST_SHARE = 0.3
-# a module that is like no other is expected to take so many times as long as its share of the work
+# Factor on the time that a module is expected to take by its share of the work, if no module is
+# like it.
 GENEROUS = 3.0
-# from so many ranks on the spread of the others is known
+# With this many other ranks, their standard deviation is known.
 FEW_RANKS = 5
-# excesses of other ranks that are kept
+# Number of excesses of other ranks that a delay keeps: the largest.
 LARGEST = 8
-# from so many steps on, the single slowest one is ignored
+# With this many steps, the single slowest step is ignored.
 MANY_STEPS = 5
-JOLT_RATIO, JOLT_SIZES = (
-    2**-0.5,
-    20,
-    # the sizes in which jolts are counted: a step, and so many smaller ones
-)
-# median absolute deviations to a standard deviation
+# Number of sizes in which jolts are counted: a step and smaller ones.
+JOLT_SIZES = 20
+# Factor from the median absolute deviation to the standard deviation of a normal distribution.
 ROBUST = 1.4826
 
-EVERYTHING, STAGE = ModulePhase("", "all"), ModulePhase("", "stage")
-"""All that a rank's device does.
-
-All that a rank does in a step, where ranks have different modules.
-"""
+EVERYTHING = ModulePhase("", "all")
+"""Everything that a rank's device does in a step."""
+STAGE = ModulePhase("", "stage")
+"""Everything that a rank does in a step, where ranks have different modules."""
 
 
 class SelfWork(NamedTuple):
-    """What a module itself does in a phase."""
+    """The work of a module in a phase, without its submodules."""
 
     flops: int
     bytes_moved: int
 
 
 class _Excess(NamedTuple):
-    """A rank in a place: its seconds, the usual ones, and how late the rank is in the interval, step by step."""
+    """The time of a rank in a place, and the usual time there, step by step.
+
+    Attributes:
+        late: How late the rank is in the place's intervals.
+    """
 
     place: ModulePhase
     rank: int
-    seconds: Sequence[float]
-    usual: Sequence[float]
-    late: Sequence[float]
+    seconds: Steps
+    usual: Steps
+    late: Steps
     intervals: tuple[int, ...]
     modules: int = 1
 
     @property
-    def excess(self) -> list[float]:
-        return [took - usual for took, usual in zip(self.seconds, self.usual, strict=True)]
+    def excess(self) -> Steps:
+        return minus(self.seconds, self.usual)
 
     @property
     def cost(self) -> float:
-        return statistics.fmean(
-            max(0.0, min(each)) for each in zip(self.excess, self.late, strict=True)
-        )
+        """Mean part of the excess that makes the rank late."""
+        return mean_excess(list(map(min, self.excess, self.late)))
+
+
+class _Usual(NamedTuple):
+    """The usual time of each rank in each place.
+
+    Attributes:
+        series: The usual times by place, of the ranks for which they are known.
+        estimated: The places whose usual time is unknown, or estimated from their work.
+    """
+
+    series: dict[ModulePhase, RankSeries]
+    estimated: set[ModulePhase]
 
 
 def compare_ranks(
     table: RankTable, work: Mapping[ModulePhase, SelfWork] | None = None, *, whole: bool = False
 ) -> RankComparison | None:
-    """The evidence of a table; `None` of fewer than two ranks, and where no step was timed."""
-    # `work` is that of places in modules, for modules that one rank alone has. With `whole` a
-    # rank's whole step is a place too, as where places are too few to say that the rank is slow in
-    # everything.
-    steps = len(next(iter(table.waiting.values()), ()))
-    if len(table.ranks) < 2 or not steps:
+    """Compare the ranks of a table; `None` for fewer than two ranks or without a timed step.
+
+    Args:
+        table: The times of the ranks.
+        work: The work of places in modules, to estimate the time of a module that a single rank
+            has.
+        whole: Compare the whole step of each rank as well, where there are too few places to tell
+            that a rank is slow everywhere.
+    """
+    if len(table.ranks) < 2 or not table.steps:
         return None
-    late = _Lateness(table)
-    usual, estimated = _usual(table, work or {})
-    everywhere = [
-        each
-        for rank in late.ranks
-        if (
-            each := _everywhere(
-                table,
-                {place: usual[place] for place in usual if place not in estimated},
-                late,
-                rank,
-            )
-        )
-        is not None
-    ]
-    if whole or table.staged:
-        busy, place = added_up(table.busy.values(), table.ranks), EVERYTHING if whole else STAGE
-        others, intervals = median_of_others(busy), tuple(table.busy)
-        in_all = [
-            _Excess(place, rank, busy[rank], others[rank], late.within(rank, intervals), intervals)
-            for rank in late.ranks
-        ]
-        everywhere = in_all if whole else [*everywhere, *in_all]
-    found = chain(
-        everywhere,
-        _in_places(table, usual, late),
-        _in_repeated(table, late),
-        # one after the other: there are very many
+    lateness = _Lateness(table)
+    usual = _usual(table, work or {})
+    # The places are compared lazily because there may be very many.
+    excesses = chain(
+        _whole_steps(table, lateness, EVERYTHING) if whole else _devices(table, usual, lateness),
+        _whole_steps(table, lateness, STAGE) if table.staged and not whole else (),
+        _in_places(table, usual, lateness),
+        _in_repeated(table, lateness),
     )
-    worst = heapq.nlargest(KEPT, found, key=lambda each: each.cost)
-    beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
+    worst = heapq.nlargest(KEPT, excesses, key=lambda excess: excess.cost)
+    least_cost = WORTH_KEEPING * table.step_seconds
+    beyond = {place: table.seconds[place].minus(usual.series[place]) for place in usual.series}
     jolts, jolted_seconds = _jolts(table, beyond)
-    beyond |= {
-        place: _beyond_others(repeated.seconds) for place, repeated in table.repeated.items()
-    }
-    beyond[EVERYTHING] = (
-        {} if table.staged else _beyond_others(_on_device(table, usual, everywhere=whole))
-    )
+    for pattern, repeated in table.repeated.items():
+        beyond[pattern] = repeated.seconds.beyond_others()
+    if not table.staged:
+        beyond[EVERYTHING] = _on_device(table, usual.series, whole=whole).beyond_others()
     return RankComparison(
-        steps=steps,
+        steps=table.steps,
         seconds=table.step_seconds,
         lost_seconds=None if table.staged else _lost(table),
         excesses=tuple(
-            _value(each, beyond.get(each.place, {}), begins=each.place in table.begins)
-            for each in worst
-            if each.cost >= WORTH_KEEPING * table.step_seconds
+            _delay(
+                excess,
+                beyond.get(excess.place, RankSeries()),
+                begins=excess.place in table.begins,
+            )
+            for excess in worst
+            if excess.cost >= least_cost
         ),
         waits=tuple(heapq.nlargest(WAITS_KEPT, _waits(table), key=lambda wait: wait.seconds)),
         jolts=jolts,
         jolted_seconds=jolted_seconds,
-        places=len(usual),
+        places=len(usual.series),
         from_quartiles=table.are_quartiles,
     )
 
 
-def _late_ranks(busy: Mapping[int, Series]) -> list[int]:
-    beyond = (of_rank for series in busy.values() for of_rank in _beyond_others(series).items())
-    late = summed(
-        (rank, statistics.fmean(max(each, 0.0) for each in seconds)) for rank, seconds in beyond
-    )
-    return heapq.nlargest(CANDIDATES, late, key=late.__getitem__)
+def times_last(table: RankTable) -> dict[int, int]:
+    """Count for each rank the steps in which it was busy the longest.
 
-
-def times_last(table: RankTable) -> Counter[int] | None:
-    """In how many steps each rank was busy the longest.
-
-    `None` where ranks have different modules, or single steps are unknown.
+    Empty if ranks have different modules, or single steps are unknown.
     """
     if table.staged or table.are_quartiles:
-        return None
-    steps = zip(*added_up(table.busy.values(), table.ranks).values(), strict=True)
-    return Counter(table.ranks[step.index(max(step))] for step in steps)
+        return {}
+    counts = dict.fromkeys(table.ranks, 0)
+    for step in table.busy_in_all().by_step():
+        counts[table.ranks[step.index(max(step))]] += 1
+    return counts
 
 
 class _Lateness:
-    """How late the ranks are in each interval.
+    """How late the ranks are in each interval, step by step.
 
-    Where ranks have different modules it is how long the others wait.
+    Where ranks have different modules, it is how long the others wait.
     """
 
     def __init__(self, table: RankTable) -> None:
-        self._staged = median_of_others(table.waiting) if table.staged else None
+        self._waiting_of_others = table.waiting.median_of_others() if table.staged else None
         self._by_interval = {
-            number: _beyond_others(series) for number, series in table.busy.items()
+            interval: series.beyond_others() for interval, series in table.busy.items()
         }
-        waited = {rank: statistics.fmean(seconds) for rank, seconds in table.waiting.items()}
-        self.ranks = (
-            sorted(heapq.nsmallest(CANDIDATES, waited, key=waited.__getitem__))
-            if table.staged
-            else _late_ranks(table.busy)
-        )
+        self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
-    def of(self, rank: int, interval: int) -> Sequence[float]:
-        """Seconds step by step, negative where the rank is early."""
-        return self._staged[rank] if self._staged is not None else self._by_interval[interval][rank]
+    def within(self, rank: int, intervals: Iterable[int]) -> Steps:
+        """Return how late the rank is over these intervals, negative where it is early."""
+        if self._waiting_of_others is not None:
+            return self._waiting_of_others[rank]
+        return total(self._by_interval[interval][rank] for interval in intervals)
 
-    def within(self, rank: int, intervals: Iterable[int]) -> Sequence[float]:
-        """The same over several intervals."""
-        if self._staged is not None:
-            return self._staged[rank]
-        return tuple(
-            map(sum, zip(*(self._by_interval[number][rank] for number in intervals), strict=True))
-        )
+    def _latest(self) -> list[int]:
+        late: dict[int, float] = defaultdict(float)
+        for series in self._by_interval.values():
+            for rank, seconds in series.items():
+                late[rank] += mean_excess(seconds)
+        return heapq.nlargest(CANDIDATES, late, key=late.__getitem__)
+
+    def _least_waiting(self, table: RankTable) -> list[int]:
+        waited = table.waiting.means()
+        return sorted(heapq.nsmallest(CANDIDATES, waited, key=waited.__getitem__))
 
 
-def _usual(
-    table: RankTable, work: Mapping[ModulePhase, SelfWork]
-) -> tuple[dict[ModulePhase, Series], set[ModulePhase]]:
-    """What each rank usually takes in each place, step by step: the median of the other ranks.
+def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
+    """Find the usual time of each rank in each place: the median of the other ranks.
 
-    And the places where that is estimated.
+    A module that a single rank has is compared with modules like it, on other ranks if there are
+    any, and otherwise with its share of the work.
     """
-    # A module that one rank alone has is compared with those like it, on other ranks if there are
-    # any; else with its share of the work
-    usual: dict[ModulePhase, Series] = {}
-    alone: dict[ModulePhase, tuple[int, Sequence[float]]] = {}
-    groups: dict[tuple[str, str, SelfWork | None], list[ModulePhase]] = defaultdict(list)
-    estimated: set[ModulePhase] = set()
+    series: dict[ModulePhase, RankSeries] = {}
+    alone: dict[ModulePhase, tuple[int, Steps]] = {}
     for place in table.intervals:
-        series = table.seconds.get(place, {})
-        if len(series) > 1:
-            usual[place] = median_of_others(series)
-        elif series and table.staged:
-            alone[place] = next(iter(series.items()))
-            groups[table.patterns.get(place.fqn, place.fqn), place.phase, work.get(place)].append(
-                place
-            )
-    for group in groups.values():
+        of_place = table.seconds.get(place, RankSeries())
+        if len(of_place) > 1:
+            series[place] = of_place.median_of_others()
+        elif of_place and table.staged:
+            alone[place] = next(iter(of_place.items()))
+    estimated = set()
+    for group in _like_each_other(alone, table, work):
         for place in group:
-            rank, _ = alone[place]
-            like = [other for other in group if alone[other][0] != rank] or [
-                other for other in group if other != place
-            ]
+            like = _comparable(place, group, alone)
             if like:
-                usual[place] = {
-                    rank: tuple(
-                        map(
-                            statistics.median,
-                            zip(*(alone[other][1] for other in like), strict=True),
-                        )
-                    )
-                }
-                continue
-            estimated.add(place)
-            if (expected := _by_work(place, alone, work)) is not None:
-                usual[place] = {rank: expected}
-    return usual, estimated
+                seconds = [alone[other][1] for other in like]
+                expected: Steps | None = tuple(map(statistics.median, zip(*seconds, strict=True)))
+            else:
+                estimated.add(place)
+                expected = _by_work(place, alone, work)
+            if expected is not None:
+                series[place] = RankSeries({alone[place][0]: expected})
+    return _Usual(series, estimated)
 
 
-def _in_places(
-    table: RankTable, usual: Mapping[ModulePhase, Series], late: _Lateness
-) -> Iterator[_Excess]:
-    for place, of_rank in usual.items():
-        interval = table.intervals[place]
-        for rank in late.ranks:
-            if rank in of_rank:
-                yield _Excess(
-                    place,
-                    rank,
-                    table.seconds[place][rank],
-                    of_rank[rank],
-                    late.of(rank, interval),
-                    (interval,),
-                )
+def _like_each_other(
+    places: Iterable[ModulePhase], table: RankTable, work: Mapping[ModulePhase, SelfWork]
+) -> Iterable[list[ModulePhase]]:
+    """Group places of repeated modules with equal work."""
+    groups: dict[tuple[str, str, SelfWork | None], list[ModulePhase]] = defaultdict(list)
+    for place in places:
+        pattern = table.patterns.get(place.fqn, place.fqn)
+        groups[pattern, place.phase, work.get(place)].append(place)
+    return groups.values()
 
 
-def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
-    """The candidates in modules whose names differ only in numbers, all of them together."""
-    for place, (modules, intervals, series) in table.repeated.items():
-        usual = median_of_others(series)
-        for rank in late.ranks:
-            if rank in series:
-                yield _Excess(
-                    place,
-                    rank,
-                    series[rank],
-                    usual[rank],
-                    late.within(rank, intervals),
-                    intervals,
-                    modules,
-                )
+def _comparable(
+    place: ModulePhase,
+    group: Sequence[ModulePhase],
+    alone: Mapping[ModulePhase, tuple[int, Steps]],
+) -> list[ModulePhase]:
+    """Return the other places of the group, on other ranks if there are any."""
+    rank, _ = alone[place]
+    on_other_ranks = [other for other in group if alone[other][0] != rank]
+    return on_other_ranks or [other for other in group if other != place]
 
 
 def _by_work(
     place: ModulePhase,
-    alone: Mapping[ModulePhase, tuple[int, Sequence[float]]],
+    alone: Mapping[ModulePhase, tuple[int, Steps]],
     work: Mapping[ModulePhase, SelfWork],
-) -> tuple[float, ...] | None:
-    """Estimate a place's seconds at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
+) -> Steps | None:
+    """Estimate a place's seconds from the rate of the other modules.
+
+    The rate is in FLOPs or in bytes, whichever takes longer. `None` if work is unknown.
+    """
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
         return None
-    took = [sum(step) for step in zip(*(alone[other][1] for other in others), strict=True)]
-    of_others = map(sum, zip(*(work[each] for each in others), strict=True))
-    shares = [mine / theirs for mine, theirs in zip(work[place], of_others, strict=True) if theirs]
-    return tuple(GENEROUS * max(shares) * seconds for seconds in took) if shares else None
+    shares = []
+    flops = sum(work[other].flops for other in others)
+    if flops:
+        shares.append(work[place].flops / flops)
+    bytes_moved = sum(work[other].bytes_moved for other in others)
+    if bytes_moved:
+        shares.append(work[place].bytes_moved / bytes_moved)
+    if not shares:
+        return None
+    seconds = total(alone[other][1] for other in others)
+    return tuple(GENEROUS * max(shares) * each for each in seconds)
 
 
-def _everywhere(
-    table: RankTable, usual: Mapping[ModulePhase, Series], late: _Lateness, rank: int
-) -> _Excess | None:
-    """The rank in all places where its device works, as far as it is usually slower there.
+def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
+    """Yield the excess of each late rank in each place."""
+    for place, series in usual.series.items():
+        intervals = (table.intervals[place],)
+        for rank in lateness.ranks:
+            if rank in series:
+                seconds = table.seconds[place][rank]
+                late = lateness.within(rank, intervals)
+                yield _Excess(place, rank, seconds, series[rank], late, intervals)
 
-    The slowest place is left out.
+
+def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
+    """Yield the excess of each late rank in all modules of one pattern together."""
+    for place, repeated in table.repeated.items():
+        usual = repeated.seconds.median_of_others()
+        for rank in lateness.ranks:
+            if rank in usual:
+                seconds = repeated.seconds[rank]
+                late = lateness.within(rank, repeated.intervals)
+                yield _Excess(
+                    place, rank, seconds, usual[rank], late, repeated.intervals, repeated.modules
+                )
+
+
+def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
+    """Yield the excess of each late rank in its busy time of the whole step."""
+    busy = table.busy_in_all()
+    usual = busy.median_of_others()
+    intervals = tuple(table.busy)
+    for rank in lateness.ranks:
+        late = lateness.within(rank, intervals)
+        yield _Excess(place, rank, busy[rank], usual[rank], late, intervals)
+
+
+def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
+    """Yield the excess of each late rank whose device is slower in most places."""
+    intervals = tuple(table.busy)
+    for rank in lateness.ranks:
+        own = {}
+        others = {}
+        for place, series in usual.series.items():
+            if rank in series and is_on_device(place) and place not in usual.estimated:
+                own[place] = table.seconds[place][rank]
+                others[place] = series[rank]
+        slower = _slower_in_most_places(own, others)
+        if slower is not None:
+            usual_total = total(others.values())
+            seconds = tuple(ratio * each for ratio, each in zip(slower, usual_total, strict=True))
+            late = lateness.within(rank, intervals)
+            yield _Excess(EVERYTHING, rank, seconds, usual_total, late, intervals)
+
+
+def _slower_in_most_places(
+    own: Mapping[ModulePhase, Steps], usual: Mapping[ModulePhase, Steps]
+) -> list[float] | None:
+    """Return the usual ratio of a rank's time to the usual time in each step.
+
+    The place with the largest excess is left out. `None` if the rest is too little to tell.
     """
-    places = [place for place in usual if rank in usual[place] and is_on_device(place)]
-    if len(places) < 3:
+    if len(own) < 3:
         return None
-    mine, theirs = (
-        {place: series[place][rank] for place in places} for series in (table.seconds, usual)
-    )
-    slowest = max(places, key=lambda place: sum(mine[place]) - sum(theirs[place]))
-    rest = [place for place in places if place != slowest]
-    if sum(sum(theirs[place]) for place in rest) < LEAST_SHARE * sum(
-        sum(each) for each in theirs.values()
-    ):
+    slowest = max(own, key=lambda place: sum(own[place]) - sum(usual[place]))
+    rest = [place for place in own if place != slowest]
+    rest_seconds = sum(sum(usual[place]) for place in rest)
+    if rest_seconds < LEAST_SHARE * sum(map(sum, usual.values())):
         return None
-    total = [sum(step) for step in zip(*theirs.values(), strict=True)]
-    slower = [
-        _weighted_median(
-            [
-                (mine[place][step] / theirs[place][step], theirs[place][step])
-                for place in rest
-                if theirs[place][step] > 0
-            ]
-        )
-        for step in range(len(total))
-    ]
-    took = [ratio * seconds for ratio, seconds in zip(slower, total, strict=True)]
-    return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
+    ratios = []
+    for step in range(len(own[slowest])):
+        timed = [place for place in rest if usual[place][step] > 0]
+        weights = [usual[place][step] for place in timed]
+        values = [own[place][step] / usual[place][step] for place in timed]
+        ratios.append(_weighted_median(values, weights))
+    return ratios
 
 
 def is_on_device(place: ModulePhase) -> bool:
-    """Whether it is a module's, or the root's own in a pass."""
+    """Return whether the work of this place runs on the device."""
     return bool(place.fqn) or place.phase not in OUTSIDE
 
 
-def _on_device(table: RankTable, places: Iterable[ModulePhase], *, everywhere: bool) -> Series:
-    """Each rank's seconds in all of these that are on the device, or everywhere."""
-    on_device = [table.seconds[place] for place in places if everywhere or is_on_device(place)]
-    ranks = (
-        [rank for rank in table.ranks if all(rank in series for series in on_device)]
-        if on_device
-        else []
-    )
-    return added_up(on_device, ranks)
+def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) -> RankSeries:
+    """Return each rank's seconds in all places on the device, or in all places."""
+    parts = [table.seconds[place] for place in places if whole or is_on_device(place)]
+    if not parts:
+        return RankSeries()
+    ranks = [rank for rank in table.ranks if all(rank in series for series in parts)]
+    return RankSeries.sum_of(parts, ranks)
 
 
-def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    ordered = sorted(values)
-    half, reached = (
-        sum(weight for _, weight in ordered) / 2,
-        accumulate(weight for _, weight in ordered),
-    )
-    return next(
-        (value for (value, _), so_far in zip(ordered, reached, strict=True) if so_far >= half), 1.0
-    )
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the first value by which half the weight is reached; 1 without a value."""
+    ordered = sorted(zip(values, weights, strict=True))
+    half = sum(weight for _, weight in ordered) / 2
+    reached = 0.0
+    for value, weight in ordered:
+        reached += weight
+        if reached >= half:
+            return value
+    return 1.0
 
 
-def _noise(beyond: Series, rank: int) -> float | None:
-    """The standard deviation of the other ranks' excess from rank to rank.
+def _noise(beyond: RankSeries, rank: int) -> float | None:
+    """Return the standard deviation of the excess from rank to rank, without this rank.
 
-    `None` where they are too few.
+    `None` if there are too few others.
     """
-    medians = [statistics.median(seconds) for each, seconds in beyond.items() if each != rank]
+    medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
         return None
     middle = statistics.median(medians)
-    return ROBUST * statistics.median(abs(each - middle) for each in medians)
+    return ROBUST * statistics.median(abs(median - middle) for median in medians)
 
 
-def _jolts(table: RankTable, beyond: Mapping[ModulePhase, Series]) -> tuple[tuple[int, ...], float]:
-    """How often an excess reaches each of the sizes, and the seconds in which it could."""
+def _jolts(
+    table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
+) -> tuple[tuple[int, ...], float]:
+    """Count how often an excess reaches each size, and the seconds in which that could happen."""
     sizes = [table.step_seconds * JOLT_RATIO**number for number in range(JOLT_SIZES)]
-    large = sorted(
-        value
-        for series in beyond.values()
-        for each in series.values()
-        for value in each
-        if value >= sizes[-1]
-    )
-    seconds = sum(sum(each) for place in beyond for each in table.seconds[place].values())
+    large = []
+    seconds = 0.0
+    for place, series in beyond.items():
+        for excess in series.values():
+            large += [each for each in excess if each >= sizes[-1]]
+        seconds += sum(map(sum, table.seconds[place].values()))
+    large.sort()
     return tuple(len(large) - bisect.bisect_left(large, size) for size in sizes), seconds
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """For each place where ranks wait: for whom most, and how long."""
+    """Yield for each place where ranks wait the rank that they wait for, and how long."""
     for place in table.waits:
-        series = table.seconds.get(place, {})
+        series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
             continue
-        ranks, by_step = list(series), list(zip(*series.values(), strict=True))
-        shortest = [min(step) for step in by_step]
-        waited = {
-            rank: _usual_mean(
-                [took - least for took, least in zip(series[rank], shortest, strict=True)]
-            )
-            for rank in ranks
-        }
-        for_whom = summed(
-            (ranks[step.index(min(step))], statistics.fmean(step) - min(step)) for step in by_step
-        )
-        for_rank = max(for_whom, key=for_whom.__getitem__)
-        others = [rank for rank in ranks if rank != for_rank]
-        longest = max(others, key=waited.__getitem__)
+        shortest = [min(step) for step in series.by_step()]
+        waited = {rank: _usual_mean(minus(each, shortest)) for rank, each in series.items()}
+        for_rank = _awaited_rank(series)
+        others = [rank for rank in series if rank != for_rank]
         seconds = statistics.median(waited[rank] for rank in others)
-        traced = table.known_waits.get(place)
-        if seconds >= WORTH_KEEPING * table.step_seconds:
-            yield RankWait(
-                module=place.fqn,
-                phase=place.phase,
-                for_rank=for_rank,
-                ranks=table.having.get(place, len(ranks)) - 1,
-                seconds=seconds,
-                longest=waited[longest],
-                longest_rank=longest,
-                traced_seconds=None
-                if traced is None
-                else statistics.median(traced[rank] for rank in others) - min(traced.values()),
-                transfer_seconds=None if traced is None else min(traced.values()),
-            )
+        if seconds < WORTH_KEEPING * table.step_seconds:
+            continue
+        longest_rank = max(others, key=waited.__getitem__)
+        transfer = traced = None
+        if place in table.known_waits:
+            known = table.known_waits[place]
+            transfer = min(known.values())
+            traced = statistics.median(known[rank] for rank in others) - transfer
+        yield RankWait(
+            module=place.fqn,
+            phase=place.phase,
+            for_rank=for_rank,
+            ranks=len(others),
+            seconds=seconds,
+            longest=waited[longest_rank],
+            longest_rank=longest_rank,
+            traced_seconds=traced,
+            transfer_seconds=transfer,
+        )
+
+
+def _awaited_rank(series: RankSeries) -> int:
+    """Return the rank for which the others wait longest over all steps."""
+    ranks = list(series)
+    waited_for: dict[int, float] = {}
+    for step in series.by_step():
+        shortest = min(step)
+        rank = ranks[step.index(shortest)]
+        waited_for[rank] = waited_for.get(rank, 0.0) + statistics.fmean(step) - shortest
+    return max(waited_for, key=waited_for.__getitem__)
 
 
 def _lost(table: RankTable) -> float:
-    """Seconds a step that the last rank of each interval takes beyond the median one."""
-    return sum(
-        _usual_mean(
-            [max(step) - statistics.median_low(step) for step in zip(*series.values(), strict=True)]
-        )
-        for series in table.busy.values()
-    )
+    """Return the seconds per step that the last rank of each interval takes beyond the median."""
+    lost = 0.0
+    for series in table.busy.values():
+        lost += _usual_mean([max(step) - statistics.median_low(step) for step in series.by_step()])
+    return lost
 
 
 def _usual_mean(steps: Sequence[float]) -> float:
-    """The mean over the steps.
+    """Return the mean over the steps.
 
-    In many steps the longest counts as the second longest: one disturbance of the machine is not
-    the run.
+    With many steps, the longest counts as the second longest: one disturbance of the machine does
+    not describe the run.
     """
     if len(steps) < MANY_STEPS:
         return statistics.fmean(steps)
@@ -439,32 +457,19 @@ def _usual_mean(steps: Sequence[float]) -> float:
     return statistics.fmean([*others, second, second])
 
 
-def _beyond_others(series: Series) -> dict[int, tuple[float, ...]]:
-    return _beyond(series, median_of_others(series))
-
-
-def _beyond(series: Series, usual: Series) -> dict[int, tuple[float, ...]]:
-    """The seconds of each rank beyond the usual ones, step by step."""
-    return {rank: tuple(map(operator.sub, series[rank], usual[rank])) for rank in usual}
-
-
-def _value(each: _Excess, beyond: Series, *, begins: bool) -> RankDelay:
+def _delay(excess: _Excess, beyond: RankSeries, *, begins: bool) -> RankDelay:
+    """Make the record of an excess; `beyond` has the excess of all ranks in its place."""
     return RankDelay(
-        module=each.place.fqn,
-        phase=each.place.phase,
-        rank=each.rank,
-        seconds=statistics.median(each.seconds),
-        usual=statistics.median(each.usual),
-        excess=tuple(each.excess),
-        late=tuple(each.late),
-        noise=_noise(beyond, each.rank),
-        largest_of_others=tuple(
-            heapq.nlargest(
-                LARGEST,
-                (value for rank, over in beyond.items() if rank != each.rank for value in over),
-            )
-        ),
-        intervals=each.intervals,
-        modules=each.modules,
+        module=excess.place.fqn,
+        phase=excess.place.phase,
+        rank=excess.rank,
+        seconds=statistics.median(excess.seconds),
+        usual=statistics.median(excess.usual),
+        excess=excess.excess,
+        late=excess.late,
+        noise=_noise(beyond, excess.rank),
+        largest_of_others=tuple(heapq.nlargest(LARGEST, beyond.values_except(excess.rank))),
+        intervals=excess.intervals,
+        modules=excess.modules,
         begins_collective=begins,
     )

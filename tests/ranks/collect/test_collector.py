@@ -17,7 +17,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase, RankWait
 from lflops.profile.steps import Step
-from lflops.ranks.collect import collector as gather_module, store as rank_store, window_reports
+from lflops.ranks.collect import collector as gather_module, rank_times, store as rank_store
 from lflops.ranks.collect.collector import (
     EXIT_SECONDS,
     GOODBYE,
@@ -262,7 +262,7 @@ def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
 
     The others are in the ranks' sums all the same.
     """
-    monkeypatch.setattr(window_reports, "MOST_VALUES", 0)
+    monkeypatch.setattr(rank_times, "MOST_VALUES", 0)
     names = [f"m{number}" for number in range(200)]
     facts = run(kind="training", stage="train", window=0)
     alike = profile(

@@ -1,7 +1,4 @@
-"""Ranks too many for one process.
-
-They keep their modules' times, hand in sums, and the late ones are asked for the rest.
-"""
+"""Many ranks, of which a sample hands in the times of its modules if they are too many."""
 
 import random
 from collections import Counter
@@ -16,15 +13,17 @@ import lflops
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
-from lflops.ranks.collect import window_reports
+from lflops.ranks.collect import report as report_module
 from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.merge import rank_comparison
 from lflops.timing.module_times import ScaledTimes, with_times
 from tests.support.profile_builders import product, profile, run, weights
 
 WORLD, SLOW, PLACES = 24, 13, ("first", "gather", "second", "reduce")
 """Modules in their order; ranks wait for each other in the second one and in the last."""
+
+EMPTY = 4
+"""Bytes of an empty value in the store: the number of its parts."""
 
 Laps = tuple[Mapping[ModulePhase, float], ...]
 
@@ -86,7 +85,7 @@ class Store(HashStore):
 
     def set(self, key: str, value: bytes) -> None:
         """As the store."""
-        if "/times/" in key:
+        if "/times/" in key and len(value) > EMPTY:
             self.times.add(int(key.rsplit("/", 1)[1].split("+", maxsplit=1)[0]))
         super().set(key, value)
 
@@ -110,23 +109,16 @@ def gathered(
 
 
 @pytest.fixture
-def few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks keep their times but four that are drawn by lot.
-
-    The two latest ones are asked for theirs.
-    """
-    monkeypatch.setattr(window_reports, "MOST_BYTES", 0)
-    monkeypatch.setattr(window_reports, "BY_LOT", 4)
-    monkeypatch.setattr(window_reports, "ASKED", 3)
-    for module in (window_reports, rank_comparison):
-        monkeypatch.setattr(module, "CANDIDATES", 2)
+def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for the times of four ranks: six steps and their scales in four places, in float32."""
+    monkeypatch.setattr(report_module, "MOST_BYTES", 4 * 7 * len(PLACES) * 4)
     return iter(())
 
 
-def ranks_of(seed: int) -> dict[int, tuple[Profile, Laps]]:
+def ranks_of(seed: int, slow: int = SLOW) -> dict[int, tuple[Profile, Laps]]:
     """All ranks, of which one is slow in the second module."""
     draw = random.Random(seed)  # noqa: S311 - nothing is secret
-    laps = {rank: laps_of(draw, slow=rank == SLOW) for rank in range(WORLD)}
+    laps = {rank: laps_of(draw, slow=rank == slow) for rank in range(WORLD)}
     return {rank: (report_of(each), each) for rank, each in laps.items()}
 
 
@@ -155,50 +147,18 @@ def last_by_hand(laps: Mapping[int, Laps]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sums_say_of_all_ranks_what_their_times_would(
-    few_places: None, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """Who is late, by how much and how often.
-
-    Equal to the last bit, and to what is added up by hand, in whatever order reports come.
-    """
+def test_what_is_lost_and_who_was_last_are_as_added_up_by_hand(seed: int) -> None:
+    """To the last bit, in whatever order reports come."""
     reports = ranks_of(seed)
     laps = {rank: each for rank, (_, each) in reports.items()}
-    reduced, sent = gathered(reports, seed=seed)
-    monkeypatch.setattr(window_reports, "MOST_BYTES", 1 << 30)
-    flat, all_sent = gathered(reports)
-    assert reduced.rank_comparison is not None
-    assert flat.rank_comparison is not None
-    assert (
-        lost_by_hand(laps)
-        == reduced.rank_comparison.lost_seconds
-        == flat.rank_comparison.lost_seconds
-    )
-    assert (
-        last_by_hand(laps)
-        == [each.slowest for each in reduced.ranks]
-        == [each.slowest for each in flat.ranks]
-    )
-    assert (flat.rank_comparison.seconds, flat.ranks, flat.steps) == (
-        reduced.rank_comparison.seconds,
-        reduced.ranks,
-        reduced.steps,
-    )
-    late = [
-        {(e.module, e.rank): e.late for e in whole.rank_comparison.excesses}
-        for whole in (reduced, flat)
-    ]
-    assert late[0]["second", SLOW] == late[1]["second", SLOW]
-    lot = window_reports.by_lot(WORLD) - {0}
-    assert len(all_sent) == WORLD - 1
-    assert SLOW in sent
-    assert lot <= sent
-    assert len(sent - lot) <= 3
+    whole, sent = gathered(reports, seed=seed)
+    assert whole.rank_comparison is not None
+    assert lost_by_hand(laps) == whole.rank_comparison.lost_seconds
+    assert last_by_hand(laps) == [each.slowest for each in whole.ranks]
+    assert set(range(1, WORLD)) == sent
 
 
-def test_the_module_of_a_late_rank_is_named_from_the_times_it_is_asked_for(
-    few_places: None,
-) -> None:
+def test_a_late_rank_and_its_module_are_named() -> None:
     """8 s in the second module. All ranks wait for it there, which is said of all of them."""
     whole, _ = gathered(ranks_of(7))
     assert [("second", "forward", SLOW)] == [
@@ -210,7 +170,7 @@ def test_the_module_of_a_late_rank_is_named_from_the_times_it_is_asked_for(
     }
 
 
-def test_a_lost_host_is_named_and_nothing_else_is_lost(few_places: None) -> None:
+def test_a_lost_host_is_named_and_nothing_else_is_lost() -> None:
     """Ranks 4 to 7 say nothing; the slow one is found all the same."""
     whole, _ = gathered(
         {rank: each for rank, each in ranks_of(1).items() if rank not in range(4, 8)}
@@ -222,33 +182,34 @@ def test_a_lost_host_is_named_and_nothing_else_is_lost(few_places: None) -> None
     ]
 
 
-def test_a_late_rank_that_has_left_is_not_waited_for(few_places: None) -> None:
-    """Its training has ended before it was asked.
+def test_of_too_many_times_a_sample_is_handed_in(small_sample: None) -> None:
+    """Four ranks of 24, and rank 0, whose times are at hand.
 
-    That it was the last is known, its module is not; the other ranks have theirs.
+    A slow rank among them is found with its module; how often another was the last is unknown.
     """
-    whole, sent = gathered(ranks_of(2), leaving=[SLOW])
-    assert SLOW not in sent
-    assert (6, "ok") == (whole.ranks[SLOW].slowest, whole.ranks[SLOW].status)
+    times_of = report_module.ranks_with_times(WORLD, 7 * len(PLACES) * 4)
+    assert 4 == len(times_of)
+    slow = min(rank for rank in times_of if rank)
+    whole, sent = gathered(ranks_of(7, slow))
+    assert set(times_of) - {0} == sent
+    assert ["ok"] * WORLD == [rank.status for rank in whole.ranks]
+    assert [("second", "forward", slow)] == [
+        (row.module, row.phase, row.slow_rank) for row in lflops.stragglers(whole).rows
+    ]
+    assert {0, *times_of} == {rank.rank for rank in whole.ranks if rank.slowest is not None}
     assert whole.modules["second"].forward.self_seconds is not None
 
 
-def test_ranks_that_wait_elsewhere_are_compared_in_one_interval(few_places: None) -> None:
-    """Half of the ranks have no collective in the middle of their step, so their sums do not tell of its halves."""
-    draw, reports = random.Random(3), {}  # noqa: S311 - nothing is secret
-    for rank in range(WORLD):
-        laps = laps_of(draw, slow=rank == SLOW)
-        given = report_of(laps)
-        if rank % 2 == 0:
-            given = replace(
-                given,
-                communication=tuple(
-                    each for each in given.communication if each.module == "reduce"
-                ),
-            )
-        reports[rank] = given, laps
+def test_the_rows_of_a_rank_without_times_have_those_of_one_with_the_same_work(
+    small_sample: None,
+) -> None:
+    """The rank with the most FLOPs leads, and hands in no times; another with its rows does."""
+    times_of = report_module.ranks_with_times(WORLD, 7 * len(PLACES) * 4)
+    reports = ranks_of(3)
+    longer = report_of(reports[0][1], names=(*PLACES, "further"))
+    leading = max(set(range(WORLD)) - set(times_of))
+    for rank in (leading, max(times_of)):
+        reports[rank] = (replace(longer, steps=reports[rank][0].steps), reports[rank][1])
     whole, _ = gathered(reports)
-    assert ["ok"] * WORLD == [rank.status for rank in whole.ranks]
-    assert whole.rank_comparison is not None
-    assert {(0,)} == {each.intervals for each in whole.rank_comparison.excesses}
-    assert 6 == whole.ranks[SLOW].slowest
+    assert "further" in whole.modules
+    assert whole.modules["second"].forward.self_seconds is not None

@@ -15,7 +15,7 @@ from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import RankCollector, SharedSteps
 from lflops.ranks.collect.store import RankStore
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.merge.steps import MOST_STEPS
+from lflops.ranks.merge.unprofiled_steps import MOST_STEPS
 from tests.support.profile_builders import profile, run, small_clean_comparison, weights
 
 WINDOW: Profile = profile(

@@ -21,9 +21,10 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, DtypeShare, Profile, UnsupportedCall
 from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, TimingStats, Trace
 from lflops.profile.steps import Step
-from lflops.ranks.merge.merge import _fitted, merge, sum_of_batches
+from lflops.ranks.merge.batches import sum_of_batches
+from lflops.ranks.merge.merge import _fitted, merge
 from lflops.ranks.merge.rank_table import known_waits, rank_stats, table_of, waiting_in
-from lflops.ranks.merge.steps import ranges
+from lflops.ranks.merge.rows import ranges
 from tests.support.processes import Ranks
 from tests.support.profile_builders import (
     cell,
@@ -930,59 +931,59 @@ def whatever(n: int = 2, **facts: Any) -> list[Profile]:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ([], "profiles is empty: give the profile of at least one rank"),
-    ({}, "profiles is empty: give the profile of at least one rank"),
-    (replica(), "profiles is a Profile: give the profiles of all ranks, in a list or by rank"),
-    (3, "profiles is a int: give the profiles of all ranks, in a list or by rank"),
-    ([replica(), "rank1.json"], "rank 1 is a str: give a Profile, as lflops.load reads one"),
-    ({0: replica(), 3: None}, "rank 3 is a NoneType: give a Profile, as lflops.load reads one"),
-    ({"0": replica()}, "profiles has the rank '0': whole numbers from 0 to 1048575 are taken"),
-    ({True: replica()}, "profiles has the rank True: whole numbers from 0 to 1048575 are taken"),
-    ({-1: replica()}, "profiles has the rank -1: whole numbers from 0 to 1048575 are taken"),
+    ([], "profiles is empty: pass the profile of at least one rank"),
+    ({}, "profiles is empty: pass the profile of at least one rank"),
+    (replica(), "profiles is a Profile: pass the profiles of all ranks, as a list or by rank"),
+    (3, "profiles is a int: pass the profiles of all ranks, as a list or by rank"),
+    ([replica(), "rank1.json"], "rank 1 is a str: pass a Profile, such as lflops.load returns"),
+    ({0: replica(), 3: None}, "rank 3 is a NoneType: pass a Profile, such as lflops.load returns"),
+    ({"0": replica()}, "profiles has the rank '0': pass whole numbers from 0 to 1048575"),
+    ({True: replica()}, "profiles has the rank True: pass whole numbers from 0 to 1048575"),
+    ({-1: replica()}, "profiles has the rank -1: pass whole numbers from 0 to 1048575"),
     (
         {1 << 20: replica()},
-        "profiles has the rank 1048576: whole numbers from 0 to 1048575 are taken",
+        "profiles has the rank 1048576: pass whole numbers from 0 to 1048575",
     ),
-    (the_same_twice(), "ranks 0 and 1 are the same profile: give each rank its own"),
+    (the_same_twice(), "ranks 0 and 1 are the same profile: pass the profile of each rank"),
     (
         [replica(), small_profile()],
-        "rank 1 is a merged profile, of ranks: 2; give those that it was made of",
+        "rank 1 is already merged from 2 ranks: pass the profile of each rank",
     ),
     (
         [merge([replica()])],
-        "rank 0 is a merged profile, of ranks: 1; give those that it was made of",
+        "rank 0 is already merged from 1 ranks: pass the profile of each rank",
     ),
     (
         whatever(3, kind="measure"),
-        "run.kind is 'measure' on rank 2, 'count' on rank 0: give the ranks of one run",
+        "run.kind is 'measure' on rank 2, 'count' on rank 0: pass the ranks of one run",
     ),
     (
         whatever(versions={"torch": "2.11.0"}),
-        "run.versions['torch'] is '2.11.0' on rank 1, '2.13.0' on rank 0: give the ranks of one run",
+        "run.versions['torch'] is '2.11.0' on rank 1, '2.13.0' on rank 0: pass the ranks of one run",
     ),
     (
         [replica(run=run(window=n)) for n in (0, 1)],
-        "run.window is 1 on rank 1, 0 on rank 0: give the ranks of one run",
+        "run.window is 1 on rank 1, 0 on rank 0: pass the ranks of one run",
     ),
     (
         [replica(run=run(stage=stage)) for stage in ("train", "test")],
-        "run.stage is 'test' on rank 1, 'train' on rank 0: give the ranks of one run",
+        "run.stage is 'test' on rank 1, 'train' on rank 0: pass the ranks of one run",
     ),
     (
         [replica(), *(replica(run=run(tensor_parallel_size=n)) for n in (2, 4))],
-        "run.tensor_parallel_size is 4 on rank 2, 2 on rank 1: give the ranks of one run",
+        "run.tensor_parallel_size is 4 on rank 2, 2 on rank 1: pass the ranks of one run",
     ),
     (
         [replica(), *(replica(run=run(world_size=n)) for n in (8, 4))],
-        "run.world_size is 4 on rank 2, 8 on rank 1: give the ranks of one run",
+        "run.world_size is 4 on rank 2, 8 on rank 1: pass the ranks of one run",
     ),
     (
         whatever(3, world_size=2),
-        "run.world_size is 2 on rank 2: with the ranks that are given, 3 to 1048576 is taken",
+        "run.world_size is 2 on rank 2: these ranks need 3 to 1048576",
     ),
     (
         whatever(2, world_size=1 << 60),
-        f"run.world_size is {1 << 60} on rank 1: with the ranks that are given, 2 to 1048576 is taken",
+        f"run.world_size is {1 << 60} on rank 1: these ranks need 2 to 1048576",
     ),
 ]
 

@@ -6,7 +6,8 @@ import pytest
 
 from lflops.profile.records import ModulePhase, RankComparison, RankDelay
 from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
-from lflops.ranks.merge.rank_table import intervals_of, median_of_others, table_of
+from lflops.ranks.merge.rank_series import RankSeries
+from lflops.ranks.merge.rank_table import intervals_of, table_of
 
 DATA, OPTIMIZER, SYNC = (
     ModulePhase("", "data"),
@@ -71,10 +72,9 @@ def test_without_a_collective_at_its_end_a_steps_last_interval_goes_on_in_the_ne
 
 def test_a_rank_is_compared_with_the_median_of_the_others() -> None:
     """Of 1, 2, 3 and 9: without the first 3, without the last 2; of two ranks, the other."""
-    assert {0: (3.0,), 1: (3.0,), 2: (2.0,), 3: (2.0,)} == median_of_others(
-        {0: (1.0,), 1: (2.0,), 2: (3.0,), 3: (9.0,)}
-    )
-    assert {0: (9.0,), 1: (1.0,)} == median_of_others({0: (1.0,), 1: (9.0,)})
+    four = RankSeries({0: (1.0,), 1: (2.0,), 2: (3.0,), 3: (9.0,)})
+    assert {0: (3.0,), 1: (3.0,), 2: (2.0,), 3: (2.0,)} == four.median_of_others()
+    assert {0: (9.0,), 1: (1.0,)} == RankSeries({0: (1.0,), 1: (9.0,)}).median_of_others()
 
 
 def test_the_slow_rank_is_late_and_the_one_that_waits_is_not() -> None:
@@ -140,7 +140,7 @@ def test_the_last_rank_of_each_step_is_counted() -> None:
         },
         WAITS,
     )
-    assert {2: 2, 1: 1} == times_last(table)
+    assert {2: 2, 1: 1, 0: 0} == times_last(table)
 
 
 def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:

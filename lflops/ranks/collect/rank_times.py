@@ -1,0 +1,302 @@
+"""The times of modules on all ranks, as tensors, and the table of those that can tell who is slow.
+
+There may be thousands of ranks, steps and modules together. All of them are summed and compared as
+tensors; only the places that matter most become a table.
+"""
+
+from collections.abc import Mapping, Sequence, Set as AbstractSet
+
+import torch
+from torch import Tensor
+
+from lflops.profile.records import ModulePhase
+from lflops.profile.series import grouped
+from lflops.ranks.collect.report import PlacesOfTable, RankHeader
+from lflops.ranks.merge.rank_comparison import CANDIDATES
+from lflops.ranks.merge.rank_series import RankSeries
+from lflops.ranks.merge.rank_table import (
+    RankTable,
+    Repeated,
+    few_intervals,
+    intervals_of,
+    known_waits,
+    repeated_places,
+)
+
+# Number of values that are compared at once.
+AT_ONCE = 1 << 18
+# Number of ranks whose times are summed at once.
+RANKS_AT_ONCE = 32
+# Number of values in a table, over all ranks, steps and places.
+MOST_VALUES = 400_000
+# A table has at least this many places.
+FEWEST_PLACES = 64
+
+
+class _Group:
+    """The ranks that have the same places and steps.
+
+    Attributes:
+        columns: The column of each place.
+        rows: The row of each rank.
+    """
+
+    def __init__(self, at: tuple[int, ...], places: PlacesOfTable, ranks: Sequence[int]) -> None:
+        self.at = at
+        self.columns = {place: column for column, place in enumerate(places.places)}
+        self.rows = {rank: row for row, rank in enumerate(ranks)}
+        # Ranks x steps x places; after the steps of each rank come its scales.
+        self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
+
+    def set(self, rank: int, times: bytes) -> None:
+        """Set the times of a rank."""
+        by_step = torch.frombuffer(bytearray(times), dtype=torch.float32)
+        self._times[self.rows[rank]] = by_step.view(len(self.at) + 1, -1)
+
+    def scaled(self, row: int) -> list[list[float]]:
+        """Return the scaled times of the rank in this row, by step and place."""
+        times = self._times[row].double()
+        scaled: list[list[float]] = (times[:-1] * times[-1]).tolist()
+        return scaled
+
+    def steps(self, chosen: AbstractSet[int]) -> Tensor:
+        """Return the times in the chosen steps."""
+        if chosen >= set(self.at):
+            return self._times[:, :-1]
+        return self._times[:, [row for row, at in enumerate(self.at) if at in chosen]]
+
+
+class RankTimes:
+    """Collects the times of each rank."""
+
+    def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
+        self._table_of_rank = {head.summary.rank: head.summary.table for head in heads}
+        self._groups_of_table: dict[str, list[_Group]] = {}
+        self._homes: dict[int, _Group] = {}
+        timed = [head for head in heads if head.at]
+        for (table, at), members in grouped(
+            timed, lambda head: (head.summary.table, head.at)
+        ).items():
+            ranks = [head.summary.rank for head in members]
+            group = _Group(at, tables[table], ranks)
+            self._groups_of_table.setdefault(table, []).append(group)
+            self._homes.update(dict.fromkeys(ranks, group))
+        self._world = max((head.summary.run.world_size for head in heads), default=1)
+        self._waits: set[ModulePhase] = set()
+        self._begins: set[ModulePhase] = set()
+        for places in tables.values():
+            self._waits.update(places.waits)
+            self._begins.update(places.begins)
+        self._disturbed: set[int] = set()
+        waiting = {}
+        for head in heads:
+            self._disturbed.update(head.disturbed)
+            places = tables[head.summary.table]
+            waiting[head.summary.rank] = {
+                places.places[number]: seconds for number, seconds in head.waiting.items()
+            }
+        self._known_waits = known_waits(waiting)
+
+    def add(self, rank: int, times: bytes) -> None:
+        """Add the times of a rank, if it has any."""
+        if rank in self._homes and times:
+            self._homes[rank].set(rank, times)
+
+    def of(self, rank: int) -> list[list[float]]:
+        """Return the scaled times of a rank by step and place.
+
+        If the rank handed in no times, they are those of a rank that did the same work.
+        """
+        if rank in self._homes:
+            group = self._homes[rank]
+            return group.scaled(group.rows[rank])
+        groups = self._groups_of_table.get(self._table_of_rank[rank], [])
+        return groups[0].scaled(0) if groups else []
+
+    def table(self, patterns: Mapping[str, str]) -> RankTable | None:
+        """Make a table of all ranks in the steps that all of them have; `None` without such a step.
+
+        Disturbed steps are left out if there are others.
+        """
+        groups = [group for groups in self._groups_of_table.values() for group in groups]
+        if len(self._homes) < 2:
+            return None
+        common = set.intersection(*(set(group.at) for group in groups))
+        chosen = common - self._disturbed or common
+        if not chosen:
+            return None
+        selection = _Selection(groups, chosen, self._waits, patterns, self._world)
+        return selection.table(self._begins, self._known_waits)
+
+
+class _Selection:
+    """Selects the places that can tell which rank is slow."""
+
+    def __init__(
+        self,
+        groups: Sequence[_Group],
+        steps: AbstractSet[int],
+        waits: AbstractSet[ModulePhase],
+        patterns: Mapping[str, str],
+        world: int,
+    ) -> None:
+        self._groups = groups
+        self._patterns = patterns
+        self._waits = waits
+        self._times = [group.steps(steps) for group in groups]
+        # The ranks in the order of the groups' rows.
+        self._ranks = [rank for group in groups for rank in group.rows]
+        # The numbers of the groups that have each place.
+        self._having: dict[ModulePhase, tuple[int, ...]] = {}
+        for number, group in enumerate(groups):
+            for place in group.columns:
+                self._having[place] = (*self._having.get(place, ()), number)
+        self._is_staged = any(
+            place.fqn and self._number_of_ranks(having) < len(self._ranks)
+            for place, having in self._having.items()
+        )
+        self._intervals = few_intervals(intervals_of(self._having, waits), world)
+        self._number_of_intervals = max(self._intervals.values(), default=0) + 1
+        # Ranks x steps x intervals.
+        sums = torch.cat(list(map(self._summed, groups, self._times)))
+        self._busy = sums[:, :, :-1]
+        self._waiting = sums[:, :, -1]
+        self._candidates = self._latest_ranks()
+
+    def table(
+        self,
+        begins: AbstractSet[ModulePhase],
+        known: Mapping[ModulePhase, Mapping[int, float]],
+    ) -> RankTable:
+        """Make the table of the selected places."""
+        chosen = self._chosen_places()
+        return RankTable(
+            seconds={place: self._series(place) for place in self._having if place in chosen},
+            repeated=self._repeated(),
+            busy={
+                interval: self._series_of_all(self._busy[:, :, interval])
+                for interval in range(self._number_of_intervals)
+            },
+            waiting=self._series_of_all(self._waiting),
+            intervals=self._intervals,
+            waits=frozenset(self._waits),
+            begins=frozenset(begins - self._waits),
+            staged=self._is_staged,
+            known_waits=known,
+            patterns=self._patterns,
+        )
+
+    def _number_of_ranks(self, having: Sequence[int]) -> int:
+        return sum(len(self._times[number]) for number in having)
+
+    def _summed(self, group: _Group, times: Tensor) -> Tensor:
+        """Return the sums of each interval, and of all waiting: ranks x steps x (intervals + 1)."""
+        after_all = self._number_of_intervals
+        columns = torch.tensor(
+            [self._intervals.get(place, after_all) for place in group.columns], dtype=torch.long
+        )
+        ranks, steps, _ = times.shape
+        sums = torch.zeros(ranks, steps, after_all + 1, dtype=torch.float64)
+        for start in range(0, ranks, RANKS_AT_ONCE):
+            some = slice(start, start + RANKS_AT_ONCE)
+            sums[some].index_add_(2, columns, times[some].double())
+        return sums
+
+    def _latest_ranks(self) -> set[int]:
+        """Return the ranks that are late by the most.
+
+        Where ranks have different modules, the latest ranks are those that wait least.
+        """
+        if self._is_staged:
+            late = -self._waiting.mean(1)
+        else:
+            beyond = self._busy - self._busy.median(0).values
+            late = beyond.clamp(min=0).mean(1).sum(1)
+        rows = late.topk(min(CANDIDATES, len(late))).indices.tolist()
+        return {self._ranks[row] for row in rows}
+
+    def _series_of_all(self, seconds: Tensor) -> RankSeries:
+        """Return the series of all ranks from a tensor of ranks x steps."""
+        return _sorted_series(self._ranks, seconds)
+
+    def _series(self, place: ModulePhase) -> RankSeries:
+        """Return the series of the ranks that have a place."""
+        having = self._having[place]
+        ranks = [rank for number in having for rank in self._groups[number].rows]
+        return _sorted_series(ranks, self._stacked(having, [place])[:, :, 0].double())
+
+    def _stacked(self, having: Sequence[int], places: Sequence[ModulePhase]) -> Tensor:
+        """Return the times of groups in these places: ranks x steps x places."""
+        parts = []
+        for number in having:
+            columns = [self._groups[number].columns[place] for place in places]
+            parts.append(self._times[number][:, :, columns])
+        return torch.cat(parts)
+
+    def _chosen_places(self) -> set[ModulePhase]:
+        """Return the places where a late rank exceeds the others most, and the longest places.
+
+        They are as many as a table has room for.
+        """
+        values_of_place = len(self._ranks) * self._times[0].shape[1]
+        room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
+        if len(self._having) <= room:
+            return set(self._having)
+        excess: dict[ModulePhase, float] = {}
+        usual: dict[ModulePhase, float] = {}
+        for having, places in grouped(self._having, self._having.__getitem__).items():
+            values = self._number_of_ranks(having) * self._times[0].shape[1]
+            width = max(AT_ONCE // values, 1)
+            for start in range(0, len(places), width):
+                some = places[start : start + width]
+                excess_of_some, usual_of_some = self._excess(having, some)
+                excess.update(zip(some, excess_of_some, strict=True))
+                usual.update(zip(some, usual_of_some, strict=True))
+        most_excess = sorted(excess, key=excess.__getitem__, reverse=True)
+        longest = sorted(usual, key=usual.__getitem__, reverse=True)
+        return {*most_excess[: room // 2], *longest[: room // 2]}
+
+    def _excess(
+        self, having: Sequence[int], places: Sequence[ModulePhase]
+    ) -> tuple[list[float], list[float]]:
+        """Return the largest mean excess of a late rank in each place, and the usual time."""
+        times = self._stacked(having, places)
+        ranks = [rank for number in having for rank in self._groups[number].rows]
+        rows = [row for row, rank in enumerate(ranks) if rank in self._candidates]
+        usual = times.median(0).values
+        excess = torch.zeros(len(places))
+        if rows:
+            excess = (times[rows] - usual).clamp(min=0).mean(1).amax(0)
+        return excess.tolist(), usual.mean(0).tolist()
+
+    def _repeated(self) -> dict[ModulePhase, Repeated]:
+        """Return the sums over repeated modules that a late rank has."""
+        repeated = {}
+        for pattern, members in repeated_places(self._intervals, self._patterns).items():
+            having = sorted(set.intersection(*(set(self._having[each]) for each in members)))
+            ranks = [rank for number in having for rank in self._groups[number].rows]
+            if len(ranks) < 2 or self._candidates.isdisjoint(ranks):
+                continue
+            sums = [self._sum_of_places(number, members) for number in having]
+            intervals = {self._intervals[member] for member in members}
+            repeated[pattern] = Repeated(
+                modules=len(members),
+                intervals=tuple(sorted(intervals)),
+                seconds=_sorted_series(ranks, torch.cat(sums)),
+            )
+        return repeated
+
+    def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
+        """Return the sum of a group's times in these places: ranks x steps."""
+        columns = [self._groups[number].columns[place] for place in places]
+        sums = []
+        # Few ranks are copied at once.
+        for times in self._times[number].split(RANKS_AT_ONCE):
+            sums.append(times[:, :, columns].double().sum(2))
+        return torch.cat(sums)
+
+
+def _sorted_series(ranks: Sequence[int], seconds: Tensor) -> RankSeries:
+    """Return the series of ranks, in their order, from a tensor of ranks x steps."""
+    by_rank = dict(zip(ranks, map(tuple, seconds.tolist()), strict=True))
+    return RankSeries((rank, by_rank[rank]) for rank in sorted(by_rank))

@@ -1,0 +1,175 @@
+"""Decide whether a rank's excess time over the other ranks is more than noise.
+
+An excess is *steady* if it is present in nearly every step, and *intermittent* (`"burst"`) if it is
+far larger in some steps than in the rest.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.profile.records import JOLT_RATIO, RankComparison, RankDelay
+
+# Factor from the median absolute deviation to the standard deviation of a normal distribution.
+ROBUST = 1.4826
+# Factor from the standard error of a mean to the standard error of a median.
+OF_MEDIAN = 1.2533
+
+# An excess is present in a step if it reaches this share of the median excess.
+PRESENT = 0.3
+# A steady excess is present in at least this share of the steps.
+NEARLY_ALL = 0.8
+# A steady excess is at least this many standard errors above 0.
+SIGMAS = 4.0
+# A steady excess exceeds the largest excess expected by chance among all ranks by this many
+# standard deviations of the other ranks.
+SIGMAS_OF_RANKS = 4.0
+
+# An intermittent straggler is slow in at least and at most these shares of the steps.
+LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
+# It is slow in at least this many steps.
+FEWEST_BURSTS = 3
+# Its smallest excess is this many times the largest excess of the other steps.
+FAR_ABOVE = 2.0
+# Its smallest excess is at least this share of its median excess.
+EVEN = 0.4
+# Its smallest excess is at least this share of a step.
+LEAST_BURST = 0.01
+# Number of intermittent stragglers that a run may have by chance, over all ranks and places.
+BY_CHANCE = 0.01
+# A place shorter than this share of a step is delayed by chance as often as a place of this length.
+LEAST_EXPOSED = 0.02
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """An excess that is more than noise.
+
+    Attributes:
+        pattern: `steady` if it is present in nearly every step, `burst` if it is present in some.
+        seconds: Mean cost per step. For a steady excess it is the median, so that one step in
+            which the machine was slow does not count.
+        steps: Number of steps in which the excess is present.
+    """
+
+    pattern: Literal["steady", "burst"]
+    seconds: float
+    steps: int
+
+
+def step_costs(delay: RankDelay) -> list[float]:
+    """Return the part of the excess that makes the rank late, per step.
+
+    The cost is negative in a step in which the rank is not late or not slow.
+    """
+    return [min(step) for step in zip(delay.excess, delay.late, strict=True)]
+
+
+def judge(delay: RankDelay, compared: RankComparison, ranks: int) -> Verdict | None:
+    """Return the pattern and the cost of an excess, or `None` if it can be noise.
+
+    Among many `ranks` the slowest rank is slow by chance, so an excess must be larger.
+    """
+    if _is_steady(delay, ranks):
+        return Verdict(
+            pattern="steady",
+            seconds=statistics.median(step_costs(delay)),
+            steps=_steps_present(delay.excess),
+        )
+    # The threads of a collective use the processor after the last rank has joined.
+    if delay.begins_collective:
+        return None
+    slow = _far_excesses(delay.excess, least=LEAST_BURST * compared.seconds)
+    if not slow:
+        return None
+    tries = ranks * max(compared.places, 1)
+    if tries * _probability_by_chance(delay, slow, compared, ranks) >= BY_CHANCE:
+        return None
+    costs_when_slow = [
+        cost
+        for cost, excess in zip(step_costs(delay), delay.excess, strict=True)
+        if excess >= slow[-1]
+    ]
+    cost = len(slow) * statistics.median(costs_when_slow) / len(delay.excess)
+    return Verdict(pattern="burst", seconds=cost, steps=len(slow))
+
+
+def _steps_present(excess: Sequence[float]) -> int:
+    limit = PRESENT * statistics.median(excess)
+    return sum(seconds >= limit for seconds in excess)
+
+
+def _is_steady(delay: RankDelay, ranks: int) -> bool:
+    excess = delay.excess
+    median = statistics.median(excess)
+    if median <= 0 or _steps_present(excess) < NEARLY_ALL * len(excess):
+        return False
+    deviation = ROBUST * statistics.median(abs(seconds - median) for seconds in excess)
+    standard_error = OF_MEDIAN * deviation / math.sqrt(len(excess))
+    if median < SIGMAS * standard_error:
+        return False
+    if delay.noise is None:
+        return True
+    largest_by_chance = math.sqrt(2 * math.log(ranks))
+    return median >= (SIGMAS_OF_RANKS + largest_by_chance) * delay.noise
+
+
+def _far_excesses(excess: Sequence[float], *, least: float) -> list[float]:
+    """Return the excesses that are far above the rest and near each other, largest first.
+
+    Empty if no number of steps separates that way.
+    """
+    ordered = sorted(excess, reverse=True)
+    most = math.floor(MOST_BURSTS * len(ordered))
+    fewest = max(FEWEST_BURSTS, math.ceil(LEAST_BURSTS * len(ordered)))
+    for number in range(most, fewest - 1, -1):
+        slow = ordered[:number]
+        rest = ordered[number:]
+        usual = max(rest[0], statistics.median(map(abs, rest)))
+        if slow[-1] > max(FAR_ABOVE * usual, EVEN * statistics.median(slow), least):
+            return slow
+    return []
+
+
+def _probability_by_chance(
+    delay: RankDelay, slow: Sequence[float], compared: RankComparison, ranks: int
+) -> float:
+    """Return the probability that one place has as many slow steps by chance.
+
+    Consecutive slow steps count once.
+    """
+    steps = len(delay.excess)
+    smallest = slow[-1]
+    others_slow = sum(seconds >= smallest for seconds in delay.largest_of_others)
+    rate_of_others = others_slow / (steps * max(ranks - 1, 1))
+    rate = min(max(_jolt_rate(delay, smallest, compared), rate_of_others), 1.0)
+    begins = sum(before < smallest <= now for before, now in pairwise((0.0, *delay.excess)))
+    return _binomial_tail(steps, begins, rate)
+
+
+def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
+    """Return how often a step of this place has such an excess, by the excesses elsewhere.
+
+    The rate grows in proportion to the time that is spent in the place.
+    """
+    if not compared.jolted_seconds:
+        return 0.0
+    for number, count in enumerate(compared.jolts):
+        size = compared.seconds * JOLT_RATIO**number
+        if size <= smallest:
+            here = sum(seconds >= size for seconds in delay.excess)
+            elsewhere = max(count - here, 0)
+            exposed = max(delay.usual, LEAST_EXPOSED * compared.seconds)
+            return (elsewhere + 0.5) / compared.jolted_seconds * exposed
+    return 0.0
+
+
+def _binomial_tail(trials: int, least: int, rate: float) -> float:
+    """Return the probability of at least `least` successes."""
+    return sum(
+        math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k)
+        for k in range(least, trials + 1)
+    )

@@ -1,0 +1,113 @@
+"""Merge the profiles of the batches over which one optimizer step accumulates gradients."""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from lflops.profile.notes import Note
+from lflops.profile.profile import COUNTS, OP_COUNT_FIELDS, ModuleProfile, Profile, Work
+from lflops.profile.records import PHASES
+from lflops.profile.series import dtype_of, grouped, sum_known, sums
+
+_WORK_COUNTS = (*COUNTS, *(f"self_{count}" for count in COUNTS))
+_TRANSFERS = ("calls", "bytes")
+
+Entry = TypeVar("Entry", bound=Any)
+
+
+def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
+    """Merge the profiles of a step's batches.
+
+    Work and calls are added up, facts are from the last batch, and memory is from the batch with
+    the highest peak.
+    """
+    if len(profiles) == 1:
+        return profiles[0]
+    last = profiles[-1]
+    op_counts = _summed(
+        [each for profile in profiles for each in profile.op_counts],
+        ("module", "operator", "phase", "dtype"),
+        OP_COUNT_FIELDS,
+    )
+    unsupported = _summed(
+        [each for profile in profiles for each in profile.unsupported],
+        ("module", "operator", "phase"),
+        _TRANSFERS,
+    )
+    communication = _summed(
+        [each for profile in profiles for each in profile.communication],
+        ("module", "phase", "collective", "group"),
+        _TRANSFERS,
+    )
+    memories = [profile.memory for profile in profiles if profile.memory is not None]
+    run = replace(
+        last.run,
+        partial=any(profile.run.partial for profile in profiles),
+        dtype=dtype_of(op_counts) or last.run.dtype,
+    )
+    return replace(
+        last,
+        run=run,
+        modules=_modules(profiles),
+        op_counts=op_counts,
+        unsupported=unsupported,
+        communication=communication,
+        waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),
+        memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
+        notes=_notes([note for profile in profiles for note in profile.notes]),
+    )
+
+
+def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
+    """Return the modules of all batches."""
+    rows: dict[str, list[ModuleProfile]] = {}
+    for profile in profiles:
+        for name, module in profile.modules.items():
+            rows.setdefault(name, []).append(module)
+    return {name: _module(same) for name, same in rows.items()}
+
+
+def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
+    """Return one module with the work of several batches."""
+    works: dict[str, Any] = {}
+    for phase in PHASES:
+        works[phase] = _work([row.work(phase) for row in rows])
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
+    calls = sum(row.calls for row in rows)
+    return replace(rows[-1], calls=calls, peak_bytes=max(peaks, default=None), **works)
+
+
+def _work(works: Sequence[Work]) -> Work:
+    """Return the sum of the counts; the times are those of the first batch."""
+    return replace(
+        works[0],
+        **sums(works, *_WORK_COUNTS),
+        logical_macs=sum_known(work.logical_macs for work in works),
+        self_logical_macs=sum_known(work.self_logical_macs for work in works),
+    )
+
+
+def _summed(
+    entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]
+) -> tuple[Entry, ...]:
+    """Merge the entries that have equal key fields, and add their counts up."""
+    groups = grouped(entries, attrgetter(*key)).values()
+    return tuple(replace(group[0], **sums(group, *counts)) for group in groups)
+
+
+def _notes(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return each note once, with the sums of whole-number values."""
+    groups = grouped(notes, attrgetter("code", "subject")).values()
+    return tuple(reduce(_plus, group) for group in groups)
+
+
+def _plus(before: Note, note: Note) -> Note:
+    values = dict(note.values)
+    for name, value in note.values.items():
+        known = before.values.get(name, 0)
+        if isinstance(value, int) and isinstance(known, int):
+            values[name] = value + known
+    return replace(note, values=values)

@@ -1,0 +1,92 @@
+"""Seconds of each rank, step by step, and the arithmetic on them.
+
+Plain tuples of numbers: Python's garbage collector does not track them, and there may be thousands
+of ranks.
+"""
+
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from typing import Self
+
+# With this many ranks or fewer, the median of the others differs from the median of all ranks.
+FEW = 17
+
+Steps = tuple[float, ...]
+"""Seconds in each step."""
+
+
+def plus(one: Sequence[float], other: Sequence[float]) -> Steps:
+    """Add two series step by step."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def minus(one: Sequence[float], other: Sequence[float]) -> Steps:
+    """Subtract the second series from the first step by step."""
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def total(parts: Iterable[Sequence[float]]) -> Steps:
+    """Add series up step by step."""
+    return tuple(map(sum, zip(*parts, strict=True)))
+
+
+def mean_excess(seconds: Sequence[float]) -> float:
+    """Return the mean over the steps, with 0 in place of negative values."""
+    return statistics.fmean(max(each, 0.0) for each in seconds)
+
+
+class RankSeries(dict[int, Steps]):
+    """The seconds of each rank in the same steps, by rank."""
+
+    @classmethod
+    def zeros(cls, steps: dict[int, int]) -> Self:
+        """Make a series of zeros from the number of steps of each rank."""
+        return cls({rank: (0.0,) * number for rank, number in steps.items()})
+
+    @classmethod
+    def sum_of(cls, parts: Collection["RankSeries"], ranks: Iterable[int]) -> Self:
+        """Add the series of these ranks up."""
+        return cls({rank: total(part[rank] for part in parts) for rank in ranks})
+
+    def by_step(self) -> list[Steps]:
+        """Return the seconds of all ranks in each step."""
+        return list(zip(*self.values(), strict=True))
+
+    def add(self, other: "RankSeries") -> None:
+        """Add another series in place; it may have fewer ranks."""
+        for rank, seconds in other.items():
+            self[rank] = plus(self[rank], seconds)
+
+    def minus(self, other: "RankSeries") -> "RankSeries":
+        """Subtract another series for the ranks that it has."""
+        return RankSeries({rank: minus(self[rank], other[rank]) for rank in other})
+
+    def median_of_others(self) -> "RankSeries":
+        """Return for each rank the median of the other ranks in each step."""
+        by_step = self.by_step()
+        if not by_step:
+            return RankSeries()
+        if len(self) > FEW:
+            medians = tuple(map(statistics.median, by_step))
+            return RankSeries(dict.fromkeys(self, medians))
+        others = RankSeries()
+        for place, rank in enumerate(self):
+            without_rank = [step[:place] + step[place + 1 :] for step in by_step]
+            others[rank] = tuple(map(statistics.median, without_rank))
+        return others
+
+    def beyond_others(self) -> "RankSeries":
+        """Return the seconds of each rank beyond the median of the other ranks."""
+        return self.minus(self.median_of_others())
+
+    def means(self) -> dict[int, float]:
+        """Return the mean over the steps of each rank."""
+        return {rank: statistics.fmean(seconds) for rank, seconds in self.items()}
+
+    def medians(self) -> dict[int, float]:
+        """Return the median step of each rank."""
+        return {rank: statistics.median(seconds) for rank, seconds in self.items()}
+
+    def values_except(self, excluded: int) -> list[float]:
+        """Return the seconds of all other ranks in all steps."""
+        return [each for rank, seconds in self.items() if rank != excluded for each in seconds]

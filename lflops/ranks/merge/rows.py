@@ -1,0 +1,197 @@
+"""Merge the modules of ranks: each row is from the first rank that has it."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.profile.module_names import ancestry
+from lflops.profile.profile import (
+    COUNTS,
+    Communication,
+    DtypeShare,
+    ModuleProfile,
+    OpCount,
+    Profile,
+    UnsupportedCall,
+    Work,
+)
+from lflops.profile.records import PHASES, ModulePhase
+from lflops.profile.series import gathered, grouped, runs_of, sum_known, sums
+
+# Number of runs of ranks that `ranges` lists.
+_LISTED = 12
+
+_PARAMETER_FIELDS = (
+    "parameters",
+    "parameter_bytes",
+    "trainable_parameters",
+    "trainable_parameter_bytes",
+    "local_parameters",
+    "local_parameter_bytes",
+)
+
+
+class MergedRows:
+    """Merges the rows of ranks, which are added in the order in which they lead.
+
+    A rank adds only the rows that no rank before it had, so a thousand ranks take no more room than
+    their distinct rows.
+
+    Attributes:
+        sources: The rank that each row is from.
+        differ: Whether a rank did other work than the first.
+        waits: The places where any rank waits for others.
+        ledger: The operators that any rank ran without a formula, by module, operator and phase.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[str, int] = {}
+        self.differ = False
+        self.waits: set[ModulePhase] = set()
+        self.ledger: dict[tuple[str, str, str], UnsupportedCall] = {}
+        self._leading: Profile | None = None
+        self._added: list[int] = []
+        self._rows: dict[str, ModuleProfile] = {}
+        # The position of each row in the profile of the lowest rank that has it.
+        self._positions: dict[str, tuple[int, int]] = {}
+        # The ranks that have each row: one bit for each added rank.
+        self._having: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._op_counts: dict[int, list[OpCount]] = {}
+        self._communication: dict[int, list[Communication]] = {}
+
+    def add(self, rank: int, profile: Profile, lowest: int) -> None:
+        """Add the next rank; its rows are ordered as on `lowest`, the first rank with equal rows."""
+        if self._leading is None:
+            self._leading = profile
+        self.differ = self.differ or _differ(self._leading, profile)
+        bit = 1 << len(self._added)
+        self._added.append(rank)
+        for index, (row, module) in enumerate(profile.modules.items()):
+            if row not in self.sources:
+                self.sources[row] = rank
+                self._rows[row] = module
+            self._having[row] = self._having.get(row, 0) | bit
+            position = (lowest, index)
+            self._positions[row] = min(self._positions.get(row, position), position)
+            if module.peak_bytes is not None:
+                self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
+        self.waits.update(profile.waits)
+        self._op_counts[rank] = [
+            each for each in profile.op_counts if self.sources[each.module] == rank
+        ]
+        self._communication[rank] = [
+            each for each in profile.communication if self.sources[each.module] == rank
+        ]
+        # A total that leaves out an operator on one rank is incomplete, too.
+        for each in profile.unsupported:
+            self.ledger.setdefault((each.module, each.operator, each.phase), each)
+
+    def modules(self) -> dict[str, ModuleProfile]:
+        """Return every row as its source has it, plus what other ranks have below it."""
+        added_below: dict[str, list[ModuleProfile]] = {}
+        for row, module in self._rows.items():
+            above = ancestry(row)[1:]
+            if above and self.sources[above[0]] != self.sources[row]:
+                for name in above:
+                    added_below.setdefault(name, []).append(module)
+        modules = {}
+        for row in sorted(self._rows, key=self._positions.__getitem__):
+            module = _with_added(self._rows[row], added_below.get(row, []))
+            modules[row] = replace(module, peak_bytes=self._peaks.get(row))
+        return modules
+
+    def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
+        """Group the rows that not all ranks have: the ranks, and the uppermost of these rows."""
+        all_ranks = (1 << len(self._added)) - 1
+        uppermost = [
+            row
+            for row in sorted(self._rows, key=self._positions.__getitem__)
+            if not row or self._having[ancestry(row)[1]] != self._having[row]
+        ]
+        for bits, rows in grouped(uppermost, self._having.__getitem__).items():
+            if bits != all_ranks:
+                ranks = [rank for index, rank in enumerate(self._added) if bits >> index & 1]
+                yield ranks, rows
+
+    def op_counts(self) -> Iterator[OpCount]:
+        """Yield the operators of each row's source."""
+        for rank in sorted(self._op_counts):
+            yield from self._op_counts[rank]
+
+    def communication(self) -> Iterator[Communication]:
+        """Yield the collectives of each row's source."""
+        for rank in sorted(self._communication):
+            yield from self._communication[rank]
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Format ranks in rising order, such as `0, 4-7`; a long list is cut off."""
+    runs = runs_of(ranks)
+    parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_LISTED]]
+    if len(runs) > _LISTED:
+        parts.append("…")
+    return ", ".join(parts)
+
+
+def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
+    """Return the row with the parameters and the work of the modules that were added below it."""
+    if not below:
+        return row
+    fields: dict[str, Any] = sums((row, *below), *_PARAMETER_FIELDS)
+    for phase in PHASES:
+        fields[phase] = _with_added_work(row.work(phase), [each.work(phase) for each in below])
+    shares = gathered(share for each in (row, *below) for share in each.dtypes.items())
+    fields["dtypes"] = {
+        dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()
+    }
+    return replace(row, **fields)
+
+
+def _with_added_work(work: Work, below: list[Work]) -> Work:
+    """Return the inclusive work plus more work below. Times of several ranks have no sum."""
+    added = sums(below, *COUNTS)
+    if not any(added.values()):
+        return work
+    counts = {name: getattr(work, name) + count for name, count in added.items()}
+    return replace(
+        work,
+        **counts,
+        logical_macs=sum_known(each.logical_macs for each in (work, *below)),
+        seconds=None,
+        device_seconds=None,
+    )
+
+
+def _differ(one: Profile, other: Profile) -> bool:
+    """Return whether two ranks did different work. The order of the work does not matter."""
+    if one is other:
+        return False
+    if one.op_counts != other.op_counts and set(one.op_counts) != set(other.op_counts):
+        return True
+    return (
+        _calls(one) != _calls(other)
+        or _unsupported(one) != _unsupported(other)
+        or _collectives(one) != _collectives(other)
+    )
+
+
+def _calls(profile: Profile) -> dict[str, tuple[str, int]]:
+    return {row: (module.class_name, module.calls) for row, module in profile.modules.items()}
+
+
+def _unsupported(profile: Profile) -> Counter[Hashable]:
+    return Counter(
+        (each.module, each.phase, each.operator, each.calls, each.bytes)
+        for each in profile.unsupported
+    )
+
+
+def _collectives(profile: Profile) -> Counter[Hashable]:
+    """Count equal collectives, without the names of their groups, which differ between ranks."""
+    return Counter(
+        (each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes)
+        for each in profile.communication
+    )

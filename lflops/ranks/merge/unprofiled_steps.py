@@ -1,0 +1,267 @@
+"""Compare the ranks in unprofiled steps, phase by phase.
+
+These steps have no times of modules, but there are many of them: a delay that comes in every tenth
+step, or that begins late, is in them.
+"""
+
+import math
+import statistics
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from lflops.profile.records import ModulePhase, RankActivity, RankComparison, step_phase
+from lflops.profile.steps import EVENTS, Step
+from lflops.ranks.merge.rank_comparison import compare_ranks
+from lflops.ranks.merge.rank_series import RankSeries, Steps, plus
+from lflops.ranks.merge.rank_table import table_of_series
+from lflops.ranks.merge.steps import waits_at_end
+
+# Number of steps that are kept of each rank: the last ones.
+MOST_STEPS = 256
+# With many ranks there are fewer, so that all ranks together have no more than `MOST_ROWS` steps.
+MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
+
+# Number of delays in a comparison. Each has two numbers for each step.
+KEPT = 6
+# `waited_by_part` divides the steps into this number of parts of at least `FEWEST_OF_PART` steps.
+PARTS, FEWEST_OF_PART = 8, 4
+
+WAIT = "wait"
+"""The end of backward, where ranks wait for the gradients of others."""
+
+_PHASES = (
+    "data",
+    "transfer",
+    "forward",
+    # The table runs backward in reverse order, so `wait` ends backward.
+    WAIT,
+    "backward",
+    "clip",
+    "optimizer",
+    "other",
+    *EVENTS,
+    "sync",
+)
+_COUNTERS = ("cpu", "thread_cpu", "waited", "units")
+_COLUMNS = (*_PHASES, *_COUNTERS)
+
+
+def most_steps(ranks: int) -> int:
+    """Return how many steps are kept of each rank."""
+    return max(min(MOST_STEPS, MOST_ROWS // max(ranks, 1)), FEWEST_STEPS)
+
+
+class _Record(NamedTuple):
+    """One step of one rank as packed numbers, which the garbage collector does not track."""
+
+    step: int
+    values: bytes
+
+
+class UnprofiledSteps:
+    """Keeps the last unprofiled steps of each rank, as rows of numbers."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, deque[_Record]] = {}
+
+    def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
+        """Add steps of one rank out of `ranks`; steps without phases are left out."""
+        if rank not in self._records:
+            self._records[rank] = deque(maxlen=most_steps(ranks))
+        self._records[rank].extend(
+            _Record(step.index, _packed(step)) for step in steps if step.phases
+        )
+
+    @property
+    def common(self) -> int:
+        """Number of steps that all ranks have."""
+        return len(self._common_indices())
+
+    def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
+        """Compare the ranks in the steps that all of them have.
+
+        `waits` are the places where ranks wait for each other. `None` for fewer than two ranks and
+        without a common step.
+        """
+        indices = self._common_indices()
+        if len(self._records) < 2 or not indices:
+            return None
+        columns = self._columns(indices)
+        is_wait_known = not any(math.isnan(sum(waited)) for waited in columns[WAIT].values())
+        awaited = _awaited(waits, is_wait_known=is_wait_known)
+        steps = dict.fromkeys(self._records, len(indices))
+        table = table_of_series(_places(columns, is_wait_known=is_wait_known), steps, awaited)
+        if not table.busy:
+            return None
+        comparison = compare_ranks(table, whole=True)
+        if comparison is None:
+            return None
+        kept = comparison.excesses[:KEPT]
+        busy = table.busy_in_all()
+        lost = [max(step) - statistics.median_low(step) for step in busy.by_step()]
+        return replace(
+            comparison,
+            excesses=tuple(
+                replace(
+                    delay, excess=_in_microseconds(delay.excess), late=_in_microseconds(delay.late)
+                )
+                for delay in kept
+            ),
+            usual_lost_seconds=statistics.median(lost),
+            at=tuple(indices),
+            awaited=tuple(sorted(place.phase for place in awaited)),
+            activity=_activity({delay.rank for delay in kept}, columns, busy),
+            waited=_known(statistics.fmean(columns["waited"].means().values())),
+            lengths_explain=_lengths_explain(columns["units"], busy),
+        )
+
+    def _common_indices(self) -> list[int]:
+        indices = [{record.step for record in records} for records in self._records.values()]
+        return sorted(set.intersection(*indices)) if indices else []
+
+    def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
+        """Return the series of all ranks by the name of the column."""
+        columns = {name: RankSeries() for name in _COLUMNS}
+        for rank, records in self._records.items():
+            by_index = dict(records)
+            values = array("f", b"".join(by_index[index] for index in indices))
+            for number, name in enumerate(_COLUMNS):
+                columns[name][rank] = tuple(values[number :: len(_COLUMNS)])
+        return columns
+
+
+def _packed(step: Step) -> bytes:
+    """Pack a step into a row of `_COLUMNS`; unknown values are NaN."""
+    seconds = dict.fromkeys(_PHASES, 0.0)
+    for phase, each in step.phases.items():
+        seconds[phase if phase in seconds else "other"] += each
+    seconds["backward"] -= step.waiting or 0.0
+    seconds[WAIT] = _or_nan(step.waiting)
+    for event in EVENTS:
+        # An event runs between batches, where nothing else takes long.
+        if event in step.marks:
+            seconds[event] = seconds["other"]
+            seconds["other"] = 0.0
+    cpu = math.nan
+    if step.cpu_user is not None and step.cpu_system is not None:
+        cpu = step.cpu_user + step.cpu_system
+    units = step.tokens if step.tokens is not None else step.samples
+    counters = (cpu, _or_nan(step.thread_cpu), _or_nan(step.thread_waited), _or_nan(units))
+    return array("f", [*seconds.values(), *counters]).tobytes()
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _places(
+    columns: Mapping[str, RankSeries], *, is_wait_known: bool
+) -> dict[ModulePhase, RankSeries]:
+    """Return the phases as places of a table, without those that no rank spent time in.
+
+    If the wait at the end of backward is unknown on one rank, it is part of backward on all.
+    """
+    places = {}
+    for phase in _PHASES:
+        series = columns[phase]
+        if not is_wait_known:
+            if phase == WAIT:
+                continue
+            if phase == "backward":
+                series = _with_waits(series, columns[WAIT])
+        timed = RankSeries((rank, seconds) for rank, seconds in series.items() if any(seconds))
+        if timed:
+            places[ModulePhase("", phase)] = timed
+    return places
+
+
+def _with_waits(backward: RankSeries, waits: RankSeries) -> RankSeries:
+    whole = RankSeries()
+    for rank, seconds in backward.items():
+        known = [0.0 if math.isnan(wait) else wait for wait in waits[rank]]
+        whole[rank] = plus(seconds, known)
+    return whole
+
+
+def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[ModulePhase]:
+    """Return the phases of a step in which ranks wait for each other.
+
+    If ranks wait at the end of backward only, and that is known, backward itself is not one.
+    """
+    phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
+    if is_wait_known and waits_at_end(waits):
+        phases.discard(ModulePhase("", "backward"))
+        phases.add(ModulePhase("", WAIT))
+    return phases
+
+
+def _activity(
+    ranks: Collection[int], columns: Mapping[str, RankSeries], busy: RankSeries
+) -> tuple[RankActivity, ...]:
+    """Return the counters of these ranks beyond the others, weighted by how late each rank was."""
+    late = busy.beyond_others()
+    waited = columns["waited"].beyond_others()
+    other_threads = columns["cpu"].minus(columns["thread_cpu"]).beyond_others()
+    units = columns["units"].means()
+    activity = []
+    for rank in sorted(ranks):
+        weights = [max(seconds, 0.0) for seconds in late[rank]]
+        whole = sum(weights)
+        squares = sum(weight * weight for weight in weights)
+        each = RankActivity(
+            rank=rank,
+            late=squares / whole if whole else 0.0,
+            waited=_weighted_mean(waited[rank], weights),
+            waited_by_part=_by_part(waited[rank]),
+            other_threads=_weighted_mean(other_threads[rank], weights),
+            units_ratio=_ratio_to_others(units, rank),
+        )
+        activity.append(each)
+    return tuple(activity)
+
+
+def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
+    """Return the weighted mean; `None` if a value is unknown or all weights are 0."""
+    if not any(weights):
+        return None
+    return _known(statistics.fmean(values, weights))
+
+
+def _by_part(waited: Steps) -> tuple[float, ...]:
+    """Return the mean of each part of the steps; empty for few steps or unknown values."""
+    size = len(waited) // PARTS
+    if size < FEWEST_OF_PART or math.isnan(sum(waited)):
+        return ()
+    return tuple(statistics.fmean(waited[part * size : (part + 1) * size]) for part in range(PARTS))
+
+
+def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
+    """Return the ratio of a rank's value to the median of the others; `None` if unknown."""
+    usual = statistics.median(mean for other, mean in means.items() if other != rank)
+    if not usual:
+        return None
+    return _known(means[rank] / usual)
+
+
+def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
+    """Return the correlation of lateness with the size of batches.
+
+    Both are relative to the other ranks. `None` if sizes are unknown or all equal.
+    """
+    more = [each for steps in units.beyond_others().values() for each in steps]
+    late = [each for steps in busy.beyond_others().values() for each in steps]
+    if any(map(math.isnan, more)) or min(len(set(more)), len(set(late))) < 2:
+        return None
+    return statistics.correlation(more, late)
+
+
+def _in_microseconds(seconds: Iterable[float]) -> Steps:
+    return tuple(round(each, 6) for each in seconds)
