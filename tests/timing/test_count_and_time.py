@@ -236,7 +236,7 @@ def test_times_are_the_modules_own_and_not_those_of_counting_them(clock: StillCl
         row: s for row, s in seconds(profile, "backward").items() if row
     }
     (step,) = profile.steps
-    assert ("counted", {"forward": 119, "backward": 56}, 175) == (
+    assert ("counting", {"forward": 119, "backward": 56}, 175) == (
         step.kind,
         step.phases,
         step.seconds,
