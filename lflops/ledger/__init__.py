@@ -1,4 +1,4 @@
-"""The ledger: every second of a run in one category, the cause of each slow step, in a file that survives the process.
+"""The ledger: a category for every second of a run and a cause for each slow step, in a file.
 
-No torch.
+The file survives the process. This package does not import torch.
 """

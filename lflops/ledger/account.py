@@ -1,98 +1,132 @@
-"""The ledger as a value.
-
-The seconds of a run by category, its slow steps, and the starts that it was made in.
-"""
+"""The ledger as a value: seconds of a run by category, its slow steps and its starts."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 
-import msgspec
 from msgspec import Struct
 
 from lflops.profile.series import summed
 
-_NAMES = msgspec.toml.decode(
-    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]]
-)
-
-CATEGORIES = _NAMES["categories"]
-"""The categories, and how they are called.
+CATEGORIES = {
+    "start_up": "start-up",
+    "warm_up": "warm-up",
+    "training": "training",
+    "slow": "slow steps",
+    "compilation": "compilation",
+    "validation": "validation",
+    "test": "test",
+    "predict": "predict",
+    "checkpoint_save": "saving checkpoints",
+    "checkpoint_load": "loading checkpoints",
+    "between_epochs": "between epochs",
+    "logging": "logging",
+    "gc": "Python's garbage collector",
+    "lflops": "lflops itself",
+    "after_run": "after the run",
+    "down": "down until the restart",
+    "repeated": "work lost by a restart",
+}
+"""The categories of a run's time and their labels.
 
 `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`.
 """
 
-# what is not lost of a run's time
 NO_LOSS = {"training", "warm_up"}
-# the causes of slow steps, and what each means
-CAUSES = _NAMES["causes"]
+"""Categories whose time is not lost."""
+
+CAUSES = {
+    "loader": "waiting for the data loader",
+    "gc": "Python's garbage collector",
+    "compilation": "compilation",
+    "checkpoint": "a checkpoint",
+    "validation": "a validation",
+    "logging": "logging",
+    "allocator_retry": "the CUDA allocator freed its cache and tried again",
+    "not_scheduled": "the process was not running: others used its cores, or it was stopped",
+    "swap": "memory was read from disk (major page faults)",
+    "other_rank": "waiting for another rank",
+    "larger_batch": "a larger batch",
+    "unknown": "unknown",
+}
+"""The causes of slow steps and their labels."""
 
 
 class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
-    """A step that took longer than is usual for its size."""
+    """A step that took longer than is usual for its batch size.
+
+    Attributes:
+        end: Seconds from the begin of its start to the end of the step.
+        seconds: Duration of the step.
+        usual: Median duration of such steps, in seconds.
+        cost: Extra seconds of this step.
+        cause: One of `CAUSES`.
+        phase: The phase or category with the largest part of the cost.
+    """
 
     step: int
-    # seconds from the begin of its start to the end of the step
     end: float
     seconds: float
-    # seconds that such a step takes, a median
     usual: float
-    # seconds that it took longer
     cost: float
-    # one of `CAUSES`
     cause: str
-    # the phase, or the category, that most of the cost was in
     phase: str
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A part of a run."""
+    """A part of a run.
 
-    # Unix time in seconds
+    Attributes:
+        begin: Unix time in seconds.
+        seconds: Its duration, which `spent` adds up to.
+        steps: Steps done by its end, as the loggers count.
+        spent: Seconds by category.
+        memory: Resident memory of the process at its end in bytes; `None` if it was not read.
+    """
+
     begin: float
-    # how long it is. `spent` adds up to it
     seconds: float
-    # how many steps were done by its end, as the loggers count
     steps: int
     spent: Mapping[str, float]
-    memory: int | None = (
-        # bytes of the process in main memory at its end; `None` where that was not read
-        None
-    )
+    memory: int | None = None
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One start of a run's process, from the begin of the process to its last moment in the file."""
+    """One start of a run's process, from its begin to its last moment in the file.
 
-    # Unix time in seconds
+    Attributes:
+        begin: Unix time in seconds.
+        seconds: Its duration.
+        first_step: Steps that earlier starts had done, as the loggers count.
+        last_step: Steps done when it ended.
+        ended: "finished", the class of the exception that ended it, "exit" if the program did not
+            close its run, "killed", or "running".
+    """
+
     begin: float
     seconds: float
-    # how many steps earlier starts had done, as the loggers count
     first_step: int
-    # how many were done when it ended
     last_step: int
-    # "finished", the class of the exception that ended it, "exit" of a program that did not close
-    # its run, "killed", or "running".
     ended: str
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
     """Every second of a run, by category.
 
-    `monitor.ledger` has that of a running one; `lflops.load_run` reads a folder.
+    `monitor.ledger` is the ledger of a running run; `lflops.load_run` reads a folder.
 
     Attributes:
-        seconds: By category; a category is divided by phase or cause after a slash. The sum is
-            `total`.
+        seconds: Seconds by category, which add up to `total`. Some categories are divided by phase
+            or cause after a slash.
         total: Seconds from the begin of the first process to the end of the last.
-        steps: How many steps the run has done.
-        slow_steps: The costliest ones, in the order in which they happened.
-        starts: The starts of its process, one after the other. More than one is a run that was
-            resumed.
-        spans: The run in parts, fine lately and coarse before.
-        rank: Of the process.
-        ranks: How many there are.
-        others: Starts of other runs, earlier ones or other loops, that are in the same folder.
+        steps: Number of steps that the run has done.
+        slow_steps: The costliest slow steps in chronological order.
+        starts: The starts of the run's process in chronological order; more than one if the run
+            was resumed.
+        spans: Parts of the run: recent ones are short, earlier ones long.
+        rank: Rank of the process.
+        ranks: Number of ranks.
+        others: Number of starts of other runs in the same folder, such as earlier runs or other
+            loops.
     """
 
     seconds: Mapping[str, float]
@@ -106,13 +140,9 @@ class Ledger(Struct, frozen=True, kw_only=True):
     others: int = 0
 
     def by_group(self) -> dict[str, float]:
-        """Seconds by category, without phases and causes, the most first."""
-        return dict(
-            sorted(
-                summed((group_of(name), value) for name, value in self.seconds.items()).items(),
-                key=lambda item: -item[1],
-            )
-        )
+        """Seconds by category without phases and causes, largest first."""
+        totals = summed((group_of(name), value) for name, value in self.seconds.items())
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 def group_of(category: str) -> str:
@@ -121,34 +151,42 @@ def group_of(category: str) -> str:
 
 
 QUARTERS, GROWN, LEAST_GROWN = 4, 0.1, 1 << 28
-"""Memory creeps where each quarter of the last start has more than the one before, and the last this share and so many bytes more."""
+"""Memory grows if each quarter of the last start has more than the quarter before it.
+
+The last quarter must have more than the first by this share and by so many bytes.
+"""
 
 FEWEST_SPANS = 20
-# in which memory grows in any run
 GROWING = {"start_up", "warm_up", "compilation"}
+"""Categories in which memory grows in any run."""
 
 
 def memory_growth(ledger: Ledger) -> float | None:
-    """Bytes an hour by which the process grows, from the first to the last quarter of its last start.
+    """Growth of the process's memory over its last start, in bytes per hour.
 
-    `None` where it does not.
+    `None` if it does not grow.
     """
-    usable = (
-        one
-        for one in ledger.spans
-        if one.begin >= ledger.starts[-1].begin and one.spent.keys().isdisjoint(GROWING)
-    )
-    spans = [one for one in usable if one.memory is not None]
+    last_begin = ledger.starts[-1].begin
+    spans = []
+    for span in ledger.spans:
+        is_steady = span.begin >= last_begin and span.spent.keys().isdisjoint(GROWING)
+        if is_steady and span.memory is not None:
+            spans.append(span)
     if len(spans) < FEWEST_SPANS:
         return None
-    begin, end = spans[0].begin, spans[-1].begin + spans[-1].seconds
+    begin = spans[0].begin
+    seconds = spans[-1].begin + spans[-1].seconds - begin
     quarters: list[list[int]] = [[] for _ in range(QUARTERS)]
-    for each in spans:
-        place = int((each.begin + each.seconds / 2 - begin) / (end - begin) * QUARTERS)
-        quarters[min(max(place, 0), QUARTERS - 1)].append(each.memory or 0)
+    for span in spans:
+        middle = span.begin + span.seconds / 2 - begin
+        place = int(middle / seconds * QUARTERS)
+        quarters[min(max(place, 0), QUARTERS - 1)].append(span.memory or 0)
     if not all(quarters):
         return None
-    usual = [median(each) for each in quarters]
+    usual = [median(quarter) for quarter in quarters]
     grown = usual[-1] - usual[0]
-    creeps = sorted(set(usual)) == usual and grown >= max(GROWN * usual[0], LEAST_GROWN)
-    return grown / ((end - begin) * (1 - 1 / QUARTERS)) * 3600 if creeps else None
+    is_growing = sorted(set(usual)) == usual
+    if not is_growing or grown < max(GROWN * usual[0], LEAST_GROWN):
+        return None
+    hours = seconds * (1 - 1 / QUARTERS) / 3600
+    return grown / hours

@@ -1,71 +1,86 @@
-"""The account of one start from its marks.
+"""Compute the account of one start from its marks.
 
-Nanoseconds by category, and slow steps, compared with the last ones of their size.
+It has nanoseconds by category and the slow steps, found by comparison with recent steps of the same
+size.
 """
 
 import math
 import statistics
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
 
-# steps that tell what is usual, at most and at least
 REMEMBERED, FEWEST = 64, 8
+"""Maximum and minimum number of recent steps that define the usual step."""
 
 LEAST, SHARE, SPREADS = 50_000_000, 0.25, 8
-"""A slow step takes longer than usual by so many nanoseconds, by this share of the usual, and by so many times the spread."""
+"""A slow step exceeds the usual step by each of three margins.
 
-# nanoseconds without a core that make a step slow. Less is usual where programs share a machine.
+They are so many nanoseconds, this share of the usual step, and so many times the spread.
+"""
+
 LONG_WAIT = 250_000_000
-# pages that were read from disk in a step, from which on they explain its time
+"""Nanoseconds without a core that make a step slow.
+
+Shorter waits are usual where programs share a machine.
+"""
+
 MANY_FAULTS = 50
+"""Pages read from disk in a step from which on they explain its time."""
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2
 
 
 class StepEnd(NamedTuple):
-    """A mark at the end of a step. It does not change the category."""
+    """A mark at the end of a step, which does not change the category.
 
-    # how many steps were done, as the loggers count
+    Attributes:
+        step: Steps done so far, as the loggers count.
+        ran: Nanoseconds of the thread on a core so far.
+        schedule: Scheduler counters of the thread, read a short time ago.
+        usage: Result of `getrusage` at that time.
+        shapes: Shapes of the step's batch, if known.
+        touched: Set if lflops counted, timed or traced the step.
+    """
+
     step: int
-    # nanoseconds of the thread on a core so far
     ran: int
-    schedule: (
-        bytes | None
-        # when it ran and waited for a core, as the system counted it not long ago
-    )
-    # what it had used by then, as `getrusage` says: pages read from disk, and time in the system
+    schedule: bytes | None
     usage: Any
-    # those of its batch, where they are known
     shapes: Hashable
-    # whether lflops counted, timed or traced the step
     touched: bool
 
 
 class Evidence(NamedTuple):
-    """What the system and Python have counted in a step; times are in nanoseconds."""
+    """Counters of the system and of Python in a step.
 
-    # ready to run, or stopped, while the thread had no core
+    Attributes:
+        waiting: Nanoseconds in which the thread was ready or stopped and had no core.
+        computing: Nanoseconds on a core outside the system.
+        faults: Pages read from disk.
+        retries: Times that the CUDA allocator freed its cache and tried again.
+    """
+
     waiting: int = 0
-    # on a core, and not in the system
     computing: int = 0
-    # pages that were read from disk
     faults: int = 0
-    # times that the CUDA allocator freed its cache and tried again
     retries: int = 0
 
 
 class StepSpent(NamedTuple):
-    """A step: nanoseconds by phase, with what was counted in it."""
+    """A step: nanoseconds by phase, and its evidence.
+
+    Attributes:
+        elements: Elements of the tensors in its batch, or `None` if unknown.
+    """
 
     phases: Mapping[str, int]
     total: int
     evidence: Evidence
-    # of its batch
     elements: int | None
 
     @property
@@ -75,61 +90,65 @@ class StepSpent(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a slow step took longer, by phase, than is usual, and why."""
+    """The extra time of a slow step and its cause.
+
+    Attributes:
+        usual: Nanoseconds of the usual step.
+        cost: Extra nanoseconds.
+        by_phase: The cost divided by phase.
+        cause: One of `CAUSES`.
+        phase: The phase with the largest part of the cost.
+    """
 
     usual: int
     cost: int
-    # adds up to the cost
     by_phase: Mapping[str, int]
     cause: str
-    # the one with the most of the cost
     phase: str
 
 
 class Usual:
-    """The last steps of a run, by the size of their batches."""
+    """Recent steps of a run, by the size of their batches."""
 
     def __init__(self) -> None:
         self._by_size: dict[int | None, _Recent] = {}
         self._all = _Recent()
 
     def judge(self, step: StepSpent) -> Verdict | None:
-        """Whether a step is slow.
+        """Judge a step and remember it.
 
-        `None` where it is not, or where that is not known yet. It is remembered for those that
-        follow.
+        Returns `None` if the step is not slow, or if too few steps were seen to say so.
         """
         size = round(SIZES_PER_DOUBLING * math.log2(step.elements)) if step.elements else None
         recent = self._by_size.setdefault(size, _Recent())
-        is_new_size = not recent.knows
-        compared = self._all if is_new_size else recent
-        verdict = None
-        if compared.knows and (cost := compared.cost_of(step)):
-            by_phase = _excess(step, compared, cost)
-            phase = max(by_phase, key=by_phase.__getitem__)
-            cause = _cause(
-                step,
-                compared,
-                cost,
-                phase,
-                is_larger=is_new_size and compared.is_exceeded(step.elements),
-            )
-            verdict = Verdict(compared.totals.median, cost, by_phase, cause, phase)
+        verdict = self._verdict(step, recent)
         recent.add(step)
         self._all.add(step)
         if len(self._by_size) > MOST_SIZES:
             self._by_size.clear()
         return verdict
 
+    def _verdict(self, step: StepSpent, recent: "_Recent") -> Verdict | None:
+        is_new_size = not recent.knows
+        compared = self._all if is_new_size else recent
+        cost = compared.cost_of(step) if compared.knows else 0
+        if not cost:
+            return None
+        by_phase = _excess(step, compared, cost)
+        phase = max(by_phase, key=by_phase.__getitem__)
+        is_larger = is_new_size and compared.is_exceeded(step.elements)
+        cause = _cause(step, compared, cost, phase, is_larger=is_larger)
+        return Verdict(compared.totals.median, cost, by_phase, cause, phase)
+
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """Compare a step by phase with the median of all so far; `None` without one."""
+        """Extra nanoseconds of a step over the median step, by phase; `None` before any step."""
         if not self._all.steps:
             return None
         return _excess(step, self._all, max(step.total - self.median, 0))
 
     @property
     def tolerance(self) -> int:
-        """Nanoseconds that a step may take longer."""
+        """Extra nanoseconds up to which a step is not slow."""
         return self._all.totals.tolerance if self._all.knows else LEAST
 
     @property
@@ -139,133 +158,143 @@ class Usual:
 
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
-    """The first cause that explains half of the cost."""
-    more = Evidence(
-        *(value - usual for value, usual in zip(step.evidence, recent.usual_evidence, strict=True))
-    )
-    # A thread that computes more, or often waits for the disk, waits more often for a core as well,
-    # on a busy machine.
-    reads_disk = more.faults >= MANY_FAULTS and 2 * more.computing < cost and phase != "data"
-    waits_anyway = reads_disk or (is_larger and 4 * more.computing >= cost)
+    """Return the first cause that explains half of the cost."""
+    usual = recent.usual_evidence
+    more_waiting = step.evidence.waiting - usual.waiting
+    more_computing = step.evidence.computing - usual.computing
+    more_faults = step.evidence.faults - usual.faults
+    # On a busy machine, a thread that computes more, or often waits for the disk, also waits more
+    # often for a core.
+    reads_disk = more_faults >= MANY_FAULTS and 2 * more_computing < cost and phase != "data"
+    waits_anyway = reads_disk or (is_larger and 4 * more_computing >= cost)
     causes = {
-        "allocator_retry": more.retries > 0,
+        "allocator_retry": step.evidence.retries > usual.retries,
         "gc": phase == "gc",
-        "not_scheduled": 2 * more.waiting >= cost and not waits_anyway,
+        "not_scheduled": 2 * more_waiting >= cost and not waits_anyway,
         "loader": phase == "data",
         "other_rank": phase in {"wait", "sync"},
         "swap": reads_disk,
         "larger_batch": is_larger,
     }
-    return next((cause for cause, is_it in causes.items() if is_it), "unknown")
+    return next((cause for cause, applies in causes.items() if applies), "unknown")
 
 
 def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
-    """The cost divided over the phases that took longer than usual.
+    """Divide the cost over the phases that took longer than usual.
 
-    No phase gives more than it has.
+    The share of a phase is at most its duration.
     """
     usual = recent.usual_phases
     longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
     together = sum(longer.values()) or 1
-    shares = {
-        phase: min(cost * spent // together, step.phases[phase]) for phase, spent in longer.items()
-    }
+    shares = {}
+    for phase, spent in longer.items():
+        shares[phase] = min(cost * spent // together, step.phases[phase])
+    # Rounding leaves a rest, which the largest shares take.
     for phase in sorted(shares, key=lambda each: (-shares[each], -step.phases[each])):
-        shares[phase] += min(cost - sum(shares.values()), step.phases[phase] - shares[phase])
+        rest = cost - sum(shares.values())
+        shares[phase] += min(rest, step.phases[phase] - shares[phase])
     return {phase: share for phase, share in shares.items() if share}
 
 
 class _Recent:
-    """The last steps of one size."""
+    """Recent steps of one size.
+
+    Attributes:
+        totals: Their durations.
+    """
 
     def __init__(self) -> None:
         self.steps: deque[StepSpent] = deque()
-        self.totals, self._net = (
-            _Times(),
-            _Times(),
-            # as they were, and without what the thread waited for a core
-        )
+        self.totals = _Times()
+        # durations without the time in which the thread waited for a core
+        self._net = _Times()
 
     def add(self, step: StepSpent) -> None:
-        """Remember a step, and forget the oldest of many."""
+        """Remember a step, and drop the oldest if there are too many."""
         oldest = self.steps.popleft() if len(self.steps) == REMEMBERED else None
         self.steps.append(step)
         self.totals.replace(None if oldest is None else oldest.total, step.total)
         self._net.replace(None if oldest is None else oldest.net, step.net)
 
     def cost_of(self, step: StepSpent) -> int:
-        """Nanoseconds that a slow step costs; 0 for one that is not slow."""
-        # Other processes let steps vary, which hides what else makes them slow. So a step has to be
-        # slow without its waits for a core, unless these are long.
-        cost, net = self.totals.beyond(step.total), self._net.beyond(step.net)
-        return (cost or net) if net or cost >= LONG_WAIT else 0
+        """Extra nanoseconds of a slow step; 0 if the step is not slow."""
+        # Other processes make steps vary, which hides other causes. So a step has to be slow
+        # without its waits for a core, unless these are long.
+        cost = self.totals.beyond(step.total)
+        net = self._net.beyond(step.net)
+        if cost and (net or cost >= LONG_WAIT):
+            return cost
+        return net
 
     @property
     def knows(self) -> bool:
-        """Whether there are enough to say what is usual."""
+        """Whether there are enough steps to define the usual step."""
         return len(self.steps) >= FEWEST
 
     @property
     def usual_phases(self) -> dict[str, int]:
-        names = {phase for step in self.steps for phase in step.phases}
-        return {
-            name: int(statistics.median(step.phases.get(name, 0) for step in self.steps))
-            for name in names
-        }
+        names = set[str]()
+        for step in self.steps:
+            names.update(step.phases)
+        return {name: self._usual_phase(name) for name in names}
+
+    def _usual_phase(self, name: str) -> int:
+        return int(statistics.median(step.phases.get(name, 0) for step in self.steps))
 
     @property
-    def usual_evidence(self) -> Iterator[int]:
-        return (
-            int(statistics.median(kind))
-            for kind in zip(*(step.evidence for step in self.steps), strict=True)
-        )
+    def usual_evidence(self) -> Evidence:
+        counters = zip(*(step.evidence for step in self.steps), strict=True)
+        return Evidence(*(int(statistics.median(values)) for values in counters))
 
     def is_exceeded(self, size: int | None) -> bool:
-        """Whether a batch is much larger than these are."""
+        """Whether a batch is much larger than the batches of these steps."""
         known = [step.elements for step in self.steps if step.elements is not None]
-        return size is not None and bool(known) and size > MUCH_LARGER * statistics.median(known)
+        if size is None or not known:
+            return False
+        return size > MUCH_LARGER * statistics.median(known)
 
 
 class _Times(list[int]):
-    """Times of the last steps, sorted."""
+    """Sorted durations of recent steps."""
 
     def replace(self, oldest: int | None, newest: int) -> None:
-        """Forget one, if one is given, and remember another."""
+        """Drop the oldest duration, unless it is `None`, and add the newest."""
         if oldest is not None:
             del self[bisect_left(self, oldest)]
         insort(self, newest)
 
     @property
     def median(self) -> int:
-        """The middle one; 0 where there is none."""
+        """The middle duration; 0 if there is none."""
         return self[len(self) // 2] if self else 0
 
     @property
     def tolerance(self) -> int:
-        """How much more than the median is not yet slow: many steps that vary make it large."""
-        return max(
-            LEAST, int(SHARE * self.median), SPREADS * (self[len(self) * 4 // 5] - self.median)
-        )
+        """Extra duration that is not yet slow. It is large if many steps vary."""
+        spread = self[len(self) * 4 // 5] - self.median
+        return max(LEAST, int(SHARE * self.median), SPREADS * spread)
 
     def beyond(self, time: int) -> int:
-        """How much more than the median, if that is more than the tolerance; else 0."""
+        """Extra duration over the median if it exceeds the tolerance, else 0."""
         excess = time - self.median
         return excess if excess > LEAST and excess > self.tolerance else 0
 
 
 def elements(shapes: Any) -> int | None:
-    """Elements of a batch's tensors, from its shapes; `None` where those are unknown."""
+    """Elements of a batch's tensors, from their shapes; `None` if those are unknown."""
+    count = 0
     try:
-        return sum(
-            int(shape[1] if shape and shape[0] == "nested" else math.prod(shape))
-            for shape in shapes[1]
-        )
+        for shape in shapes[1]:
+            is_nested = shape and shape[0] == "nested"
+            count += int(shape[1] if is_nested else math.prod(shape))
     except (TypeError, IndexError):
         return None
+    return count
 
 
-# so many steps at the beginning are the warm-up
 COLD = 2
+"""Number of steps at the beginning that are the warm-up."""
 
 INTERRUPTIONS = {
     "compilation": "compilation",
@@ -273,54 +302,56 @@ INTERRUPTIONS = {
     "validation": "validation",
     "logging": "logging",
 }
-"""Categories that make a step slow without a part in it, and the cause that each is."""
+"""Categories that make a step slow without being part of it, with their causes."""
 
-FLUSHING = {
-    "between_epochs",
-    "after_run",
-    # what is running when a step was given up that had only waited for the loader's end
-}
+FLUSHING = {"between_epochs", "after_run"}
+"""Categories that begin when a step was given up after it had waited for the end of the loader."""
 
 LONGEST_FREEZES = 100
 
-# a phase and a category: what Python's garbage collector takes of the others
 COLLECTING = "gc"
+"""Phase and category of the time that Python's garbage collector takes from the others."""
 
 
 class StepAccountant:
-    """Reads the marks of a start.
+    """Reads the marks of a start and accounts for every nanosecond.
 
-    `collections` are the moments at which Python's garbage collector began and ended, in turn.
-    `retries` says how often the device's allocator has freed its cache and tried again, so far.
+    Args:
+        begin: Moment at which the account begins.
+        collections: Moments at which Python's garbage collector alternately began and ended.
+        retries: Returns how often the device's allocator has freed its cache and tried again.
+
+    Attributes:
+        until: Moment at which the account ends.
+        spent: Nanoseconds by category that were not yet taken.
+        slow: Slow steps that were not yet taken.
+        lost: Lost nanoseconds of everything that was taken.
+        slow_steps: Number of slow steps that were taken.
+        steps: Steps done, as the loggers count; `None` before the first.
+        first_step: Steps that earlier starts had done.
+        freezes: Begins and ends of times in which no thread of the process ran.
     """
 
     def __init__(
         self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0
     ) -> None:
-        self.begin = self.until = (
-            # the account has every nanosecond from the one to the other
-            begin
-        )
-        # by category, since it was taken
+        self.begin = begin
+        self.until = begin
         self.spent = Counter[str]()
-        # those since they were taken
         self.slow: list[SlowStep] = []
-        # nanoseconds and slow steps of all that was taken
-        self.lost, self.slow_steps = 0, 0
-        self.steps: int | None = (
-            # that were done, as the loggers count; `None` before the first
-            None
-        )
-        # how many earlier starts had done
+        self.lost = 0
+        self.slow_steps = 0
+        self.steps: int | None = None
         self.first_step: int | None = None
-        self.freezes: deque[tuple[int, int]] = deque(
-            maxlen=LONGEST_FREEZES
-            # in which no thread of the process ran
-        )
+        self.freezes: deque[tuple[int, int]] = deque(maxlen=LONGEST_FREEZES)
         self._collections = collections
-        self._retries, self._retried, self._new_retries = retries, 0, 0
+        self._retries = retries
+        self._retried = 0
+        self._new_retries = 0
         self._current = "start_up"
-        self._step, self._between = Counter[str](), Counter[str]()
+        # nanoseconds of the running step by phase, and by category between its phases
+        self._step = Counter[str]()
+        self._between = Counter[str]()
         self._ended = 0
         self._step_begin = begin
         self._usual = Usual()
@@ -328,9 +359,9 @@ class StepAccountant:
 
     @property
     def open(self) -> dict[str, int]:
-        """Nanoseconds of the step that is going on, by phase.
+        """Nanoseconds of the running step by phase.
 
-        Part of the account, and perhaps to be judged otherwise at its end.
+        They are part of the account and may be judged differently at the end of the step.
         """
         return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
@@ -341,53 +372,61 @@ class StepAccountant:
 
     def read(self, marks: deque[tuple[int, str | StepEnd]], now: int) -> None:
         """Read all marks, and account for the time until now."""
-        before, self._retried = self._retried, self._retries()
-        self._new_retries = self._retried - before
+        retried = self._retries()
+        self._new_retries = retried - self._retried
+        self._retried = retried
         while marks:
-            at, what = marks.popleft()
+            at, mark = marks.popleft()
             self._charge(at)
-            if isinstance(what, str):
-                self._current = what
-                if what in FLUSHING:
-                    for phase, spent in self._step.items():
-                        self.spent[_category_of(phase)] += spent
-                    self._step = Counter()
-            else:
-                self._end_step(at, what)
+            if isinstance(mark, StepEnd):
+                self._end_step(at, mark)
+                continue
+            self._current = mark
+            if mark in FLUSHING:
+                for phase, spent in self._step.items():
+                    self.spent[_category_of(phase)] += spent
+                self._step = Counter()
         self._charge(now)
 
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
-        """Take what was spent, and the steps that were slow, since the last time."""
-        taken = {name: spent for name, spent in self.spent.items() if spent}, self.slow
-        self.spent, self.slow = Counter(), []
-        self.lost += sum(spent for name, spent in taken[0].items() if group_of(name) not in NO_LOSS)
-        self.slow_steps += len(taken[1])
-        return taken
+        """Take the nanoseconds by category and the slow steps since the last time."""
+        spent = {name: nanoseconds for name, nanoseconds in self.spent.items() if nanoseconds}
+        slow = self.slow
+        self.spent = Counter()
+        self.slow = []
+        for name, nanoseconds in spent.items():
+            if group_of(name) not in NO_LOSS:
+                self.lost += nanoseconds
+        self.slow_steps += len(slow)
+        return spent, slow
 
     def _charge(self, at: int) -> None:
-        # A mark may be older than the last look at the clock, which another thread took: the
-        # difference goes back to where it belongs.
-        begin, self.until = self.until, at
+        # A mark may be older than the last read, which another thread made: the difference returns
+        # to the category where it belongs.
+        begin = self.until
+        self.until = at
         spent = at - begin
         if self._current in CATEGORIES:
             self.spent[self._current] += spent
             self._between[self._current] += spent
             return
-        if self._collections and (collecting := self._collected(begin, at)):
+        collecting = self._collected(begin, at) if self._collections else 0
+        if collecting:
             self._step[COLLECTING] += collecting
-            spent -= collecting
-        self._step[self._current] += spent
+        self._step[self._current] += spent - collecting
 
     def _end_step(self, at: int, end: StepEnd) -> None:
-        phases, self._step = self._step, Counter()
-        between, self._between = self._between, Counter()
+        phases = self._step
+        between = self._between
+        self._step = Counter()
+        self._between = Counter()
         evidence = self._evidence(at, end)
         self._step_begin = at
         step = StepSpent(
-            {phase: spent for phase, spent in phases.items() if spent},
-            sum(phases.values()),
-            evidence,
-            elements(end.shapes),
+            phases={phase: spent for phase, spent in phases.items() if spent},
+            total=sum(phases.values()),
+            evidence=evidence,
+            elements=elements(end.shapes),
         )
         if self.first_step is None:
             self.first_step = max(end.step - 1, 0)
@@ -400,18 +439,15 @@ class StepAccountant:
         for phase, spent in phases.items():
             self.spent[_category_of(phase)] += spent - taken.get(phase, 0)
         self.spent[category] += sum(taken.values())
+        took = step.total + sum(between.values())
         for name in between.keys() & INTERRUPTIONS.keys():
-            if between[name] > self._usual.tolerance:
-                took = step.total + sum(between.values())
-                self._note_slow(
-                    end.step,
-                    at,
-                    took,
-                    Verdict(self._usual.median, between[name], {}, INTERRUPTIONS[name], name),
-                )
+            cost = between[name]
+            if cost > self._usual.tolerance:
+                verdict = Verdict(self._usual.median, cost, {}, INTERRUPTIONS[name], name)
+                self._note_slow(end.step, at, took, verdict)
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """Judge a step: its nanoseconds that were no training, by phase, and the category that they belong to."""
+        """Nanoseconds of a step that are not training, by phase, and the category of this time."""
         if end.touched:
             beyond = self._usual.beyond(step)
             return dict(step.phases if beyond is None else beyond), "lflops"
@@ -422,44 +458,40 @@ class StepAccountant:
         return dict(verdict.by_phase), f"slow/{verdict.cause}"
 
     def _note_slow(self, step: int, at: int, took: int, why: Verdict) -> None:
-        end, seconds, usual, cost = (
-            each / 1e9 for each in (at - self.begin, took, why.usual, why.cost)
+        slow = SlowStep(
+            step=step,
+            end=(at - self.begin) / 1e9,
+            seconds=took / 1e9,
+            usual=why.usual / 1e9,
+            cost=why.cost / 1e9,
+            cause=why.cause,
+            phase=why.phase,
         )
-        self.slow.append(
-            SlowStep(
-                step=step,
-                end=end,
-                seconds=seconds,
-                usual=usual,
-                cost=cost,
-                cause=why.cause,
-                phase=why.phase,
-            )
-        )
+        self.slow.append(slow)
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
-        before, self._last = self._last or end, end
-        running, waiting = end.ran - before.ran, 0
-        if (
-            before.schedule and end.schedule
-            # the second figure has the nanoseconds in which the thread was ready to run and had no core
-        ):
+        before = self._last or end
+        self._last = end
+        running = end.ran - before.ran
+        waiting = 0
+        if before.schedule and end.schedule:
+            # The second counter is the time in which the thread was ready to run and had no core.
             waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
-        if any(
-            stop > self._step_begin and start < at
-            for start, stop in self.freezes
-            # of which only the end is known
-        ):
+        # Only the end of a freeze is known exactly.
+        if any(stop > self._step_begin and start < at for start, stop in self.freezes):
             waiting = max(at - self._step_begin - running, waiting)
-        computing = max(running - int(1e9 * (end.usage.ru_stime - before.usage.ru_stime)), 0)
-        faults = end.usage.ru_majflt - before.usage.ru_majflt
+        in_system = int(1e9 * (end.usage.ru_stime - before.usage.ru_stime))
         return Evidence(
-            waiting=waiting, computing=computing, faults=faults, retries=self._new_retries
+            waiting=waiting,
+            computing=max(running - in_system, 0),
+            faults=end.usage.ru_majflt - before.usage.ru_majflt,
+            retries=self._new_retries,
         )
 
     def _collected(self, begin: int, at: int) -> int:
-        """Nanoseconds of Python's garbage collector from one moment to another."""
-        moments, collecting = self._collections, 0
+        """Nanoseconds of Python's garbage collector between two moments."""
+        moments = self._collections
+        collecting = 0
         while len(moments) >= 2 and moments[0] < at:
             collecting += max(min(moments[1], at) - max(moments[0], begin), 0)
             if moments[1] > at:

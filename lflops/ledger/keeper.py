@@ -1,19 +1,20 @@
-"""Keeps the ledger of this process.
+"""Keep the ledger of this process.
 
-The training appends marks, a thread reads them once a second and writes a line every three seconds.
+The training run appends marks; a thread reads them once per second and writes a line every three
+seconds.
 
     keeper = LedgerWriter()
-    keeper.start(folder)              # the account has every second since the process began
-    keeper.recorder.enter("data")     # the training marks what it does
-    keeper.stop("finished")           # the thread ends; what follows is in `after_run`, which ends with the process
+    keeper.start(folder)              # accounts for every second since the process began
+    keeper.recorder.enter("data")     # the training run marks its phases
+    keeper.stop("finished")           # ends the thread; `after_run` lasts until the process ends
 
-A mark has a moment, and is made whenever another category begins, and at the end of each step:
+A mark has a moment. One is made wherever another category begins, and at the end of each step:
 
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
-What a step touches has left the processor's caches since the last one, so the less code runs in it,
-the better. A loop that is found by hooks does not even mark: it notes calls on a `DeferredCalls`, and the
-thread makes them.
+Code and data that a step uses have left the processor's caches since the last step, so less code in
+a step is better. An auto-detected loop makes no marks at all: it notes calls in a `DeferredCalls`,
+and the thread makes them.
 
 No step waits for an account or a file. Each moment belongs to the last mark before it: the account
 adds up to the clock by construction, and an interrupt between two marks loses nothing.
@@ -37,78 +38,92 @@ from lflops.ledger.account import Ledger
 from lflops.ledger.book import StepAccountant, StepEnd
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
-# the phase of what is in no phase
 OTHER = "other"
-# nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as
-# long as ten marks
+"""The phase of time in no phase."""
+
 IDLE = 2_000_000
-LONGEST = (
-    1 << 21
-    # words of the tape that are kept, should the thread not read them: of some 40,000 steps
-)
+"""Nanoseconds off its core after which the scheduler counters of the training thread are read.
+
+A read takes as long as ten marks.
+"""
+
+LONGEST = 1 << 21
+"""Number of values that a `DeferredCalls` keeps if the thread does not play it.
+
+They are the notes of about 40,000 steps.
+"""
 
 
 def unknown() -> None:
-    """What is not known of a thread."""
+    """Stand in for counters that the system does not have."""
 
 
 class DeferredCalls:
-    """The calls of one training, in their order. While it does not run, each is made at once."""
+    """Calls of one training run, in order. While it does not run, calls are made immediately.
+
+    Attributes:
+        runs: Set while calls are noted for later.
+        error: The exception that ended it.
+    """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.runs = False
-        # what has ended it
         self.error: Exception | None = None
         self.clock = clock
-        # Moment, function, how many values it is given, these. What Python's garbage collector
-        # follows, as a tuple, would let it run.
+        # For each note: its moment, the function, the number of arguments, the arguments. Tuples
+        # would make Python's garbage collector run, because it tracks them.
         self._notes: deque[Any] = deque()
         self._lock = threading.RLock()
-        # that of the note which is played
+        # moment of the note that is being played
         self._moment: int | None = None
         # the thread that plays
         self._player: int | None = None
 
     def note(self, call: Callable[..., object], *given: Any) -> None:
-        """Let a function be called with this.
+        """Note a call for later.
 
-        Nothing may be an object that is new, or that a training would free.
+        No argument may be a new object, or an object that the training run would free.
         """
-        if self.runs:
-            if len(self._notes) > LONGEST:
-                self._notes.clear()
-            self._notes.extend(
-                (self.clock(), call, len(given), *given)
-                # at once, also where other threads note
-            )
-        else:
+        if not self.runs:
             call(*given)
+            return
+        if len(self._notes) > LONGEST:
+            self._notes.clear()
+        # One `extend` is atomic, also if other threads note.
+        self._notes.extend((self.clock(), call, len(given), *given))
 
     def now(self) -> int:
-        """Nanoseconds of the clock; while notes are played, as each was noted."""
+        """Nanoseconds of the clock; while notes are played, the moment of the note."""
         return self.clock() if self._moment is None else self._moment
 
     @property
     def next(self) -> int | None:
-        """The moment of the first note that is not played; `None` if there is none."""
+        """The moment of the first note that was not played, or `None`."""
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
-        """Make the calls that were noted until now, so many at most. An error ends it."""
+        """Make up to `most` of the noted calls. An exception ends it."""
+        take = self._notes.popleft
         with self._lock:
             self._player = threading.get_ident()
             try:
-                while self._notes and (most := most - 1) >= 0:
-                    self._moment, call, given = (self._notes.popleft() for _ in range(3))
-                    call(*[self._notes.popleft() for _ in range(given)])
-            except Exception as error:  # noqa: BLE001 - the training's thread tells of it
-                self.error, self.runs = error.with_traceback(None), False
+                for _ in range(most):
+                    if not self._notes:
+                        break
+                    self._moment = take()
+                    call = take()
+                    count = take()
+                    call(*[take() for _ in range(count)])
+            except Exception as error:  # noqa: BLE001 - the training thread reports it
+                self.error = error.with_traceback(None)
+                self.runs = False
                 self._notes.clear()
             finally:
-                self._moment = self._player = None
+                self._moment = None
+                self._player = None
 
     def raise_error(self) -> None:
-        """Raise what has ended it, if that was not raised before."""
+        """Raise the exception that ended it, once."""
         if self.error is not None:
             try:
                 raise self.error
@@ -116,16 +131,17 @@ class DeferredCalls:
                 self.error = None
 
     def forget(self) -> None:
-        """Begin anew in a forked process, which has no thread that plays."""
-        self.runs, self._lock = False, threading.RLock()
+        """Start again in a forked process, which has no thread that plays."""
+        self.runs = False
+        self._lock = threading.RLock()
         self._notes.clear()
 
     def plays_here(self) -> bool:
-        """Whether this thread plays it now."""
+        """Whether the calling thread is playing it."""
         return self._player == threading.get_ident()
 
     def stop(self) -> None:
-        """Play it to its end. Calls are made at once from here on."""
+        """Play all notes; further calls are made immediately."""
         if self.runs:
             with self._lock:
                 self.play()
@@ -133,28 +149,31 @@ class DeferredCalls:
 
 
 class Recorder:
-    """Appends the marks of one process; what begins within a category ends before it.
+    """Appends the marks of one process. A category that begins within another ends before it.
 
-    `schedule` reads when its thread ran and waited.
+    Attributes:
+        marks: Moments, each with the category that begins there or with a `StepEnd`.
+        last_end: The moment at which the last step ended, and its number.
     """
 
     def __init__(self, tape: DeferredCalls, schedule: Callable[[], bytes | None] = unknown) -> None:
+        """Create a recorder; `schedule` reads the scheduler counters of its thread."""
         self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST // 8)
-        self.last_end: tuple[int, int] | None = (
-            # the moment at which the last step ended, and its number
-            None
-        )
-        self._clock, self._clock_itself = tape.now, tape.clock
+        self.last_end: tuple[int, int] | None = None
+        self._clock = tape.now
+        # the clock also while notes are played
+        self._clock_itself = tape.clock
         self._schedule = schedule
         self._running: list[str] = []
+        # the category of time in no other category
         self._base = "start_up"
-        # What the system had counted when it was last asked, and nanoseconds that the thread had
-        # been off its core by then.
+        # counters of the system when they were last read
         self._counted: tuple[bytes | None, Any] = None, None
+        # nanoseconds that the thread had been off its core by then
         self._idle = -1 << 62
 
     def enter(self, category: str, _given: tuple[Any, ...] = ()) -> None:
-        """A category or a phase begins, within the one that is running."""
+        """Begin a category or a phase within the running one."""
         self._running.append(category)
         self.marks.append((self._clock(), category))
 
@@ -166,75 +185,72 @@ class Recorder:
     drop = leave
 
     def wait(self) -> None:
-        """Backward goes on to wait for other ranks."""
+        """Mark where backward begins to wait for other ranks."""
         self.marks.append((self._clock(), "wait"))
 
     def leave_last(self, category: str) -> None:
-        """The last one of this name ends, and all within it; if there is one."""
+        """End the innermost category of this name and everything within it, if it is running."""
         if category in self._running:
             place = len(self._running) - 1 - self._running[::-1].index(category)
             del self._running[place + 1 :]
             self.leave()
 
     def note_past(self, category: str, seconds: float) -> None:
-        """So many seconds before now belonged to this category, as is known only now."""
+        """Assign the last seconds to a category afterwards."""
         now = self._clock()
         self.marks.extend([(now - int(seconds * 1e9), category), (now, self._base)])
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
-        """So many of this step's phase belonged to this category, as is known only now."""
+        """Move nanoseconds of this step from a phase to a category afterwards."""
         now = self._clock()
-        self.marks.extend(
-            [
-                (now, phase),
-                (now - nanoseconds, category),
-                (now, self._running[-1] if self._running else self._base),
-            ]
-        )
+        running = self._running[-1] if self._running else self._base
+        self.marks.extend([(now, phase), (now - nanoseconds, category), (now, running)])
 
     def rest(self, category: str) -> None:
-        """From here on, time that is in no other category belongs to this one."""
+        """Assign time in no other category to this category from now on."""
         self._base = category
         if not self._running:
             self.marks.append((self._clock(), category))
 
     def stop(self) -> None:
-        """All that is running ends, and what follows is after the run."""
+        """End everything that is running; `after_run` begins."""
         self._running.clear()
-        # its file is open
+        # The counters keep a file open.
         self._schedule = unknown
         self.rest("after_run")
 
     def enter_phase(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """A phase of a training step begins: what is in no phase is from here on part of a step."""
+        """Begin a phase of a training step. Time in no phase is from now on part of a step."""
         if self._base != OTHER:
             self.rest(OTHER)
         self._running.append(phase)
         self.marks.append((self._clock(), phase))
 
     def read(self, step: int) -> tuple[int, int, bytes | None, Any]:
-        """What is known of a step only as it ends.
+        """Read the counters at the end of a step.
 
-        Its number, and what the thread that makes it has run and waited until now.
+        Returns the number of the step, and the time on a core and the counters of the calling
+        thread.
         """
-        now, ran = self._clock_itself(), time.thread_time_ns()
-        if (
-            now - ran - self._idle >= IDLE
-            # a thread that has run all the time was not kept from it
-        ):
-            self._counted, self._idle = (self._schedule(), getrusage(RUSAGE_THREAD)), now - ran
+        now = self._clock_itself()
+        ran = time.thread_time_ns()
+        idle = now - ran
+        # A thread that ran all the time was not kept from its core.
+        if idle - self._idle >= IDLE:
+            self._counted = self._schedule(), getrusage(RUSAGE_THREAD)
+            self._idle = idle
         self.last_end = now, step
         return step, ran, *self._counted
 
     def step_ends(
         self, read: tuple[int, int, bytes | None, Any], shapes: Hashable, *, touched: bool
     ) -> None:
-        """A step has ended of which that was read."""
+        """Record a step's end with the counters from `read()`."""
         self.marks.append((self._clock(), StepEnd(*read, shapes, touched)))
 
 
 class TrainPhases:
-    """Listens to the phases of training steps for a recorder."""
+    """Passes the phases of training steps to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.enter = recorder.enter_phase
@@ -243,15 +259,17 @@ class TrainPhases:
 
 
 class Collections:
-    """The moments at which Python's garbage collector begins and ends.
+    """Records the moments at which Python's garbage collector begins and ends.
 
-    Python discards an exception of a function in `gc.callbacks`, a Ctrl-C among them. So the
-    callback is made of functions written in C, in which no signal is handled: `property.__get__`
-    calls `next` with its first argument, and that appends the clock's time.
+    Python discards an exception of a function in `gc.callbacks`, including a Ctrl-C. So the
+    callback consists of functions written in C, in which no signal is handled: `property.__get__`
+    calls `next` with its first argument, which appends the time.
+
+    Attributes:
+        moments: Alternately the begin and the end of a collection.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        # begin, end, begin, end, …
         self.moments: deque[int] = deque(maxlen=4096)
         append = map(self.moments.append, iter(clock, None))
         self._callback: Any = property(partial(next, append)).__get__
@@ -260,19 +278,20 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """It can be called again."""
+        """Stop recording. It can be called more than once."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
 def process_age() -> float:
-    """Seconds since this process began, to a hundredth, as Linux counts.
+    """Seconds since this process began, with Linux's resolution of a hundredth.
 
-    Since this file was loaded where it does not say.
+    On other systems, seconds since this module was loaded.
     """
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - as the process begins
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+            _, _, after_name = file.read().rpartition(b")")
+        began = int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began, 0.0)
     except (OSError, ValueError, IndexError, AttributeError):
         return time.monotonic() - _LOADED
 
@@ -280,83 +299,94 @@ def process_age() -> float:
 _LOADED = time.monotonic()
 
 
-# seconds between two looks at the marks, and between two rows
 LOOK, WRITE = 1.0, 3.0
-# seconds between two looks for requests, where this process alone answers them
+"""Seconds between two reads of the marks, and between two rows."""
+
 HEAR = 0.1
-# notes after which their marks are read. To hold thousands would let Python's garbage collector
-# run,
+"""Seconds between two checks for requests, if this process alone answers them."""
+
 AT_ONCE = 200
-# and as long as the thread computes, Python lets the training's run every 5 ms alone: so it waits,
-# for so many seconds
+"""Number of notes after which their marks are read.
+
+Thousands of marks would make Python's garbage collector run.
+"""
+
 BREATH = 0.001
-# nanoseconds that a look may be late. Later means that no thread of the process ran.
+"""Seconds that the thread pauses after so many notes.
+
+While it computes, Python lets the training thread run only every 5 ms.
+"""
+
 LATE = 50_000_000
-# seconds that the end of a run waits for the thread, at most
+"""Nanoseconds of delay from which on a read shows that no thread of the process ran."""
+
 PATIENCE = 2.0
+"""Maximum number of seconds that the end of a run waits for the thread."""
 
 
 class LedgerWriter:
-    """The ledger of one run in this process."""
+    """Keeps and writes the ledger of one run in this process.
+
+    Args:
+        rank: Rank of the process.
+        ranks: Number of ranks.
+        tape: Deferred calls of the training run, which the thread makes.
+        retries: Returns how often the device's allocator has freed its cache and tried again.
+        schedule: Reads the scheduler counters of the training thread.
+        hear: Function that is called every `HEAR` seconds.
+
+    Attributes:
+        error: The exception that ended it before the end of the run.
+        is_first: Set for the first ledger of this process, whose account begins with the process.
+    """
 
     def __init__(
         self,
         rank: int = 0,
         ranks: int = 1,
-        # calls of the training's that the thread makes
         tape: DeferredCalls | None = None,
         *,
-        retries: Callable[[], int] = lambda: (
-            0
-            # how often the device's allocator has freed its cache and tried again, so far
-        ),
-        schedule: Callable[
-            [], bytes | None
-            # reads when the training's thread ran and waited for a core
-        ] = unknown,
-        # is called every `HEAR` seconds
+        retries: Callable[[], int] = lambda: 0,
+        schedule: Callable[[], bytes | None] = unknown,
         hear: Callable[[], None] | None = None,
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
-        # what has ended it before its time
         self.error: Exception | None = None
         self._tape = tape or DeferredCalls()
         self.recorder = Recorder(self._tape, schedule)
-        self.is_first = (
-            _latest is None
-            # of this process, so that its account begins with the process
-        )
-        begin, now = _begin_of_account(), time.perf_counter_ns()
+        self.is_first = _latest is None
+        begin = _begin_of_account()
+        age = time.perf_counter_ns() - begin
         self._collections = Collections()
         self._book = StepAccountant(begin, self._collections.moments, retries)
-        self._segment = Segment(
-            Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid())
-        )
+        head = Head(begin=time.time_ns() - age, rank=rank, ranks=ranks, pid=os.getpid())
+        self._segment = Segment(head)
         self._hear = hear
         self._ended: str | None = None
-        # an interrupt may come between taking it and giving it back
+        # Reentrant, because an interrupt may come between acquiring and releasing it.
         self._lock = threading.RLock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
         _latest = self
 
     def start(self, folder: Path | None) -> None:
-        """Begin to listen, and to write to a file in this folder, if there is one."""
+        """Start recording, and writing to a file in a folder if one is given."""
         head = self._segment.head
         if folder is not None:
-            self._segment.path = (
-                folder / f"rank{head.rank}-{head.begin // 1_000_000}-{head.pid}{ENDING}"
-            )
+            milliseconds = head.begin // 1_000_000
+            name = f"rank{head.rank}-{milliseconds}-{head.pid}{ENDING}"
+            self._segment.path = folder / name
         self._collections.start()
         self._thread.start()
 
     def stop(self, ended: str) -> None:
-        """The run has ended.
+        """End the run and begin `after_run`. It can be called more than once.
 
-        "finished", or the class of an exception. What follows is after it. It can be called again.
+        `ended` is "finished" or the class of an exception.
         """
         self._tape.stop()
-        self.error, self._tape.error = self.error or self._tape.error, None
+        self.error = self.error or self._tape.error
+        self._tape.error = None
         self.recorder.stop()
         self._collections.stop()
         self._is_over.set()
@@ -365,16 +395,16 @@ class LedgerWriter:
         self._finish(ended)
 
     def end(self) -> int:
-        """The process ends, or another run begins: the moment until which the account goes."""
+        """End the account with the process, or before another run; return its last moment."""
         if self.process == os.getpid():
             self._is_over.set()
             self._finish("exit")
         return self._book.until
 
     def _finish(self, ended: str) -> None:
-        """Write what is left.
+        """Write the rest.
 
-        A file system that hangs in the thread does not hold the program: then the rest is given up.
+        If the thread hangs in the file system, the rest is given up, so that the program can go on.
         """
         if not self._lock.acquire(timeout=PATIENCE):
             self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
@@ -391,13 +421,11 @@ class LedgerWriter:
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
-        """Figures of this start until the last row, a few seconds ago; none before the first."""
+        """Figures of this start up to the last row, a few seconds ago."""
         rows = self._segment.rows
-        return (
-            {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps}
-            if rows
-            else {}
-        )
+        if not rows:
+            return {}
+        return {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps}
 
     def ledger(self) -> Ledger:
         with self._lock:
@@ -406,12 +434,18 @@ class LedgerWriter:
             return ledger_of([self._segment])
 
     def step_after(self, seconds: float) -> int:
-        """The first step, as the loggers count, that ends later than so many seconds from now, at the usual pace; 0 before any step."""
+        """Number of the first step that ends more than `seconds` from now, at the usual pace.
+
+        Steps are numbered as the loggers count. 0 before any step.
+        """
         if self.recorder.last_end is None:
             return 0
         at, done = self.recorder.last_end
-        usual, elapsed = self._book.usual, (time.perf_counter_ns() - at) / 1e9
-        ends = 1 if not usual else math.ceil((seconds - max(usual - elapsed, 0.0)) / usual)
+        usual = self._book.usual
+        if not usual:
+            return done + 2
+        elapsed = (time.perf_counter_ns() - at) / 1e9
+        ends = math.ceil((seconds - max(usual - elapsed, 0.0)) / usual)
         return done + 1 + max(ends, 0)
 
     def _run(self) -> None:
@@ -447,30 +481,27 @@ class LedgerWriter:
     def _read(self, pause: float = 0.0) -> None:
         while True:
             self._tape.play(AT_ONCE)
-            now, more = (
-                time.perf_counter_ns(),
-                self._tape.next,
-                # in this order: no mark to come is older
-            )
+            # The order matters: no mark to come is older than `now`.
+            now = time.perf_counter_ns()
+            more = self._tape.next
             self._book.read(self.recorder.marks, now if more is None else min(now, more))
             if more is None or (pause and self._is_over.wait(pause)):
                 return
 
     def _write(self) -> None:
-        """Add a row with all that happened since the last."""
+        """Add a row for the time since the last row."""
         if self.error is not None:
             return
         self._read()
         book = self._book
         spent, slow = book.take()
-        end, memory = book.until - book.begin, _resident()
         row = Row(
-            end=end,
+            end=book.until - book.begin,
             spent=spent,
             open=book.open,
             step=book.steps,
             first=book.first_step,
-            memory=memory,
+            memory=_resident(),
             ended=self._ended,
         )
         try:
@@ -481,19 +512,20 @@ class LedgerWriter:
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_latest: LedgerWriter | None = (
-    # the last one of this process. It accounts for the time until the next one begins.
-    None
-)
+
+_latest: LedgerWriter | None = None
+"""The last ledger of this process. It accounts for the time until the next one begins."""
 
 
 def _begin_of_account() -> int:
     """The moment from which no other ledger of this process accounts for the time."""
     now = time.perf_counter_ns()
-    # a fork begins anew
+    # A forked process begins its own account.
     if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)
-    return now if _latest._ended is None else _latest.end()  # noqa: SLF001 - the two are one
+    # That ledger accounts for the time after its run.
+    has_ended = _latest._ended is not None  # noqa: SLF001
+    return _latest.end() if has_ended else now
 
 
 @atexit.register
@@ -504,8 +536,9 @@ def _end_at_exit() -> None:
 
 
 def _resident() -> int | None:
-    """Bytes of this process in main memory, where Linux says so."""
+    """Resident memory of this process in bytes, or `None` on systems other than Linux."""
     try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+        pages = Path("/proc/self/statm").read_bytes().split()[1]
+        return int(pages) * _PAGE
     except (OSError, ValueError, IndexError):
         return None

@@ -1,10 +1,8 @@
-"""A run's ledger, over the starts of its process.
+"""Files of a run's ledger: write the file of a start, and read a run over its restarts.
 
-What `lflops.load_run` reads, and what `monitor.ledger` has.
-
-A start of a run has a file: a line of JSON for each few seconds, fewer for what is long ago. A
-killed process leaves a whole file, but for its last line. The file is replaced at once when it has
-become long.
+Each start of a run has a file: a line of JSON for every few seconds, and fewer lines for the
+distant past. A killed process leaves a complete file except for its last line. A file that has
+become long is replaced atomically.
 """
 
 import itertools
@@ -24,24 +22,33 @@ from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
-# a file in the folder of a running ledger that asks for a window
 REQUEST = "window.request"
+"""Name of a file that requests a window, in the folder of a running ledger."""
 
 VERSION = 1
-MOST_LINES, MOST_SLOW = (
-    1500,
-    200,
-    # lines that a file may have, and slow steps that it keeps then: the costliest
-)
-# a row may be so long, as a share of the time since: three seconds of the last minutes, half an
-# hour of yesterday
+
+MOST_LINES = 1500
+"""Maximum number of lines in a file."""
+
+MOST_SLOW = 200
+"""Number of slow steps that a shortened file keeps: the costliest."""
+
 SHARE_OF_AGE = 0.02
+"""Maximum length of a row as a share of its age.
+
+It allows three seconds in the last minutes, and half an hour for yesterday.
+"""
 
 LARGEST_FILE = 1 << 24
 
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
-    """The first line: when the process began in Unix nanoseconds, which rank it is, and its number in the system."""
+    """The first line of a file.
+
+    Attributes:
+        begin: Begin of the process in Unix nanoseconds.
+        pid: Number of the process.
+    """
 
     begin: int
     rank: int
@@ -51,21 +58,24 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
 
 
 class Row(Struct, frozen=True, tag_field="kind", tag="row"):
-    """A part of the account."""
+    """A part of the account.
 
-    # nanoseconds from the begin
+    Attributes:
+        end: Nanoseconds from the begin of the process.
+        spent: Nanoseconds by category since the row before.
+        open: Nanoseconds of the running step, which a later row includes in `spent`.
+        step: Steps done; `None` before the first.
+        first: Steps that earlier starts had done; `None` before the first step.
+        memory: Resident memory of the process in bytes.
+        ended: How the run ended, in the row that ends it.
+    """
+
     end: int
-    # nanoseconds by category since the row before
     spent: dict[str, int]
-    # those of the step that was going on, which a later row has again
     open: dict[str, int] = {}
-    # how many steps were done; `None` before the first
     step: int | None = None
-    # how many earlier starts had done; `None` before the first step
     first: int | None = None
-    # bytes of the process in main memory
     memory: int | None = None
-    # how the run ended, in the row that ends it
     ended: str | None = None
 
 
@@ -75,7 +85,7 @@ ready_for_threads(Line)
 
 
 class Segment:
-    """The lines of one start, the first being its head, and their file if there is one."""
+    """The lines of one start, and the file that they are written to, if there is one."""
 
     def __init__(
         self,
@@ -92,30 +102,28 @@ class Segment:
         self._has_begun = False
 
     def open(self) -> None:
-        """Begin the file, or go on with it, unless somebody has removed it since."""
-        if (
-            self.path is None
-            or self._file is not None
-            or (self._has_begun and not self.path.exists())
-        ):
+        """Create the file, or open it again unless it was removed."""
+        if self.path is None or self._file is not None:
+            return
+        if self._has_begun and not self.path.exists():
             return
         if not self._has_begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(
-            self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self.path, flags, 0o666)
         if not self._has_begun:
             self._has_begun = True
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. It can be called again."""
+        """Close the file. It can be called more than once."""
         if self._file is not None:
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
             os.close(file)
 
     def add(self, row: Row, slow: Sequence[SlowStep]) -> None:
-        """Add a row and slow steps, in memory and at the file's end."""
+        """Add a row and slow steps to memory and to the end of the file."""
         self.rows.append(row)
         self.slow += slow
         if self._file is not None:
@@ -125,10 +133,8 @@ class Segment:
 
     def _shorten(self) -> None:
         self.rows = coarser(self.rows)
-        kept = set(
-            sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)[:MOST_SLOW]
-        )
-        self.slow = [each for place, each in enumerate(self.slow) if place in kept]
+        costliest = sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)
+        self.slow = [self.slow[place] for place in sorted(costliest[:MOST_SLOW])]
         if self._file is not None and self.path is not None:
             written = self.path.with_suffix(f".{self.head.pid}.tmp")
             written.write_bytes(_encoded([self.head, *self.slow, *self.rows]))
@@ -138,8 +144,9 @@ class Segment:
 
 
 def coarser(rows: Sequence[Row]) -> list[Row]:
-    """The rows, where neighbours of long ago are one."""
-    now, kept = rows[-1].end, [rows[0]]
+    """Join rows of the distant past with their neighbours."""
+    now = rows[-1].end
+    kept = [rows[0]]
     begin = 0
     for before, row in itertools.pairwise(rows):
         if row.end - begin <= SHARE_OF_AGE * (now - row.end):
@@ -152,33 +159,36 @@ def coarser(rows: Sequence[Row]) -> list[Row]:
 
 def _joined(first: Row, second: Row) -> Row:
     spent = summed([*first.spent.items(), *second.spent.items()])
-    memory = max((each for each in (first.memory, second.memory) if each is not None), default=None)
-    return msgspec.structs.replace(
-        second, spent=spent, memory=memory, ended=second.ended or first.ended
-    )
+    memory = second.memory if first.memory is None else first.memory
+    if first.memory is not None and second.memory is not None:
+        memory = max(first.memory, second.memory)
+    ended = second.ended or first.ended
+    return msgspec.structs.replace(second, spent=spent, memory=memory, ended=ended)
 
 
 def read_segment(path: Path) -> Segment | None:
-    """A start's file.
+    """Read the file of a start; `None` if its first line is missing.
 
-    `None` where its first line is not there. A line that cannot be read is left out: the process
-    died in it.
+    A line that cannot be read is left out: the process died while it wrote the line.
+
+    Raises:
+        ProfileError: The file is not a ledger, or another version of lflops wrote it.
     """
-    # A `ProfileError` where the file is none of a ledger, or of another version of lflops.
     if path.stat().st_size > LARGEST_FILE:
-        raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes: no ledger")
+        raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes, so it is not a ledger")
     lines = list(_decoded(path.read_bytes().split(b"\n")))
     if not lines:
         return None
     head, *others = lines
     if not isinstance(head, Head):
-        raise ProfileError(f"{path}: the first line is not that of a ledger")
+        raise ProfileError(f"{path}: the first line is not the first line of a ledger")
     if head.version != VERSION:
         raise ProfileError(
             f"{path}: a ledger of version {head.version}; this lflops reads version {VERSION}"
         )
-    rows = [each for each in others if isinstance(each, Row)]
-    return Segment(head, path, rows, [each for each in others if isinstance(each, SlowStep)])
+    rows = [line for line in others if isinstance(line, Row)]
+    slow = [line for line in others if isinstance(line, SlowStep)]
+    return Segment(head, path, rows, slow)
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
@@ -187,156 +197,187 @@ def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
             yield msgspec.json.decode(line, type=Line)
 
 
-# Nanoseconds that a start may begin before the end of the one before: the system's clock is set
-# while a process counts on.
 CLOCKS_DIFFER = 1_000_000_000
-# seconds since the last row of a start without an end, within which its process may be running
+"""Nanoseconds by which a start may begin before the end of the start before it.
+
+The system clock may be set while a process counts on.
+"""
+
 ALIVE = 30.0
+"""Seconds since the last row of a start without an end in which its process counts as running."""
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
-    """Read the ledger of the last run in a folder, over its restarts.
+    """Read the ledger of the last run in a folder, including its restarts.
 
-    A start belongs to the run of the one before if it goes on from a step, or if the one before was
-    killed or failed.
+    A start belongs to the same run as the start before it if it resumes from a step, or if the
+    start before was killed or failed.
 
     Args:
-        path: The folder of a run's files, or one above it; or one file of a ledger.
-        rank: The process that it is of.
+        path: The folder of a run's files, a folder above it, or one ledger file.
+        rank: Rank of the process.
 
     Raises:
         ProfileError: There is no ledger of this rank, or it cannot be read.
     """
     given = Path(path)
+    name = os.fspath(path)
     try:
         files = [given] if given.is_file() else sorted(given.rglob(f"*{ENDING}"))
-        segments = [each for each in map(read_segment, files) if each is not None and each.rows]
+        read = [read_segment(file) for file in files]
     except OSError as error:
-        raise ProfileError(f"{os.fspath(path)}: {error.strerror or error}") from error
-    of_rank = [each for each in segments if each.head.rank == rank or given.is_file()]
-    if not of_rank:
+        raise ProfileError(f"{name}: {error.strerror or error}") from error
+    segments = []
+    for segment in read:
+        if segment is not None and segment.rows and (given.is_file() or segment.head.rank == rank):
+            segments.append(segment)
+    if not segments:
         raise ProfileError(
-            f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run, watched with ledger=True"
+            f"{name}: no ledger of rank {rank} found: pass the folder of a run that was monitored "
+            "with ledger=True"
         )
-    run = starts_of_a_run(of_rank)
-    return msgspec.structs.replace(ledger_of(run), others=len(of_rank) - len(run))
+    run = starts_of_a_run(segments)
+    return msgspec.structs.replace(ledger_of(run), others=len(segments) - len(run))
 
 
 def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:
-    """The file of the last start of a rank in a folder that has one."""
+    """The file of the last start of a rank in a folder; a file is returned as it is."""
     given = Path(path)
-    return (
-        max(given.rglob(f"rank{rank}-*{ENDING}"), key=lambda file: file.stat().st_mtime)
-        if given.is_dir()
-        else given
-    )
+    if not given.is_dir():
+        return given
+    files = given.rglob(f"rank{rank}-*{ENDING}")
+    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
-    """Choose the starts of the run that began last, one after the other."""
+    """Choose the starts of the run that began last, in chronological order."""
     run: list[Segment] = []
-    for each in sorted(segments, key=lambda segment: segment.head.begin):
-        is_next = (
-            bool(run)
-            and _end(run[-1]) - CLOCKS_DIFFER <= each.head.begin
-            and _goes_on(run[-1], each)
-        )
-        run = [*run, each] if is_next else [each]
+    for segment in sorted(segments, key=lambda each: each.head.begin):
+        if run and not _goes_on(run[-1], segment):
+            run = []
+        run.append(segment)
     return run
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether a start goes on with the run of the one before.
+    """Whether a start continues the run of the start before it.
 
-    From a step, after a failure, or with a test in the same process.
+    It does if it resumes from a step, if the start before failed, or if it is a test in the same
+    process.
     """
-    is_same_process = before.head.pid == segment.head.pid and all(
-        row.step is None for row in segment.rows
-    )
-    return _first(segment) > 0 or _ended(before) != "finished" or is_same_process
+    if segment.head.begin < _end(before) - CLOCKS_DIFFER:
+        return False
+    has_no_step = all(row.step is None for row in segment.rows)
+    is_test = has_no_step and before.head.pid == segment.head.pid
+    return _first(segment) > 0 or _ended(before) != "finished" or is_test
 
 
 def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
-    """The account of a run's starts. `now` is Unix time; without it, it is asked for."""
+    """Compute the ledger of a run from its starts.
+
+    `now` is Unix time in seconds, by default the current time.
+    """
     spans: list[Span] = []
     for place, segment in enumerate(segments):
         if place:
-            before = segments[place - 1]
-            down = max(segment.head.begin - _end(before), 0) / 1e9
-            last = spans[-1]
-            spans.append(
-                Span(
-                    begin=last.begin + last.seconds,
-                    seconds=down,
-                    steps=last.steps,
-                    spent={"down": down},
-                )
-            )
-        again_from = [
-            each.first
-            for later in segments[place + 1 :]
-            for each in later.rows
-            if each.first is not None
-        ]
-        spans += _spans(segment, min(again_from, default=None))
+            spans.append(_down(segments[place - 1], segment, spans[-1]))
+        spans += _spans(segment, _resumed_from(segments[place + 1 :]))
     moment = time.time() if now is None else now
-    starts = tuple(_start(each, moment if each is segments[-1] else None) for each in segments)
-    head = segments[-1].head
+    last = segments[-1]
+    starts = [_start(each, None) for each in segments[:-1]]
+    starts.append(_start(last, moment))
+    spent: list[tuple[str, float]] = []
+    for span in spans:
+        spent += span.spent.items()
+    slow_steps: list[SlowStep] = []
+    for segment in segments:
+        slow_steps += segment.slow
     return Ledger(
-        seconds=summed(item for span in spans for item in span.spent.items()),
+        seconds=summed(spent),
         total=sum(span.seconds for span in spans),
         steps=starts[-1].last_step,
-        slow_steps=tuple(each for segment in segments for each in segment.slow),
-        starts=starts,
+        slow_steps=tuple(slow_steps),
+        starts=tuple(starts),
         spans=tuple(spans),
-        rank=head.rank,
-        ranks=head.ranks,
+        rank=last.head.rank,
+        ranks=last.head.ranks,
     )
 
 
+def _down(before: Segment, segment: Segment, last: Span) -> Span:
+    """The time between two starts."""
+    seconds = max(segment.head.begin - _end(before), 0) / 1e9
+    return Span(
+        begin=last.begin + last.seconds,
+        seconds=seconds,
+        steps=last.steps,
+        spent={"down": seconds},
+    )
+
+
+def _resumed_from(later: Sequence[Segment]) -> int | None:
+    """The first step that later starts did again, if there are any."""
+    first: int | None = None
+    for segment in later:
+        for row in segment.rows:
+            if row.first is not None and (first is None or row.first < first):
+                first = row.first
+    return first
+
+
 def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
-    """The rows of a start; what it did after a step from which the next one began is work that was lost."""
-    before, steps, is_over = 0, _first(segment), False
+    """The rows of a start as spans.
+
+    The work after step `lost_after`, from which a later start resumed, is lost.
+    """
+    begin = 0
+    steps = _first(segment)
+    is_over = False
     for row in segment.rows:
-        is_last = row is segment.rows[-1]
-        spent: dict[str, float] = summed(
-            [*row.spent.items(), *(row.open.items() if is_last else ())]
-        )
+        spent: dict[str, float] = dict(row.spent)
+        # A running step is in `open` of its row, and again in `spent` of the row that has its end.
+        # So only the last row's `open` counts.
+        if row is segment.rows[-1]:
+            spent = summed([*spent.items(), *row.open.items()])
         done = steps if row.step is None else row.step
-        if lost_after is not None and not is_over and done > lost_after:
-            share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0
-            spent, is_over = _lost(spent, share), True
-        elif is_over:
+        if is_over:
             spent = _lost(spent, 0.0)
-        # A step that is going on is in its row, and again in the one that has its end: the spans
-        # have the time once.
-        seconds = sum(spent.values())
-        begin = (segment.head.begin + before) / 1e9
+        elif lost_after is not None and done > lost_after:
+            share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0
+            spent = _lost(spent, share)
+            is_over = True
+        nanoseconds = sum(spent.values())
         yield Span(
-            begin=begin,
-            seconds=seconds / 1e9,
+            begin=(segment.head.begin + begin) / 1e9,
+            seconds=nanoseconds / 1e9,
             steps=done,
-            spent={name: ns / 1e9 for name, ns in spent.items()},
+            spent={name: each / 1e9 for name, each in spent.items()},
             memory=row.memory,
         )
-        before, steps = before + int(seconds), done
+        begin += int(nanoseconds)
+        steps = done
 
 
 def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
+    """Move all but a share of the time to `repeated`."""
     lost = sum(spent.values()) * (1 - kept)
-    return {name: each * kept for name, each in spent.items() if kept} | {"repeated": lost}
+    remaining = {name: each * kept for name, each in spent.items()} if kept else {}
+    return remaining | {"repeated": lost}
 
 
 def _start(segment: Segment, now: float | None) -> Start:
-    last, begin = _end(segment) / 1e9, segment.head.begin / 1e9
-    ended = _ended(segment) or ("running" if now is not None and now - last < ALIVE else "killed")
+    """One start. `now` is Unix time if its process may be running."""
     first = _first(segment)
-    steps = next((row.step for row in reversed(segment.rows) if row.step is not None), first)
+    ended = _ended(segment)
+    if ended is None:
+        is_alive = now is not None and now - _end(segment) / 1e9 < ALIVE
+        ended = "running" if is_alive else "killed"
+    steps = [row.step for row in segment.rows if row.step is not None]
     return Start(
-        begin=begin,
+        begin=segment.head.begin / 1e9,
         seconds=segment.rows[-1].end / 1e9,
         first_step=first,
-        last_step=steps,
+        last_step=steps[-1] if steps else first,
         ended=ended,
     )
 

@@ -1,6 +1,6 @@
-"""Clocks: the process's own on a CPU, events of the stream on other devices, and in tests one that the test advances.
+"""Clocks: the host clock on a CPU, events of the stream on other devices, and a test's own clock.
 
-A mark is cheap and waits for nothing. The seconds between two marks are asked later, after one
+A mark is cheap and waits for nothing. The seconds between two marks are read later, after one
 `settle`.
 """
 
@@ -20,38 +20,37 @@ import torch
 from lflops.errors import CountError
 from lflops.inputs.devices import runtime, with_index
 
-# share of the time that a thread could have run: where others took more, they are left out of what
-# it took
 MUCH = 0.05
+"""Share of a thread's runnable time from which on the time that other threads took is left out."""
 
 
 class Clock(Protocol):
     """Marks moments, and later gives the seconds between them."""
 
     def mark(self) -> Any:
-        """This moment."""
+        """Mark this moment."""
 
     def settle(self) -> None:
         """Wait until every moment marked so far has come."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """From one settled mark to another."""
+        """Seconds between two settled marks."""
 
 
 class HostClock:
-    """The process's own: on a CPU an operator is done when it returns."""
+    """The host's clock: on a CPU an operator is done when it returns."""
 
     mark = staticmethod(perf_counter)
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """No-op: CPU work is synchronous."""
 
     def seconds(self, start: float, end: float) -> float:
         return end - start
 
 
 class OwnMark(NamedTuple):
-    """A moment: before and after the system was asked for what it has counted of the thread."""
+    """A moment: the thread's scheduler counters, and the times before and after they were read."""
 
     before: float
     counted: bytes | None
@@ -59,9 +58,9 @@ class OwnMark(NamedTuple):
 
 
 class OwnClock:
-    """The host's, which stands still while another thread has the core of the one that made it.
+    """A host clock that stops while other threads have the core of the thread that made it.
 
-    A mark takes 3 µs, none of it counts.
+    A mark takes 3 µs, which are not counted.
     """
 
     def __init__(self) -> None:
@@ -69,37 +68,43 @@ class OwnClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether others have had this thread's core for much of its time so far."""
-        used, waited = ThreadSchedule.between(b"0 0", self._schedule.read()) or (0.0, 0.0)
+        """Whether other threads have had this thread's core for much of its time so far."""
+        between = ThreadSchedule.between(b"0 0", self._schedule.read())
+        if between is None:
+            return False
+        used, waited = between
         return waited > MUCH * (used + waited)
 
     def now(self) -> bytes | None:
-        """What the system has counted of the thread until this moment."""
-        # without it, Linux counts a thread that runs up to its last tick
+        """Scheduler counters of the thread up to this moment."""
+        # This call updates them; otherwise Linux counts a running thread up to its last tick.
         thread_time()
         return self._schedule.read()
 
     def mark(self) -> OwnMark:
-        """This moment."""
+        """Mark this moment."""
         return OwnMark(perf_counter(), self._schedule.read(), perf_counter())
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """No-op: CPU work is synchronous."""
 
     def seconds(self, start: OwnMark, end: OwnMark) -> float:
-        """From one mark to another, without what others took."""
+        """Seconds between two marks, without those in which other threads had the core."""
         return max(end.before - start.after - self.waited(start, end), 0.0)
 
     @staticmethod
     def waited(start: OwnMark, end: OwnMark) -> float:
-        """Seconds between two marks in which others had the core."""
-        return (ThreadSchedule.between(start.counted, end.counted) or (0.0, 0.0))[1]
+        """Seconds between two marks in which other threads had the core."""
+        between = ThreadSchedule.between(start.counted, end.counted)
+        return 0.0 if between is None else between[1]
 
 
 class StreamMark(NamedTuple):
-    """An event and its stream.
+    """An event on the current stream.
 
-    Where the mark before it is on another stream, also that mark's stream and an event there now.
+    Attributes:
+        last_stream: Stream of the mark before.
+        on_last_stream: An event on that stream now; `None` if it is the same stream.
     """
 
     event: torch.Event
@@ -112,13 +117,12 @@ class StreamMark(NamedTuple):
 
 
 class StreamClock:
-    """Events on a device's current stream.
+    """Marks moments with events on a device's current stream.
 
-    Between two of them is the stream's time, however far ahead the host is.
+    The seconds between two events are stream time, however far ahead the host is.
 
-    Events of two devices cannot be subtracted. So the device is given, whichever one is current
-    where a moment is marked. What runs on a second stream ends there, not where the first one goes
-    on.
+    Events of two devices cannot be subtracted, so the device is fixed, whichever device is current
+    at a mark. Work on a second stream ends on that stream, not where the first stream continues.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -127,12 +131,12 @@ class StreamClock:
         self._stream: torch.Stream = self._runtime.current_stream(self.device)
 
     def mark(self) -> StreamMark:
-        """An event after everything that is queued on the device's current stream."""
-        last, stream = self._stream, self._runtime.current_stream(self.device)
+        """Record an event after everything that is queued on the device's current stream."""
+        last = self._stream
+        stream = self._runtime.current_stream(self.device)
         self._stream = stream
-        return StreamMark(
-            self._event(stream), stream, last, None if stream == last else self._event(last)
-        )
+        event = self._event(stream)
+        return StreamMark(event, stream, last, None if stream == last else self._event(last))
 
     def _event(self, stream: torch.Stream) -> torch.Event:
         event = torch.Event(self.device, enable_timing=True)
@@ -140,31 +144,33 @@ class StreamClock:
         return event
 
     def settle(self) -> None:
-        """Wait for the device, and for no other."""
+        """Wait for this device only."""
         self._runtime.synchronize(self.device)
 
     def seconds(self, start: StreamMark, end: StreamMark) -> float:
-        """Events tell milliseconds."""
-        other = end.on_last_stream
-        return (
-            start.event.elapsed_time(
-                end.event if other is None or end.last_stream != start.stream else other
-            )
-            / 1e3
-        )
+        """Seconds on the stream of the first mark."""
+        stop = end.event
+        if end.on_last_stream is not None and end.last_stream == start.stream:
+            stop = end.on_last_stream
+        milliseconds = start.event.elapsed_time(stop)
+        return milliseconds / 1e3
 
 
 class WaitingClock:
-    """The host's, which waits for the device at each mark: for a device whose events have no times."""
+    """A host clock that waits for the device at each mark.
+
+    It serves devices whose events have no times.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = with_index(device)
         self._wait = partial(runtime(device).synchronize, self.device)
         self._host = HostClock()
-        self.settle, self.seconds = self._host.settle, self._host.seconds
+        self.settle = self._host.settle
+        self.seconds = self._host.seconds
 
     def mark(self) -> float:
-        """The moment at which everything that was queued on the device is done."""
+        """Wait until everything that is queued on the device is done, and mark that moment."""
         self._wait()
         return self._host.mark()
 
@@ -177,41 +183,45 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def device_clock(device: torch.device) -> DeviceClock:
-    """The clock of a device that is no CPU.
+    """The clock of a device other than the CPU.
 
-    A `CountError` where torch cannot wait for such a device.
+    Raises:
+        CountError: Torch cannot wait for such a device.
     """
     try:
-        return (
-            WaitingClock(device)
-            if event_seconds(with_index(device)) is None
-            else StreamClock(device)
-        )
+        if event_seconds(with_index(device)) is None:
+            return WaitingClock(device)
+        return StreamClock(device)
+    # CUDA raises an AssertionError if torch was built without it.
     except (RuntimeError, AssertionError) as error:
-        # of CUDA where torch was built without it
-        where = "times are taken on 'cpu' and where torch can wait for the device; lflops.count works on all"
-        raise CountError(f"the tensors are on {device.type!r}: {where}") from error
+        raise CountError(
+            f"the tensors are on {device.type!r}: times can be measured on 'cpu' and on devices "
+            "that torch can synchronize; lflops.count works on all devices"
+        ) from error
 
 
 @cache
 def event_seconds(device: torch.device) -> float | None:
-    """What an event costs, the host or the stream.
+    """Seconds that an event costs on the host or on the stream, whichever is more.
 
-    `None` if the time between two cannot be read. It waits for the device, once.
+    `None` if the time between two events cannot be read. It waits for the device once.
     """
-    clock, host = StreamClock(device), HostClock()
+    clock = StreamClock(device)
+    host = HostClock()
+    costs = []
     try:
         trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(8)]
-        trials[-1][2].event.synchronize()
-        return min(
-            max((done - begun) / 2, clock.seconds(start, end)) for begun, start, end, done in trials
-        )
+        _, _, last, _ = trials[-1]
+        last.event.synchronize()
+        for began, start, end, done in trials:
+            costs.append(max((done - began) / 2, clock.seconds(start, end)))
     except RuntimeError:
         return None
+    return min(costs)
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:
-    """From before so many calls until what they began is done."""
+    """Seconds of so many calls, until the work that they started is done."""
     start = clock.mark()
     for _ in range(calls):
         run()
@@ -221,40 +231,39 @@ def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float
 
 
 cpu_usage = partial(resource.getrusage, resource.RUSAGE_SELF)
-"""What this process has used of the CPU, all its threads together, as the system tells it.
+"""CPU usage of this process, over all its threads, as the system reports it.
 
 No Python runs in the call.
 """
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Seconds of the CPU that this process has used, all its threads together.
-
-    Its own, and the system's for it.
-    """
+    """User and system CPU seconds of this process so far, over all its threads."""
     usage = cpu_usage()
     return usage.ru_utime, usage.ru_stime
 
 
 class CpuWatch:
-    """What other processes take of this process's CPU time from now on, as Linux counts it.
+    """Measures the CPU time that other processes take from this process, as Linux counts it.
 
-    Making one reads a file for each thread.
+    Creating it reads a file for each thread.
 
-    Involuntary context switches do not tell that: a hundred of them cost 3 ms on an idle machine,
-    and 400 ms on a busy one.
+    Involuntary context switches are no measure: a hundred of them cost 3 ms on an idle machine, and
+    400 ms on a busy machine.
     """
 
     def __init__(self) -> None:
-        self._start, self._used, self._waited = perf_counter(), sum(cpu_seconds()), _waited()
+        self._start = perf_counter()
+        self._used = sum(cpu_seconds())
+        self._waited = _waited()
 
     def lost(self) -> float | None:
-        """Seconds until now in which threads were ready to run, and a CPU ran another process's.
+        """Seconds so far in which threads were ready to run while a CPU ran other processes.
 
-        `None` where the system does not say.
+        `None` if the system does not report it.
         """
-        # Where threads wait for each other, as 8 of them on 2 CPUs, nothing is lost. So it is never
-        # more than what this process left unused.
+        # If threads wait for each other, for example 8 threads on 2 CPUs, nothing is lost. So the
+        # result is at most the time that this process left unused.
         waited = _waited()
         if self._waited is None or waited is None:
             return None
@@ -263,14 +272,14 @@ class CpuWatch:
 
     @property
     def used(self) -> float:
-        """Seconds of the CPU that this process has used until now."""
+        """CPU seconds of this process so far."""
         return sum(cpu_seconds()) - self._used
 
 
 class ThreadSchedule:
-    """When the thread that makes it is on a core, and when another one has its core, as Linux counts it.
+    """Reads the time of its thread on a core and waiting for a core, as Linux counts it.
 
-    To read it takes 2 µs.
+    A read takes 2 µs.
     """
 
     def __init__(self) -> None:
@@ -282,13 +291,13 @@ class ThreadSchedule:
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
-        """Read nothing any more. It can be called again."""
+        """Stop reading. It can be called more than once."""
         if self._file is not None:
             self._file = None
             self._close()
 
     def read(self) -> bytes | None:
-        """Read what the system has counted until now; `None` where it does not say."""
+        """Scheduler counters of the thread so far, or `None` if the system has none."""
         try:
             return None if self._file is None else os.pread(self._file, 80, 0)
         except OSError:
@@ -296,22 +305,25 @@ class ThreadSchedule:
 
     @staticmethod
     def between(before: bytes | None, after: bytes | None) -> tuple[float, float] | None:
-        """Seconds on a core, and seconds in which the thread was ready to run and waited for one."""
+        """Seconds on a core, and seconds in which the thread was ready and waited for a core."""
         if not before or not after:
             return None
-        began, ended = (list(map(int, each.split()[:2])) for each in (before, after))
-        return (ended[0] - began[0]) / 1e9, (ended[1] - began[1]) / 1e9
+        ran_before, waited_before, *_ = before.split()
+        ran_after, waited_after, *_ = after.split()
+        ran = int(ran_after) - int(ran_before)
+        waited = int(waited_after) - int(waited_before)
+        return ran / 1e9, waited / 1e9
 
 
 _THREADS = Path("/proc/self/task")
 
 
 def _waited() -> float | None:
-    """Seconds that the threads of this process were ready and waited for a CPU."""
+    """Seconds in which threads of this process were ready to run and waited for a CPU."""
     nanoseconds = 0
     try:
         for thread in _THREADS.iterdir():
-            # the thread has ended
+            # A thread may end in between.
             with suppress(FileNotFoundError, ProcessLookupError):
                 nanoseconds += int((thread / "schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,12 +1,12 @@
-"""`measure`: one pass is counted, others are timed.
+"""Count one pass and time other passes: `measure` and `measure_generate`.
 
-Text generation likewise: what the prompt costs, and what each further token does.
+Text generation has two parts: the cost of the prompt, and the cost of each further token.
 
-`CountAndTime` counts and times one pass, for callers that have only one. Counting takes most of the
-time then. So the pass is stamped around every operator and every hook, and what counting took is
-left out. What torch itself takes to call a hook or a mode is in no stamp; a trial measures it, and
-it is taken off. What remains is close to the truth on a CPU. `observer_ratio` says how much longer
-the pass took.
+`CountAndTime` counts and times the same pass, for callers that have only one. Counting then takes
+most of the time. So the pass is stamped around every operator and every hook, and the time of
+counting is left out. The time that torch takes to call a hook or a mode is in no stamp: a trial
+measures it, and it is subtracted. The result is close to the truth on a CPU. `observer_ratio` is
+the factor by which counting made the pass longer.
 """
 
 import functools
@@ -67,10 +67,12 @@ from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 
 @dataclass(frozen=True)
 class Pass:
-    """How to run one pass.
+    """Describes how to run one pass.
 
-    `run` calls its argument where a further part begins, `first` names the first. `prepare` is not
-    timed.
+    Attributes:
+        run: Runs the pass. It calls its argument where a further part begins.
+        first: Name of the first part.
+        prepare: Runs before each pass and is not timed.
     """
 
     run: Callable[[Divide], None]
@@ -80,7 +82,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPasses:
-    """A step for each pass, and for each hooked pass the times of its parts."""
+    """A step for each pass, and the times of the parts of each hooked pass."""
 
     steps: tuple[Step, ...]
     hooked: tuple[Mapping[str, PassTimes], ...]
@@ -88,86 +90,112 @@ class TimedPasses:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A pass that is over: the names of its parts, the marks between them, the CPU time before and after it, and what it lost."""
+    """A finished pass, before its marks are read.
+
+    Attributes:
+        parts: Names of its parts.
+        marks: The begin of the pass, the marks between its parts, and its end.
+        cpu_before: User and system CPU seconds of the process when it began.
+        cpu_after: The same when it ended.
+        stamps: Stamps of the parts of a hooked pass; `None` for a clean pass.
+        cpu_lost: Seconds that other processes took during a hooked pass.
+    """
 
     parts: list[str]
     marks: list[Any]
-    cpu: tuple[tuple[float, float], tuple[float, float]]
-    # of a hooked pass
-    stamps: Mapping[str, list[Stamp]] | None
-    cpu_lost: float | None
+    cpu_before: tuple[float, float]
+    cpu_after: tuple[float, float]
+    stamps: Mapping[str, list[Stamp]] | None = None
+    cpu_lost: float | None = None
 
 
 def time_passes(
     one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int
 ) -> TimedPasses:
-    """Run `warmup` passes untimed, then `repeats` clean ones, half of them before and half after as many hooked ones."""
-    # So a machine that slows down slows both. A clean pass comes first: what is compiled is
-    # compiled without hooks. The first pass after the hooked ones has their caches, so it is thrown
-    # away. The marks are read at the end: nothing waits for a device.
-    _thrown_away(one, warmup)
+    """Run `warmup` untimed passes, then `repeats` clean ones and as many hooked ones.
+
+    Half of the clean passes run before the hooked passes and half after, so a machine that slows
+    down slows both kinds. A clean pass comes first: code is compiled without hooks. The first pass
+    after the hooked ones runs with their caches, so it is discarded. Marks are read at the end:
+    nothing waits for a device.
+    """
+    _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
-    hooked = [_run(one, clock, timer) for _ in range(repeats)]
-    _thrown_away(one, min(repeats // 2, 1))
+    hooked = [_run_hooked(one, clock, timer) for _ in range(repeats)]
+    _run_untimed(one, min(repeats // 2, 1))
     after = [_run(one, clock) for _ in range(repeats // 2)]
     clock.settle()
-    steps = tuple(
-        _step(index, each, clock) for index, each in enumerate([*before, *hooked, *after])
-    )
+    passes = enumerate([*before, *hooked, *after])
     return TimedPasses(
-        steps=steps, hooked=tuple(timer.pass_times(each.stamps or {}) for each in hooked)
+        steps=tuple(_step(index, timed, clock) for index, timed in passes),
+        hooked=tuple(timer.pass_times(timed.stamps or {}) for timed in hooked),
     )
 
 
-def _thrown_away(one: Pass, times: int) -> None:
+def _run_untimed(one: Pass, times: int) -> None:
     for _ in range(times):
         one.prepare()
         one.run(lambda *_: None)
 
 
-def _run(one: Pass, clock: Clock, timer: ModuleTimer | None = None) -> _Timed:
-    """Run a pass: a hooked one with a timer, else a clean one."""
-    parts, marks = [one.first], []
+def _run(one: Pass, clock: Clock) -> _Timed:
+    """Run a clean pass."""
+    parts = [one.first]
+    marks = []
+
+    def divide(part: str, _results: Any = None, /) -> None:
+        parts.append(part)
+        marks.append(clock.mark())
+
+    one.prepare()
+    before = cpu_seconds()
+    marks.append(clock.mark())
+    one.run(divide)
+    marks.append(clock.mark())
+    return _Timed(parts, marks, before, cpu_seconds())
+
+
+def _run_hooked(one: Pass, clock: Clock, timer: ModuleTimer) -> _Timed:
+    """Run a pass with the hooks of a timer."""
+    parts = [one.first]
+    marks = []
 
     def divide(part: str, results: Any = None, /) -> None:
         parts.append(part)
         marks.append(clock.mark())
-        if timer is not None and part == ASIDE:
+        if part == ASIDE:
             timer.set_aside()
-        elif timer is not None and part == "backward":
+        elif part == "backward":
             timer.begin_backward(results)
 
     one.prepare()
     with CleanupStack() as undo:
-        if timer is not None:
-            timer.install(undo)
-        watch, before = None if timer is None else CpuWatch(), cpu_seconds()
+        timer.install(undo)
+        watch = CpuWatch()
+        before = cpu_seconds()
         marks.append(clock.mark())
-        if timer is not None:
-            timer.begin()
+        timer.begin()
         one.run(divide)
-        stamps = None if timer is None else timer.end()
+        stamps = timer.end()
         marks.append(clock.mark())
-        return _Timed(
-            parts, marks, (before, cpu_seconds()), stamps, None if watch is None else watch.lost()
-        )
+        return _Timed(parts, marks, before, cpu_seconds(), stamps, watch.lost())
 
 
-def _step(index: int, given: _Timed, clock: Clock) -> Step:
-    phases = {
-        part: clock.seconds(*ends)
-        for part, ends in zip(given.parts, itertools.pairwise(given.marks), strict=True)
-        if part != ASIDE
-    }
-    before, after = given.cpu
+def _step(index: int, timed: _Timed, clock: Clock) -> Step:
+    phases = {}
+    for part, (start, end) in zip(timed.parts, itertools.pairwise(timed.marks), strict=True):
+        if part != ASIDE:
+            phases[part] = clock.seconds(start, end)
+    user_before, system_before = timed.cpu_before
+    user_after, system_after = timed.cpu_after
     return Step(
         index=index,
-        kind="unprofiled" if given.stamps is None else "module_timing",
+        kind="unprofiled" if timed.stamps is None else "module_timing",
         seconds=sum(phases.values()),
         phases=phases,
-        cpu_user=after[0] - before[0],
-        cpu_system=after[1] - before[1],
-        cpu_lost=given.cpu_lost,
+        cpu_user=user_after - user_before,
+        cpu_system=system_after - system_before,
+        cpu_lost=timed.cpu_lost,
     )
 
 
@@ -185,37 +213,41 @@ def measure(
     units: Units | None = None,
     logical: Profile | None = None,
 ) -> Profile:
-    """Count one pass, then time others.
+    """Count one pass, then time further passes.
 
-    Clean ones for the total, hooked ones to divide it over the modules.
+    Clean passes give the total time, and passes with hooks divide it over the modules.
 
-    Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
+    Afterwards the model's gradients, buffers and mode and the random number generators are as they
+    were before.
 
     Args:
-        model: As in `count`; so are `args`, `kwargs`, `backward`, `loss` and `ignore`.
-        args: Its positional arguments; a lone tensor stands for itself.
-        kwargs: Its keyword arguments.
-        backward: Whether to go backward from `loss(output)`.
-        loss: Output to a scalar; without it, the sum of the floating outputs.
-        warmup: Passes that are thrown away first.
-        repeats: Clean passes, and hooked ones, that are kept.
+        model: The model to measure, as in `count`; likewise `args`, `kwargs`, `backward`, `loss`
+            and `ignore`.
+        args: Positional arguments of the model; a single tensor may be passed as it is.
+        kwargs: Keyword arguments of the model.
+        backward: Also run backward from `loss(output)`.
+        loss: Function from the output to a scalar. By default, the sum of the floating-point
+            outputs.
+        warmup: Number of passes that run first and are discarded.
+        repeats: Number of clean passes, and of hooked passes, that are kept.
         ignore: Names or classes of modules whose own work and time are left out of every total.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else
-            a chip by name or in a TOML file, your own figures, or `None`.
-        units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of
-            the model's arguments that gives that; `None` finds them in the shapes.
+        hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
+            otherwise a chip by name or in a TOML file, your own figures, or `None`.
+        units: Samples and tokens of the batch, for example `{"samples": 8, "tokens": 1024}`, or a
+            function of the model's arguments that returns them. `None` infers them from shapes.
         logical: As in `count`.
 
     Raises:
-        CountError: An argument is wrong, or times cannot be taken where the model is.
-        HardwareError: The chip is not known, or cannot be measured.
+        CountError: An argument is wrong, or passes cannot be timed on the model's device.
+        HardwareError: The chip is unknown or cannot be measured.
     """
     check_logical("measure: ", logical)
     call = ModelCall.of("measure", model, args, kwargs, backward=backward, loss=loss)
     check_whole("measure", "warmup", warmup, least=0)
     check_whole("measure", "repeats", repeats, least=1)
     device = device_of([*call.model.parameters(), *call.model.buffers(), *call.inputs()])
-    clock, chip = clock_of(device), hardware_of(hardware, device)
+    clock = clock_of(device)
+    chip = hardware_of(hardware, device)
     batch = units_of("measure", units, call.args, call.kwargs)
     with call.untouched():
         profile = counted(call, ignore, logical)
@@ -227,15 +259,18 @@ def measure(
 def _timed(
     profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int
 ) -> Profile:
-    """A counted profile with the time that runs of the same take."""
-    timer, overhead = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
-    facts = replace(profile.run, kind="measure")
+    """Add times to a counted profile by running the same pass again."""
+    timer = ModuleTimer(ModuleTree({"": model}), clock)
+    overhead = hook_overhead(clock)
     passes = time_passes(run, timer, clock, warmup=warmup, repeats=repeats)
-    steps = tuple(
-        replace(step, samples=facts.samples_per_step, tokens=facts.tokens_per_step)
-        for step in passes.steps
+    facts = replace(profile.run, kind="measure")
+    samples = facts.samples_per_step
+    tokens = facts.tokens_per_step
+    steps = tuple(replace(step, samples=samples, tokens=tokens) for step in passes.steps)
+    timed, _ = attach_module_times(
+        replace(profile, run=facts, steps=steps), passes.hooked, overhead
     )
-    return attach_module_times(replace(profile, run=facts, steps=steps), passes.hooked, overhead)[0]
+    return timed
 
 
 def measure_generate(
@@ -247,24 +282,26 @@ def measure_generate(
     repeats: int = 5,
     ignore: Ignored = (),
 ) -> Profile:
-    """What `measure` does, of `model.generate(*args, **kwargs)`.
+    """Measure `model.generate(*args, **kwargs)` as `measure` measures a forward pass.
 
-    Prefill is all up to the end of the first call of the model itself, decode is the rest. A note
-    has the work of both, each step has the time. A model that is called only once has neither.
+    Prefill lasts until the end of the first call of the model itself; the rest is decode. A note
+    holds the work of both, and each step holds their times. A model that is called only once has
+    neither.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
     generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
-    called = getattr(
-        generate,
-        "__self__",
-        model,
-        # a module that torch.compile wrapped calls itself, not the wrapper
-    )
+    # A module that torch.compile wrapped calls itself, not the wrapper.
+    called = getattr(generate, "__self__", model)
 
     def run(divide: Divide) -> None:
         calls = itertools.count(1)
-        with after_each_call(called, lambda: divide("decode") if next(calls) == 1 else None):
+
+        def after_call() -> None:
+            if next(calls) == 1:
+                divide("decode")
+
+        with after_each_call(called, after_call):
             generate(*call.args, **call.kwargs)
 
     with call.untouched():
@@ -274,56 +311,53 @@ def measure_generate(
         work_after_calls: list[tuple[int, int]] = []
         with counting, after_each_call(called, lambda: work_after_calls.append(counting.so_far())):
             generate(*call.args, **call.kwargs)
-        generated, passes = (
-            _with_generated(counting.profile, work_after_calls),
-            Pass(run, first="prefill", prepare=call.prepare),
-        )
+        generated = _with_generated(counting.profile, work_after_calls)
+        passes = Pass(run, first="prefill", prepare=call.prepare)
         profile = _timed(generated, passes, model, clock, warmup=warmup, repeats=repeats)
-    # All of generating is forward; prefill and decode stay where there are both.
-    phases = [
-        {"forward": sum(step.phases.values()), **(step.phases if len(work_after_calls) > 1 else {})}
-        for step in profile.steps
-    ]
-    return replace(
-        profile,
-        steps=tuple(
-            replace(step, phases=each) for step, each in zip(profile.steps, phases, strict=True)
-        ),
-    )
+    steps = []
+    for step in profile.steps:
+        # All of generation is forward, which prefill and decode divide if there are both.
+        phases = {"forward": sum(step.phases.values())}
+        if len(work_after_calls) > 1:
+            phases |= step.phases
+        steps.append(replace(step, phases=phases))
+    return replace(profile, steps=tuple(steps))
 
 
 def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
-    """Add the work of prefill and decode, where the model was called more than once."""
-    if len(work_after_calls) < 2:
+    """Add the work of prefill and decode, if the model was called more than once."""
+    calls = len(work_after_calls)
+    if calls < 2:
         return profile
-    macs, flops = work_after_calls[0]
+    # Each call generates one token of each sample.
     samples = profile.run.samples_per_step
-    run = replace(
-        profile.run,
-        tokens_per_step=None if samples is None else samples * len(work_after_calls),
-        # one a call for each sample
-    )
+    tokens = None if samples is None else samples * calls
+    macs, flops = work_after_calls[0]
     forward = profile.modules[""].forward
     values = {
         "prefill_macs": macs,
         "prefill_flops": flops,
         "decode_macs": forward.macs - macs,
         "decode_flops": forward.flops - flops,
-        "decode_calls": len(work_after_calls) - 1,
+        "decode_calls": calls - 1,
     }
-    return replace(
-        profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values))
-    )
+    note = Note(code="generated", subject="", values=values)
+    run = replace(profile.run, tokens_per_step=tokens)
+    return replace(profile, run=run, notes=(*profile.notes, note))
 
 
 OUTSIDE = ModulePhase("", "other")
 
 
 class CountAndTime:
-    """Counts and times everything that runs inside of a `with`. `profile` is there when it is left.
+    """Counts and times everything that runs inside a `with` block.
 
-    Without a clock it is that of the model's device. Without an overhead, what hooks and modes take
-    outside of the stamps is measured.
+    Args:
+        model: The model whose modules are counted and timed.
+        ignore: Names or classes of modules that are left out of every total.
+        clock: By default the clock of the model's device.
+        overhead: Seconds that hooks and modes take outside the stamps. By default they are
+            measured.
     """
 
     def __init__(
@@ -360,7 +394,8 @@ class CountAndTime:
     ) -> None:
         try:
             self._tracker.pause()
-            self._stamps, self._batch = self._tracker.stamps, self._tracker.batch
+            self._stamps = self._tracker.stamps
+            self._batch = self._tracker.batch
         finally:
             # the model may be freed while the profile is read
             del self._tracker
@@ -368,17 +403,16 @@ class CountAndTime:
 
     @property
     def profile(self) -> Profile:
-        """What was counted and timed; there once the `with` is left."""
+        """The counted and timed profile, available after the `with` block."""
         profile = self._counting.profile
         samples, tokens = self._batch or (None, None)
         run = replace(profile.run, kind="measure", samples_per_step=samples, tokens_per_step=tokens)
-        return _with_times(
-            replace(profile, run=run), self.pass_times, self._overhead or NO_OVERHEAD
-        )
+        overhead = self._overhead or NO_OVERHEAD
+        return _with_times(replace(profile, run=run), self.pass_times, overhead)
 
     @property
     def pass_times(self) -> PassTimes:
-        """What was timed, from which no overhead is taken off."""
+        """Times of the pass before any overhead is subtracted."""
         self._clock.settle()
         return pass_times(self._stamps, self._clock)
 
@@ -388,34 +422,35 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """Also stamps when the model runs, and when the observer does.
+    """A module tracker that also stamps where the model runs and where the observer runs.
 
-    Hooks, and the counting of operators.
+    The observer is the code of hooks and of counting operators.
+
+    Attributes:
+        stamps: Stamps of the thread that entered, and of backward.
+        batch: Samples and tokens of the first call of the model itself.
     """
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
         super().__init__(tree, **options)
-        # those of the thread that entered, and of backward
         self.stamps: list[Stamp] = []
-        self.batch: tuple[int | None, int | None] | None = (
-            # samples and tokens that the model itself was first called with
-            None
-        )
+        self.batch: tuple[int | None, int | None] | None = None
         self._mark = clock.mark
-        # in which the last stamp was made
+        # the backward pass in which the last stamp was made
         self._backward = NO_BACKWARD
 
     def pause(self, why: str = "") -> None:
-        """From here on the observer runs."""
+        """Stamp the begin of observer code."""
         if self._stamps_this_thread():
             self._end_backward()
             self.stamps.append((self._mark(), None, why))
             self._backward = NO_BACKWARD
 
     def resume(self, module_phase: ModulePhase | None = None) -> None:
-        """From here on the model runs; `None` finds out which module and phase."""
+        """Stamp the begin of model code; by default of the module and phase that now run."""
         if self._stamps_this_thread():
-            module_phase = ModulePhase(*self.between()) if module_phase is None else module_phase
+            if module_phase is None:
+                module_phase = ModulePhase(*self.between())
             self.stamps.append((self._mark(), module_phase, ""))
             self._backward = backward_id()
 
@@ -427,10 +462,9 @@ class _StampingTracker(ModuleTracker):
     def leave_module(self, module: nn.Module, *values: Any) -> None:
         self.pause()
         super().leave_module(module, *values)
-        if (
-            self.batch is None and len(values) == 3 and module is self.tree.modules[""]
-            # an exception leaves no keyword arguments
-        ):
+        # After an exception, the keyword arguments are missing.
+        is_first_call = self.batch is None and len(values) == 3
+        if is_first_call and module is self.tree.modules[""]:
             self.batch = samples_and_tokens(tensors_in(values[:2]))
         self.resume()
 
@@ -443,19 +477,23 @@ class _StampingTracker(ModuleTracker):
         self.resume()
 
     def _end_backward(self) -> None:
-        """No hook says when a backward pass ends.
+        """Correct the last stamp if its backward pass is over.
 
-        What followed its last operator was no part of it if by now it is over.
+        No hook reports the end of a backward pass. If it is over by now, the time after its last
+        operator was not part of it.
         """
         now = backward_id()
-        if self._backward not in {NO_BACKWARD, now}:
-            mark, _, why = self.stamps.pop()
-            self.stamps.append(
-                (mark, OUTSIDE if now > self._backward else ModulePhase(*self.between()), why)
-            )
+        if self._backward in {NO_BACKWARD, now}:
+            return
+        mark, _, why = self.stamps.pop()
+        module_phase = OUTSIDE if now > self._backward else ModulePhase(*self.between())
+        self.stamps.append((mark, module_phase, why))
 
     def _stamps_this_thread(self) -> bool:
-        """Two threads at once would cut each other's time short."""
+        """Check that this thread is stamped: the home thread, or a thread in backward.
+
+        Stamps of two threads would cut each other's time short.
+        """
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
 
@@ -469,7 +507,7 @@ class _StampingCounter(OperatorCounter):
 
 
 class _StampingMode(CountingMode):
-    """Stamps what counting an operator takes, and what the operator itself does."""
+    """Stamps the time of counting an operator, and the time of the operator itself."""
 
     def __init__(self, counter: _StampingCounter) -> None:
         super().__init__(counter)
@@ -479,11 +517,8 @@ class _StampingMode(CountingMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if self._tracker.between() == OUTSIDE:
-            return function(
-                *args,
-                **(kwargs or {}),
-                # outside of the model: another model's, perhaps
-            )
+            # outside the model, for example in another model
+            return function(*args, **(kwargs or {}))
         self._tracker.pause(OPERATOR)
         try:
             return super().__torch_dispatch__(function, types, args, kwargs)
@@ -504,29 +539,22 @@ class _StampingMode(CountingMode):
 
 
 def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> Profile:
+    overhead = _usable_overhead(times, overhead)
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    if all(
-        seconds <= times.overhead(each, overhead)
-        for each, seconds in times.own.items()
-        if each != OUTSIDE
-    ):
-        # what leaves nothing was measured while the machine was busy
-        overhead = NO_OVERHEAD
     timed = with_times(profile, scale_to_clean([{"": times}], {}, overhead, ignored))
-    phases: dict[str, float] = {
-        phase: spread.median
-        for phase in PASS_PHASES
-        if (spread := timed.modules[""].work(phase).seconds)
-    }
-    overheads = {each: times.overhead(each, overhead) for each in times.own}
-    update = sum(
-        max(seconds - overheads[each], 0.0)
-        for each, seconds in times.own.items()
-        if each.phase == "optimizer"
-    )
-    phases |= {"optimizer": update} if update else {}
+    phases: dict[str, float] = {}
+    for phase in PASS_PHASES:
+        in_phase = timed.modules[""].work(phase).seconds
+        if in_phase:
+            phases[phase] = in_phase.median
+    update = 0.0
+    for key, seconds in times.own.items():
+        if key.phase == "optimizer":
+            update += max(seconds - times.overhead(key, overhead), 0.0)
+    if update:
+        phases["optimizer"] = update
     seconds = sum(phases.values())
-    with_observer = seconds + times.observer + sum(overheads.values())
+    with_observer = seconds + times.observer + times.total_overhead(overhead)
     run = replace(profile.run, observer_ratio=with_observer / seconds if seconds else None)
     step = Step(
         index=0,
@@ -539,15 +567,27 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
     return replace(timed, run=run, steps=(step,))
 
 
+def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
+    """The overhead, or none if it would leave nothing of any module's time.
+
+    Such an overhead was measured while the machine was busy.
+    """
+    for key, seconds in times.own.items():
+        if key != OUTSIDE and seconds > times.overhead(key, overhead):
+            return overhead
+    return NO_OVERHEAD
+
+
 @functools.cache
 def _overhead() -> HookOverhead:
-    """What torch takes to call hooks and modes, outside of the stamps."""
+    """Measure the time that torch takes to call hooks and modes outside the stamps."""
     clock = HostClock()
 
     def timed(chain: Chain, x: Tensor) -> PassTimes:
         watching = CountAndTime(chain.root, clock=clock, overhead=NO_OVERHEAD)
         with watching:
-            chain.hooked(watching._tracker)  # noqa: SLF001 - the chain's modules ask for no global hooks
+            # The modules of the chain do not call global hooks.
+            chain.hooked(watching._tracker)  # noqa: SLF001
             chain.root(x)
         chain.hooked()
         return watching.pass_times
@@ -555,11 +595,11 @@ def _overhead() -> HookOverhead:
     def trial() -> HookOverhead:
         inside, outside = of_module_calls(clock, timed)
         x = torch.ones(1, 8, device="cpu", dtype=torch.float32)
-        products = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
-        clean, times = seconds_of(clock, partial(products.root, x)), timed(products, x)
+        matmuls = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
+        clean = seconds_of(clock, partial(matmuls.root, x))
+        times = timed(matmuls, x)
         extra = sum(times.own.values()) - clean - LEAVES * (inside + outside)
-        return HookOverhead(
-            inside=inside, outside=outside, operator=extra / sum(times.operators.values())
-        )
+        operator = extra / times.operators.total()
+        return HookOverhead(inside=inside, outside=outside, operator=operator)
 
     return median_overhead(trial, trials=5)

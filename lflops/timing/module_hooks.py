@@ -1,19 +1,16 @@
-"""Which module runs when.
+"""Stamp the boundaries of modules in forward and backward, and measure the overhead of the hooks.
 
-Stamps at the boundaries of modules, in forward and in backward; and what torch takes to call the
-hooks.
+In forward, hooks run before and after every module. For backward, at each boundary the newest
+autograd node that the crossing tensors lead to gets a hook. The engine runs the nodes of a thread
+from the newest to the oldest, so backward runs the segments of forward in reverse order, and the
+hook runs where its segment begins:
 
-Forward: hooks before and after every module. Backward: at each boundary the newest autograd node
-    that the tensors crossing it lead to
-gets a hook. The engine runs the nodes of a thread from the newest to the oldest. So backward runs
-forward's segments in reverse order, and the hook runs where its segment begins:
-
-    forward     root | q | root | k | root          nodes built in q, in k, and in the root after them
+    forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-Some nodes are reached by no crossing tensor: those of a gate that is computed early and used late.
-They are looked for when the module is left. What a checkpoint computes again within backward is
-stamped as recompute.
+No crossing tensor leads to some nodes, for example those of a gate that is computed early and used
+late. They are searched for when the module is left. Work that a checkpoint recomputes within
+backward is stamped as recompute.
 """
 
 import functools
@@ -54,45 +51,47 @@ from lflops.torch_private.autograd import (
 from lflops.torch_private.dispatch_modes import isolated
 from lflops.torch_private.modules import InternalModule
 
-MOST_NODES = (
-    # autograd nodes that are searched for those of a segment that no crossing tensor leads to
-    2000
-)
-_Ranges = list[
-    tuple[int, int, str]
-    # numbers of nodes without a hook, from and up to, and the row that built them
-]
+MOST_NODES = 2000
+"""Maximum number of autograd nodes visited to find nodes that no crossing tensor leads to."""
+
+_Ranges = list[tuple[int, int, str]]
+"""Ranges of nodes without a hook: first number, number after the last, and the module's name."""
 
 
 @dataclass(slots=True)
 class _TimedFrame(Frame):
-    """A module or scope that is running."""
+    """A module or scope that is running.
 
-    # what its time belongs to
+    Attributes:
+        module_phase: The module and phase that its time belongs to.
+        module_row: Name of the nearest module at or above it; `None` if it must be looked up.
+        unhooked: Its nodes that no crossing tensor led to.
+    """
+
     module_phase: ModulePhase
-    module_row: (
-        str | None
-        # the nearest row at or above it that is a module's; `None` where that has to be looked up
-    )
-    # its nodes that no crossing tensor led to
+    module_row: str | None
     unhooked: _Ranges = field(default_factory=list)
 
 
 class _PassStack:
-    """The frames of forward or of recompute; the first is what runs outside of all modules."""
+    """The running frames of forward or of recompute.
+
+    Attributes:
+        outside: The first frame: code outside all modules.
+        segment: Number of the first autograd node of the current segment.
+    """
 
     def __init__(self, phase: Phase, outside: Phase) -> None:
         self.phase = phase
         self.outside = _TimedFrame(0, ModulePhase("", outside), None)
         self.frames: FrameStack[_TimedFrame] = FrameStack([self.outside])
-        # the number of its first node
         self.segment = 0
 
 
 class ModuleTimer:
-    """Stamps what runs while its hooks are installed.
+    """Stamps the running modules while its hooks are installed.
 
-    Passes one after the other, each between `begin` and `end`.
+    It times consecutive passes, each between `begin` and `end`.
     """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
@@ -103,19 +102,17 @@ class ModuleTimer:
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
         self._paused = False
-        # whether the engine calls `_end_segments` after this backward
+        # set once the engine is going to call `_end_segments` after this backward
         self._ends_backward = False
-        self._forward, self._recompute = (
-            _PassStack("forward", "forward"),
-            _PassStack("recompute", "backward"),
-        )
+        self._forward = _PassStack("forward", "forward")
+        self._recompute = _PassStack("recompute", "backward")
         self._handles: list[Any] = []
         self._guard: Guard = unguarded
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
-        """Install the hooks, on the thread that is the first, until `undo` is closed.
+        """Install the hooks until `undo` is closed; the calling thread becomes the home thread.
 
-        That also removes those on autograd nodes.
+        Closing `undo` also removes the hooks on autograd nodes.
         """
         self.home = threading.get_ident()
         self._guard = guard
@@ -123,52 +120,51 @@ class ModuleTimer:
         install_hooks(undo, self, guard=guard)
 
     def begin(self) -> None:
-        """Start a pass: from here on the root's forward runs."""
+        """Start a pass with the forward of the root."""
         self._paused = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
-        self._forward, self._recompute = (
-            _PassStack("forward", "forward"),
-            _PassStack("recompute", "backward"),
-        )
+        self._forward = _PassStack("forward", "forward")
+        self._recompute = _PassStack("recompute", "backward")
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
 
     def set_aside(self) -> None:
-        """Leave out of the pass what runs until its next part begins, also where that runs modules."""
+        """Exclude everything up to the next part of the pass, including modules that run."""
         self._paused = True
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
-        """Go on to backward, from these results; once more, if there was one before."""
+        """Start or resume the backward part, from these results."""
         self._paused = False
         self._end_segment(self._forward, results, self._forward.frames[-1])
         self._hook_unhooked(self._forward.outside.unhooked, results)
-        running = self._recompute.outside.module_phase = ModulePhase("", "backward")
         self._ends_backward = False
         self._stamps = self._parts.setdefault("backward", [])
-        self._stamps.append((self._mark(), running, ""))
+        self._resume_root_backward()
 
     def resume_forward(self) -> None:
-        """Go on with forward, after a backward or something that was set aside."""
+        """Resume the forward part, after a backward or excluded code."""
         self._paused = False
         self._stamps = self._parts["forward"]
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def end(self) -> dict[str, list[Stamp]]:
-        """End the pass. Returns the stamps of its parts, to be read when the clock has settled."""
+        """End the pass and return the stamps of its parts, to be read after the clock settled."""
         self._stamps.append((self._mark(), None, ""))
         self._release()
-        parts, self._parts, self._stamps = self._parts, {}, []
+        parts = self._parts
+        self._parts = {}
+        self._stamps = []
         return parts
 
     def pass_times(self, parts: Mapping[str, list[Stamp]]) -> dict[str, PassTimes]:
-        """The seconds of each part, from settled stamps."""
+        """Seconds of each part, from settled stamps."""
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
     def follows_this_thread(self) -> bool:
-        """Whether a part runs that is not set aside, and this thread is the first, or goes backward."""
+        """Check that a part is running, on the home thread or in backward."""
         return not self._paused and (
             threading.get_ident() == self.home or backward_id() != NO_BACKWARD
         )
@@ -189,9 +185,8 @@ class ModuleTimer:
         stack = self._stack()
         above = stack.frames[-1]
         row = f"{above.module_phase.fqn}.{name}" if above.module_phase.fqn else name
-        self._push(
-            stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None
-        )
+        frame = _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above))
+        self._push(stack, frame, None)
 
     def leave_scope(self, key: int) -> None:
         self._pop(key, _NO_OUTPUT)
@@ -200,18 +195,14 @@ class ModuleTimer:
         return self._forward if backward_id() == NO_BACKWARD else self._recompute
 
     def _module_row(self, frame: _TimedFrame) -> str:
-        return (
-            self.tree.nearest(frame.module_phase.fqn)
-            if frame.module_row is None
-            else frame.module_row
-        )
+        if frame.module_row is None:
+            return self.tree.nearest(frame.module_phase.fqn)
+        return frame.module_row
 
     def _push(self, stack: _PassStack, frame: _TimedFrame, crossing: Any) -> None:
         above = stack.frames[-1]
-        if (
-            above is not self._recompute.outside
-            # its segments are those of forward, and have their hooks
-        ):
+        # Outside modules, the segments of backward are those of forward and have their hooks.
+        if above is not self._recompute.outside:
             self._end_segment(stack, crossing, above)
         stack.frames.append(frame)
         stack.segment = next_sequence_number()
@@ -224,18 +215,19 @@ class ModuleTimer:
         if not removed:
             return
         self._stamps.append((mark, None, ""))
-        frame, above = removed[0], stack.frames[-1]
+        frame = removed[0]
+        above = stack.frames[-1]
         self._end_segment(stack, output, frame)
         if frame.unhooked:
             self._hook_unhooked(frame.unhooked, output)
-            # the output of what is left next may lead there
+            # The output of an enclosing module may lead there.
             if output is _NO_OUTPUT:
                 above.unhooked.extend(frame.unhooked)
         stack.segment = next_sequence_number()
         self._stamps.append((self._mark(), above.module_phase, ""))
 
     def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
-        """Hook the newest node of the frame's segment that the crossing tensors lead to, and begin the next segment."""
+        """End a segment: hook its newest node that the crossing tensors lead to."""
         end = next_sequence_number()
         if end == stack.segment:
             return
@@ -248,7 +240,7 @@ class ModuleTimer:
         stack.segment = end
 
     def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
-        """Hook the newest node of each range that the output leads back to."""
+        """For each range of nodes, hook the newest node that the output leads back to."""
         if not unhooked:
             return
         first = min(start for start, _, _ in unhooked)
@@ -262,7 +254,8 @@ class ModuleTimer:
             seen.add(node)
             number = sequence_number(node)
             for index, (start, end, _) in enumerate(unhooked):
-                if start <= number < end and number > newest.get(index, (-1, None))[0]:
+                best, _ = newest.get(index, (-1, None))
+                if start <= number < end and number > best:
                     newest[index] = (number, node)
             if number >= first:
                 waiting.extend(each for each, _ in node.next_functions)
@@ -285,34 +278,50 @@ class ModuleTimer:
                 after_backward(self._guard(self._end_segments))
 
     def _end_segments(self) -> None:
-        """Every node has run: what the engine calls now is the root's own, as DDP's wait for the gradients of all ranks."""
+        """Return to the root: every node has run.
+
+        Callbacks that the engine now calls belong to the root, such as the wait of DDP for the
+        gradients of all ranks.
+        """
         if not self._paused:
-            running = self._recompute.outside.module_phase = ModulePhase("", "backward")
-            self._stamps.append((self._mark(), running, ""))
+            self._resume_root_backward()
+
+    def _resume_root_backward(self) -> None:
+        running = ModulePhase("", "backward")
+        self._recompute.outside.module_phase = running
+        self._stamps.append((self._mark(), running, ""))
 
     def _release(self) -> None:
-        """Remove the hooks on nodes: a graph that the user keeps is as it was."""
+        """Remove the hooks on nodes, so that a graph that the user keeps is unchanged."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
 
-# passed to `_pop` when a scope ends without an output
 _NO_OUTPUT = object()
+"""Passed to `_pop` when a scope ends without an output."""
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """The newest node numbered within, and its number.
+    """The newest node numbered from `start` to before `end`, and its number.
 
-    `None` and the number before the first where there is none.
+    Without such a node, `None` and `start - 1`.
     """
-    newest, best = None, start - 1
-    for value in crossing if type(crossing) is tuple else (crossing,):
-        for node in (
-            (value.grad_fn,) if type(value) is Tensor else () if value is None else nodes_of(value)
-        ):
-            if node is not None and best < (number := sequence_number(node)) < end:
-                newest, best = node, number
+    newest = None
+    best = start - 1
+    values = crossing if type(crossing) is tuple else (crossing,)
+    for value in values:
+        if value is None:
+            continue
+        # `grad_fn` of a plain tensor saves a call of `nodes_of`.
+        nodes = (value.grad_fn,) if type(value) is Tensor else nodes_of(value)
+        for node in nodes:
+            if node is None:
+                continue
+            number = sequence_number(node)
+            if best < number < end:
+                newest = node
+                best = number
     return newest, best
 
 
@@ -322,9 +331,9 @@ view_as = Tensor.view_as
 
 
 class Chain:
-    """Modules one after the other, in a module.
+    """A module that calls `LEAVES` small modules one after the other.
 
-    Each chain has its own classes, and so its own hooks.
+    Each chain has its own classes, and therefore its own hooks.
     """
 
     def __init__(self, weight: Tensor | None = None) -> None:
@@ -333,10 +342,10 @@ class Chain:
             pass
 
         class Leaf(Own):
-            """One product where it has a weight, one autograd node where a gradient is asked for, else nothing.
+            """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
-            No layer of torch's: making one would draw random numbers. No function of torch's that
-            users replace.
+            It is no torch layer, because creating one draws random numbers. It calls no torch
+            function that users replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:
@@ -359,7 +368,7 @@ class Chain:
         self.hooked()
 
     def hooked(self, listener: ModuleListener | None = None) -> None:
-        """From here on, call a listener's hooks for each module; without one, none."""
+        """Call the hooks of a listener for each module from now on; `None` removes them."""
         if listener is None:
             self._own.hooked()
         else:
@@ -367,48 +376,58 @@ class Chain:
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
-    """The overhead of a `ModuleTimer` with this clock; none for a clock that is not this machine's."""
+    """Overhead of a `ModuleTimer` with this clock; none for a clock of a test."""
     if isinstance(clock, DeviceClock):
         return _of_timer(clock.device)
-    return _of_timer(None) if isinstance(clock, HostClock) else NO_OVERHEAD
+    if isinstance(clock, HostClock):
+        return _of_timer(None)
+    return NO_OVERHEAD
 
 
 def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOverhead:
-    """Medians of so many trials, none below 0. Nothing of the user's sees what they run."""
+    """Median of each field over several trials, at least 0.
+
+    No mode or hook of the user's runs in the trials.
+    """
     with isolated():
         tried = [trial() for _ in range(trials)]
-    medians = {
-        each.name: statistics.median(getattr(one, each.name) for one in tried)
-        for each in fields(HookOverhead)
-    }
-    return HookOverhead(**{name: max(seconds, 0.0) for name, seconds in medians.items()})
+    medians = {}
+    for each in fields(HookOverhead):
+        median = statistics.median(getattr(result, each.name) for result in tried)
+        medians[each.name] = max(median, 0.0)
+    return HookOverhead(**medians)
 
 
 def of_module_calls(
     clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]
 ) -> tuple[float, float]:
-    """The overhead of a call in the module and in its caller, from calls of modules that do nothing.
+    """Measure the overhead of a call in the module and in its caller, with empty modules.
 
     `timed` runs a pass with hooks.
     """
-    chain, x = Chain(), torch.ones((), device="cpu", dtype=torch.float32)
-    clean, own = seconds_of(clock, partial(chain.root, x)), timed(chain, x).own
-    in_leaves = sum(seconds for (row, _), seconds in own.items() if row.startswith("leaves."))
-    return (in_leaves - clean) / LEAVES, (sum(own.values()) - in_leaves) / LEAVES
+    chain = Chain()
+    x = torch.ones((), device="cpu", dtype=torch.float32)
+    clean = seconds_of(clock, partial(chain.root, x))
+    own = timed(chain, x).own
+    in_leaves = sum(seconds for (fqn, _), seconds in own.items() if fqn.startswith("leaves."))
+    in_root = sum(own.values()) - in_leaves
+    return (in_leaves - clean) / LEAVES, in_root / LEAVES
 
 
 @functools.cache
 def _of_timer(device: torch.device | None) -> HookOverhead:
-    """With a device's clock; with the host's where there is none."""
+    """Measure the overhead of a `ModuleTimer` with a device's clock, or with the host clock."""
     clock = HostClock() if device is None else device_clock(device)
 
     def trial() -> HookOverhead:
         inside, outside = of_module_calls(
             clock, lambda chain, x: _timed(clock, chain, x)["forward"]
         )
-        chain, x = Chain(), torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
+        chain = Chain()
+        x = torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
         clean = seconds_of(clock, partial(backward, chain.root(x)))
-        hooked = sum(_timed(clock, chain, x, with_backward=True)["backward"].own.values())
+        times = _timed(clock, chain, x, with_backward=True)["backward"]
+        hooked = sum(times.own.values())
         return HookOverhead(inside=inside, outside=outside, segment=(hooked - clean) / LEAVES)
 
     return median_overhead(trial, trials=15)
@@ -417,7 +436,7 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
 def _timed(
     clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False
 ) -> dict[str, PassTimes]:
-    """Times of a pass in which a timer's hooks are called for the chain's modules, and for no others in the process."""
+    """Time a pass of the chain, with hooks on its modules and on no others in the process."""
     timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
     chain.hooked(timer)
     try:

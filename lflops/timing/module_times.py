@@ -1,16 +1,18 @@
-"""From moments to seconds.
+"""Turn timestamps into seconds by module.
 
-A stamp says what runs from here on; the time up to the next stamp is that module's own.
+A stamp names the module that runs from its mark on. The time up to the next stamp is that module's
+self time.
 
     stamp      root   observer   q        observer   root      end
-    mark       0      2          3        9          10        12          own: root 4, q 6; the observer 2
+    mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
 
-What a hook does is between two stamps, so it is measured and left out. What torch takes to call the
-hook is in no stamp. That is the `HookOverhead`: about the same for every call, and known from a
-trial. With cold caches it is more, and on a busy device it is nothing, so it is scaled by a factor
-from 0 to 3. What it does not explain of a hooked pass scales all modules equally, and is reported:
-clean time is divided over modules as that of hooked passes is. Kernels that a trace has are not
-scaled: hooks make only the host slower.
+The code of a hook runs between two stamps, so its time is measured and left out. The time that
+torch takes to call the hook is in no stamp. This is the `HookOverhead`: it is about the same for
+every call, and a trial measures it. It is larger with cold caches and zero on a busy device, so a
+factor from 0 to 3 scales it. The rest of the difference between a hooked and a clean pass scales
+all modules equally and is reported: the time of clean passes is divided over modules in the
+proportions of the hooked passes. Kernel times from a trace are not scaled, because hooks slow down
+only the host.
 """
 
 import dataclasses
@@ -27,30 +29,31 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, TimingStats
-from lflops.profile.series import gathered, summed
+from lflops.profile.series import gathered
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
-Stamp = tuple[
-    Any, ModulePhase | None, str
-    # a mark, what runs from there on, and why; `None` is the observer
-]
+Stamp = tuple[Any, ModulePhase | None, str]
+"""A mark, the module and phase that run from there on (`None` is the observer), and the reason."""
 
 ENTERS, SEGMENT, OPERATOR = "enters", "segment", "operator"
-"""Why: a module is entered; a segment of backward begins; an operator is counted."""
+"""Reasons of stamps: entering a module, a new segment of backward, counting an operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HookOverhead:
-    """Seconds that hooks and modes take outside of our stamps."""
+    """Seconds that hooks and modes take outside the stamps.
 
-    # in a module, for each call of it
+    Attributes:
+        inside: In a module, for each call of it.
+        outside: In the caller, for each call that it makes.
+        segment: In backward, for each segment.
+        operator: For each counted operator.
+    """
+
     inside: float = 0.0
-    # in the caller, for each call that it makes
     outside: float = 0.0
-    # in backward, for each segment
     segment: float = 0.0
-    # where an operator is counted, for each
     operator: float = 0.0
 
 
@@ -59,10 +62,15 @@ NO_OVERHEAD = HookOverhead()
 
 @dataclass(kw_only=True)
 class PassTimes:
-    """One pass by module and phase.
+    """Times and counts of one pass, by module and phase.
 
-    Own seconds; how often it was called, called others, began a segment of backward, ran an
-    operator.
+    Attributes:
+        own: Self seconds.
+        observer: Seconds of lflops' hooks, over the whole pass.
+        called: Calls of the module.
+        calls_others: Calls that the module makes.
+        segments: Segments of backward.
+        operators: Counted operators.
     """
 
     own: defaultdict[ModulePhase, float] = field(default_factory=lambda: defaultdict(float))
@@ -76,61 +84,70 @@ class PassTimes:
         self.observer += other.observer
         for key, seconds in other.own.items():
             self.own[key] += seconds
-        for name in ("called", "calls_others", "segments", "operators"):
-            getattr(self, name).update(getattr(other, name))
+        self.called.update(other.called)
+        self.calls_others.update(other.calls_others)
+        self.segments.update(other.segments)
+        self.operators.update(other.operators)
 
     def overhead(self, key: ModulePhase, each: HookOverhead) -> float:
-        """The hook overhead in the seconds of a module and phase."""
+        """Seconds of hook overhead in the self time of a module and phase."""
         at_modules = each.inside * self.called[key] + each.outside * self.calls_others[key]
         return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
 
+    def total_overhead(self, each: HookOverhead) -> float:
+        return sum(self.overhead(key, each) for key in self.own)
+
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """The times between settled stamps; the last one only ends the one before."""
+    """Times between settled stamps; the last stamp only ends the one before it."""
     times = PassTimes()
     running: ModulePhase | None = None
     entering = False
-    for (mark, key, why), (end, _, _) in pairwise(stamps):
+    for (mark, key, reason), (end, _, _) in pairwise(stamps):
         seconds = clock.seconds(mark, end)
         if key is None:
             times.observer += seconds
-            entering = why == ENTERS
+            entering = reason == ENTERS
             if running is not None:
                 times.calls_others[running] += entering
-                times.operators[running] += why == OPERATOR
+                times.operators[running] += reason == OPERATOR
             continue
         times.own[key] += seconds
         times.called[key] += entering
-        times.segments[key] += why == SEGMENT
-        running, entering = key, False
+        times.segments[key] += reason == SEGMENT
+        running = key
+        entering = False
     return times
 
 
 def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
-    """Seconds of each row and of all rows below it, in each phase."""
-    return summed(
-        (ModulePhase(above, phase), seconds)
-        for (row, phase), seconds in own.items()
-        for above in ancestry(row)
-    )
+    """Seconds of each module and all modules below it, in each phase."""
+    totals: defaultdict[ModulePhase, float] = defaultdict(float)
+    for (fqn, phase), seconds in own.items():
+        for above in ancestry(fqn):
+            totals[ModulePhase(above, phase)] += seconds
+    return dict(totals)
 
 
-# the largest factor of the trial's overhead
 MOST_OVERHEAD = 3.0
+"""Largest factor by which the overhead of the trial is scaled."""
 
 NONE: Mapping[Any, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledTimes:
-    """Seconds by module and phase, own and inclusive, over the hooked passes."""
+    """Self and inclusive seconds by module and phase, over the hooked passes.
+
+    Attributes:
+        factors: For each part of a pass, the usual seconds of clean passes divided by the usual
+            seconds of hooked passes without overhead. Close to 1 means a good division.
+        ignored: Median seconds of each ignored module, which no total includes.
+    """
 
     own: Mapping[ModulePhase, TimingStats]
     inclusive: Mapping[ModulePhase, TimingStats]
-    # Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1
-    # is a good division.
     factors: Mapping[str, float]
-    # median seconds of each row that is in none of the others
     ignored: Mapping[str, float]
 
     @classmethod
@@ -140,120 +157,146 @@ class ScaledTimes:
         factors: Mapping[str, float] = NONE,
         ignored: Mapping[str, float] = NONE,
     ) -> Self:
-        """The spreads over passes whose own seconds are known."""
+        """Compute statistics over passes from their self seconds."""
         own = spreads_of(steps)
-        medians = {key: spread.median for key, spread in own.items()}
-        # The median of a sum is not the sum of medians, but the rows below a row have to add up to
-        # it.
-        sums, spreads = inclusive(medians), spreads_of([inclusive(each) for each in steps])
-        summed = {
-            key: replace(spread.shifted(sums[key] - spread.median), median=sums[key])
-            for key, spread in spreads.items()
-        }
-        return cls(own=own, inclusive=summed, factors=factors, ignored=ignored)
+        # The median of a sum is not the sum of medians, but the modules below a module have to add
+        # up to it. So inclusive medians are sums of self medians.
+        totals = inclusive({key: stats.median for key, stats in own.items()})
+        of_modules = spreads_of([inclusive(step) for step in steps])
+        for key, stats in of_modules.items():
+            shifted = stats.shifted(totals[key] - stats.median)
+            of_modules[key] = replace(shifted, median=totals[key])
+        return cls(own=own, inclusive=of_modules, factors=factors, ignored=ignored)
 
 
 def scale_to_clean(
     hooked: Sequence[Mapping[str, PassTimes]],
     clean: Mapping[str, float],
     overhead: HookOverhead,
-    # rows that are left out
     ignored: Collection[str] = (),
-    means: Mapping[str, float]
-    # seconds of each part, which the modules add up to in the end; without them the usual ones
-    | None = None,
+    means: Mapping[str, float] | None = None,
     *,
-    kernels: Mapping[
-        ModulePhase, float
-        # own seconds of a step on the device, where they are known
-    ] = NONE,
+    kernels: Mapping[ModulePhase, float] = NONE,
 ) -> ScaledTimes:
-    """Take off hook overhead, and scale the rest to add up to the clean passes."""
-    # Each hooked pass is given by its parts, of which forward may have time of the backward phase,
-    # where it takes a gradient. `clean` are the usual seconds of each part of a clean pass; a part
-    # not in it is not scaled.
-    means = clean if means is None else means
-    scaled: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
+    """Subtract hook overhead, and scale the rest so that it adds up to the clean passes.
+
+    Args:
+        hooked: The parts of each hooked pass. Forward may contain time of the backward phase, if a
+            gradient is computed in it.
+        clean: Usual seconds of each part of a clean pass. Other parts are not scaled.
+        overhead: The overhead that a trial measured.
+        ignored: Names of modules that are left out.
+        means: Seconds of each part that the modules add up to. By default the usual seconds.
+        kernels: Self seconds of each module on the device in a step, where a trace measured them.
+    """
+    if means is None:
+        means = clean
+    kept: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
+    left_out: list[defaultdict[str, float]] = [defaultdict(float) for _ in hooked]
     factors = {}
-    for part in dict.fromkeys(part for each in hooked for part in each):
-        passes = [each.get(part, PassTimes()) for each in hooked]
-        times = _times_the_overhead(passes, clean[part], overhead) if part in clean else 1.0
-        own = [
-            {
-                key: max(
-                    took - times * each.overhead(key, overhead), min(took, kernels.get(key, 0.0))
-                )
-                for key, took in each.own.items()
-            }
-            for each in passes
-        ]
-        if part in clean and (total := _total(own)) > 0:
+    for part in _parts_of(hooked):
+        passes = [parts.get(part, PassTimes()) for parts in hooked]
+        is_scaled = part in clean
+        factor = _times_the_overhead(passes, clean[part], overhead) if is_scaled else 1.0
+        own = [_without_overhead(times, overhead, factor, kernels) for times in passes]
+        total = _total(own)
+        if is_scaled and total > 0:
             factors[part] = clean[part] / total
-            own = _fitted(own, kernels, means[part])
-        for sums, of_pass in zip(scaled, own, strict=True):
-            for key, seconds in of_pass.items():
-                sums[key] += seconds
-    kept = [
-        {key: seconds for key, seconds in own.items() if key.fqn not in ignored} for own in scaled
-    ]
-    left_out = {
-        row: statistics.median(
-            sum(took for key, took in own.items() if key.fqn == row) for own in scaled
-        )
-        for row in ignored
-    }
-    return ScaledTimes.of_steps(kept, factors, left_out)
+            _fit(own, kernels, means[part])
+        for place, of_part in enumerate(own):
+            for key, seconds in of_part.items():
+                if key.fqn in ignored:
+                    left_out[place][key.fqn] += seconds
+                else:
+                    kept[place][key] += seconds
+    medians = {}
+    for name in ignored:
+        medians[name] = statistics.median(of_pass[name] for of_pass in left_out)
+    return ScaledTimes.of_steps(kept, factors, medians)
+
+
+def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
+    """Names of the parts in the order of their first occurrence."""
+    names: list[str] = []
+    for parts in passes:
+        names += [part for part in parts if part not in names]
+    return names
+
+
+def _without_overhead(
+    times: PassTimes, overhead: HookOverhead, factor: float, kernels: Mapping[ModulePhase, float]
+) -> dict[ModulePhase, float]:
+    """Self seconds less the scaled overhead, but at least the seconds of the module's kernels."""
+    own = _in_kernels(times.own, kernels)
+    for key, least in own.items():
+        own[key] = max(times.own[key] - factor * times.overhead(key, overhead), least)
+    return own
+
+
+def _in_kernels(
+    own: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
+) -> dict[ModulePhase, float]:
+    """Self seconds in which kernels run."""
+    return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in own.items()}
 
 
 def _total(passes: Sequence[Mapping[ModulePhase, float]]) -> float:
-    return sum(spread.median for spread in spreads_of(passes).values())
+    return sum(stats.median for stats in spreads_of(passes).values())
 
 
-def _fitted(
-    own: list[dict[ModulePhase, float]], kernels: Mapping[ModulePhase, float], seconds: float
-) -> list[dict[ModulePhase, float]]:
-    """Scale what modules took besides their kernels, so that all of it takes so long.
+def _fit(
+    own: Sequence[dict[ModulePhase, float]], kernels: Mapping[ModulePhase, float], seconds: float
+) -> None:
+    """Scale the time that modules spend outside their kernels so that the total is `seconds`.
 
-    The kernels too where they alone take longer.
+    If the kernels alone take longer, they are scaled too.
     """
-    busy = [{key: min(took, kernels.get(key, 0.0)) for key, took in each.items()} for each in own]
-    computing, total = _total(busy), _total(own)
+    busy = [_in_kernels(of_pass, kernels) for of_pass in own]
+    computing = _total(busy)
+    total = _total(own)
     if 0 < computing < total:
         factor = max(seconds - computing, 0.0) / (total - computing)
-        pairs = zip(own, busy, strict=True)
-        own = [
-            {key: of_busy[key] + factor * (took - of_busy[key]) for key, took in each.items()}
-            for each, of_busy in pairs
-        ]
+        for of_pass, of_kernels in zip(own, busy, strict=True):
+            for key, in_kernels in of_kernels.items():
+                of_pass[key] = in_kernels + factor * (of_pass[key] - in_kernels)
         total = _total(own)
-    return [{key: took * (seconds / total) for key, took in each.items()} for each in own]
+    scale = seconds / total
+    for of_pass in own:
+        for key in of_pass:
+            of_pass[key] *= scale
 
 
 def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: HookOverhead) -> float:
-    """The factor of the trial's overhead that explains what hooked passes took longer."""
-    hooked = statistics.median(sum(each.own.values()) for each in passes)
-    expected = statistics.median(
-        sum(each.overhead(key, overhead) for key in each.own) for each in passes
-    )
-    return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD) if expected > 0 else 0.0
+    """Factor of the trial's overhead that explains the extra time of the hooked passes."""
+    hooked = statistics.median(sum(times.own.values()) for times in passes)
+    expected = statistics.median(times.total_overhead(overhead) for times in passes)
+    if expected <= 0:
+        return 0.0
+    return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD)
 
 
 def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
-    """Over the passes: what a module usually takes where it runs, times how often it does, as those of a GAN that take turns."""
-    ran = gathered(item for each in passes for item in each.items())
-    spreads = {
-        key: spread
-        for key, seconds in ran.items()
-        if (spread := TimingStats.of(seconds)) is not None
-    }
-    for key, spread in spreads.items():
-        if (often := spread.n / len(passes)) < 1:
-            spreads[key] = spread.times(often)
-    return spreads
+    """Statistics of each module and phase over the passes.
+
+    A module that runs only in some of them, such as the discriminator of a GAN, counts with its
+    usual time multiplied by the share of passes in which it runs.
+    """
+    seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
+    for own in passes:
+        for key, seconds in own.items():
+            seconds_by_key[key].append(seconds)
+    result = {}
+    for key, values in seconds_by_key.items():
+        stats = TimingStats.of(values)
+        if stats is None:
+            continue
+        share = stats.n / len(passes)
+        result[key] = stats.times(share) if share < 1 else stats
+    return result
 
 
-# how far the hooked passes may be off the clean ones before a note says so
 WORTH_SAYING = 0.05
+"""Relative difference between hooked and clean passes from which on a note reports it."""
 
 
 def attach_module_times(
@@ -262,13 +305,12 @@ def attach_module_times(
     overhead: HookOverhead,
     kernels: Mapping[ModulePhase, float] = NONE,
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """A profile whose steps are timed with the time of its modules.
+    """Divide the time of the unprofiled steps over the modules as in the module-timing steps.
 
-    The clean steps' time, divided as in the hooked ones.
+    Returns the profile with the time of its modules, and the self seconds of the modules in each
+    module-timing step as stamped. Ranks are compared by these: hooks cost the same on all ranks,
+    whereas a separate factor for each rank would look like a slow rank.
     """
-    # Also the own seconds of the modules in each hooked step, as stamped: ranks are compared by
-    # these. Their hooks cost all ranks the same; a factor of each rank's own would be taken for a
-    # slow rank.
     clean, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
     of_hooks = [step for step in profile.steps if step.kind == "module_timing"]
     waits_apart = len(of_hooks) == len(hooked) and all(
@@ -277,85 +319,97 @@ def attach_module_times(
     known = gathered(
         item for step in clean for item in _parts(step, waits_apart=waits_apart).items()
     )
-    # A step without the part has none of its seconds: so modules add up to the summed clean steps.
+    # A step without a part has zero seconds of it, so modules add up to the sum of the clean steps.
     means = {part: sum(seconds) * scale / len(clean) for part, seconds in known.items()}
-    usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
-    if of_hooks and all(
-        step.uncontended_phases
-        for step in of_hooks
-        # their modules are timed without what others took
-    ):
-        usual = {
-            part: min(seconds, _without_others(seconds, part, of_hooks))
-            for part, seconds in usual.items()
-        }
-    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    apart = (
-        [
+    usual = {
+        part: statistics.median(seconds) * len(seconds) / len(clean)
+        for part, seconds in known.items()
+    }
+    if of_hooks and all(step.uncontended_phases for step in of_hooks):
+        # The time that other threads took is not in the times of the modules either.
+        for part, seconds in usual.items():
+            usual[part] = min(seconds, _without_others(seconds, part, of_hooks))
+    passes = hooked
+    if waits_apart:
+        passes = [
             _with_wait_apart(parts, step.waiting or 0.0)
             for parts, step in zip(hooked, of_hooks, strict=True)
         ]
-        if waits_apart
-        else hooked
-    )
-    times = scale_to_clean(apart, usual, overhead, ignored, means, kernels=kernels)
+    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
+    times = scale_to_clean(passes, usual, overhead, ignored, means, kernels=kernels)
     timed = with_times(profile, times)
-    slow = [step.seconds for step in of_hooks if step.seconds and not is_disturbed(step.marks)]
-    undisturbed = [step.seconds for step in clean if step.seconds]
-    run = replace(
-        timed.run,
-        observer_ratio=statistics.median(slow) / statistics.median(undisturbed)
-        if slow and undisturbed
-        else None,
-    )
-    far: Mapping[str, float] = {
-        name: by
-        for name, by in times.factors.items()
-        if name != "waiting" and abs(by - 1) > WORTH_SAYING
+    run = replace(timed.run, observer_ratio=_observer_ratio(of_hooks, clean))
+    notes = timed.notes
+    far = {
+        part: factor
+        for part, factor in times.factors.items()
+        if part != "waiting" and abs(factor - 1) > WORTH_SAYING
     }
-    notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
-    own_of_steps = tuple(
-        summed(item for part in parts.values() for item in part.own.items()) for parts in hooked
-    )
-    return replace(timed, run=run, notes=notes), own_of_steps
+    if far:
+        notes = (*notes, Note(code="time_scaled", subject="", values=far))
+    return replace(timed, run=run, notes=notes), tuple(_own_of_step(parts) for parts in hooked)
+
+
+def _observer_ratio(hooked: Sequence[Step], clean: Sequence[Step]) -> float | None:
+    """Seconds of the usual module-timing step divided by those of the usual unprofiled step."""
+    slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
+    fast = [step.seconds for step in clean if step.seconds]
+    if not slow or not fast:
+        return None
+    return statistics.median(slow) / statistics.median(fast)
+
+
+def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
+    """Self seconds of the modules over all parts of a pass."""
+    own: defaultdict[ModulePhase, float] = defaultdict(float)
+    for times in parts.values():
+        for key, seconds in times.own.items():
+            own[key] += seconds
+    return dict(own)
 
 
 def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
-    """What a part of a clean step took, without the share that others had of it in the hooked ones, and no more than these took."""
-    own, whole = (
-        [phases.get(part, 0.0) for phases in of_all]
-        for of_all in zip(*((each.uncontended_phases, each.phases) for each in hooked), strict=True)
-    )
-    return min(seconds * sum(own) / sum(whole), statistics.median(own)) if sum(whole) else seconds
+    """Seconds of a part of a clean step without the share that other threads took.
+
+    The share is taken from the hooked steps. The result is at most their usual uncontended seconds.
+    """
+    own = []
+    whole = 0.0
+    for step in hooked:
+        uncontended = step.uncontended_phases or {}
+        own.append(uncontended.get(part, 0.0))
+        whole += (step.phases or {}).get(part, 0.0)
+    if not whole:
+        return seconds
+    return min(seconds * sum(own) / whole, statistics.median(own))
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:
-    """The profile with the seconds of its modules; a row that ran in no stamped pass stays unknown."""
-    notes = (
-        replace(note, values={**note.values, "seconds": times.ignored[note.subject]})
-        if note.code == "ignored" and note.subject in times.ignored
-        else note
-        for note in profile.notes
-    )
-    works = {
-        key: replace(
-            profile.modules[key.fqn].work(key.phase),
-            seconds=seconds,
-            self_seconds=times.own.get(key),
-        )
-        for key, seconds in times.inclusive.items()
-        if key.fqn in profile.modules and key.phase in PASS_PHASES
-    }
+    """Set the seconds of the modules; a module that ran in no stamped pass stays unknown."""
+    notes = []
+    for note in profile.notes:
+        if note.code == "ignored" and note.subject in times.ignored:
+            values = {**note.values, "seconds": times.ignored[note.subject]}
+            notes.append(replace(note, values=values))
+        else:
+            notes.append(note)
+    works = {}
+    for key, seconds in times.inclusive.items():
+        if key.fqn in profile.modules and key.phase in PASS_PHASES:
+            work = profile.modules[key.fqn].work(key.phase)
+            works[key] = replace(work, seconds=seconds, self_seconds=times.own.get(key))
     return replace(profile, modules=with_works(profile.modules, works), notes=tuple(notes))
 
 
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
-    """The parts of a hooked step with the wait for other ranks as one more.
+    """The parts of a hooked step with the wait for other ranks as a separate part.
 
-    How late they are says nothing about the modules.
+    The delay of other ranks says nothing about the modules.
     """
-    root, backward = ModulePhase("", "backward"), parts.get("backward", PassTimes())
-    waited, own = min(seconds, backward.own.get(root, 0.0)), defaultdict(float, backward.own)
+    root = ModulePhase("", "backward")
+    backward = parts.get("backward", PassTimes())
+    own = defaultdict(float, backward.own)
+    waited = min(seconds, own[root])
     own[root] -= waited
     return {
         **parts,
@@ -365,9 +419,9 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 
 
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
-    """What a clean pass times as one.
+    """Seconds of the parts in which a clean pass is timed.
 
-    Generation has two parts, prefill and decode, which together are forward.
+    Generation has two phases, prefill and decode, which together are forward.
     """
     parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
     generating = [step.phases[name] for name in WITHIN_FORWARD if name in step.phases]

@@ -186,5 +186,5 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     assert (77, 2) == (load_run(tmp_path).total, len(load_run(tmp_path).starts))
     assert 9 == load_run(tmp_path, rank=1).total
     assert 30 == load_run(tmp_path / "a.ledger.jsonl").total
-    with pytest.raises(ProfileError, match="no ledger of rank 2 is there"):
+    with pytest.raises(ProfileError, match="no ledger of rank 2 found"):
         load_run(tmp_path, rank=2)

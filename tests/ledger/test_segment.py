@@ -66,7 +66,10 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"kind":"row","end":1,"spent":{}}\n', "the first line is not that of a ledger"),
+        (
+            b'{"kind":"row","end":1,"spent":{}}\n',
+            "the first line is not the first line of a ledger",
+        ),
         (
             b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n',
             "a ledger of version 9; this lflops reads version 1",

@@ -43,7 +43,7 @@ RESUMED = {
     "slices": [
         "training: 33.0 s, 55.0 %",
         "start-up: 15.0 s, 25.0 %",
-        "down, until it was started again: 10.0 s, 16.7 %",
+        "down until the restart: 10.0 s, 16.7 %",
         "slow steps: 2.00 s, 3.3 %",
     ],
     "dots": [
@@ -111,7 +111,7 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
         frame.get_by_role("tab", name="Run", exact=True).click()
         assert RESUMED == figures(frame)
         frame.get_by_label("run", exact=True).select_option("without")
-        frame.get_by_text("no ledger of rank 0 is there").wait_for()
+        frame.get_by_text("no ledger of rank 0 found").wait_for()
         window = next(
             each for each in server.windows(expected=2)["windows"] if each["run"] == "with"
         )

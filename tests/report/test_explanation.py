@@ -1014,7 +1014,7 @@ def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
     assert "data" == explain(tmp_path).cause
     (empty := tmp_path / "empty").mkdir()
     with pytest.raises(
-        lflops.ProfileError, match="no ledger of rank 0 is there: give the folder of a run"
+        lflops.ProfileError, match="no ledger of rank 0 found: pass the folder of a run"
     ):
         explain(empty)
 

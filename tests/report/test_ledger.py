@@ -145,7 +145,7 @@ def test_the_shell_reads_a_folder(
 ) -> None:
     """As lines, and as JSON; without a ledger in it with exit status 2."""
     assert 2 == main(["ledger", str(tmp_path)])
-    assert b"no ledger of rank 0 is there" in capsysbinary.readouterr().err
+    assert b"no ledger of rank 0 found" in capsysbinary.readouterr().err
     segment = Segment(Head(begin=0, rank=0, ranks=1, pid=1), tmp_path / "a.ledger.jsonl")
     segment.open()
     segment.add(Row(end=4 * 10**9, spent={"start_up": 4 * 10**9}, ended="finished"), [])

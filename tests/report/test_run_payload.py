@@ -18,7 +18,5 @@ def test_the_page_gets_the_ledger_and_the_words_for_it(tmp_path: Path) -> None:
         found["title"],
         found["ledger"]["total"],
     )
-    assert ["10.0 s  down, until it was started again"] == [
-        each for each in found["said"] if "down" in each
-    ]
+    assert ["10.0 s  down until the restart"] == [each for each in found["said"] if "down" in each]
     assert (CATEGORIES, CAUSES) == (found["categories"], found["causes"])
