@@ -1,11 +1,9 @@
-"""One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
+"""One stage of a run: a cursor in the schedule, the mode of the current step, and its windows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
@@ -15,11 +13,11 @@ from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
-from lflops.monitoring.window.counting_step import NO_LENGTHS, CountingSteps
+from lflops.monitoring.window.counting_step import CountingMode, StepCounter
 from lflops.monitoring.window.live_metrics import LiveMetrics
-from lflops.monitoring.window.module_timing_step import ModuleTimingStep
+from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
 from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
-from lflops.monitoring.window.traced_steps import TracedSteps
+from lflops.monitoring.window.traced_steps import TraceAnnotations, TracedMode
 from lflops.monitoring.window.window import WANTED, Window
 from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.profile.notes import Note
@@ -37,19 +35,25 @@ from lflops.timing.clock import (
 )
 from lflops.timing.step_phases import StepPhases
 from lflops.trace.record.attach_trace import with_trace
+from lflops.trace.record.tracer import Recording, Tracer
 
-# steps after which ranks share their clean steps, where the run has no curves
+# steps after which ranks share their unprofiled steps, if the run has no curves
 SHARE_EVERY = 50
-# seconds of an event, from which on the phases of one step in `PHASES_EVERY` are marked: a GPU of
-# NVIDIA's takes some 6 µs
-DEAR = 30e-6
+# If recording an event takes more seconds than this, the phases of one step in `PHASES_EVERY` are
+# marked. An NVIDIA GPU takes about 6 µs.
+EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
+
+# the mode of all steps that no other mode claims
+UNPROFILED = StepMode()
 
 
 class Session:
-    """What a monitor is while a training goes through a stage.
+    """Monitors one stage of a run: training, or a validation that may come again and again.
 
-    Once in training, again and again in the validations of a fit.
+    Attributes:
+        over: Whether there is nothing left to do.
+        notes: Notes for the profile of every window.
     """
 
     def __init__(
@@ -62,605 +66,540 @@ class Session:
         guard: Guard,
         number: int = 0,
     ) -> None:
-        # whether there is nothing left to do
         self.over = False
+        self.notes: list[Note] = []
+        self._settings = settings
+        self._training = training
         self._stage = stage
         self._results = results
         self._guard = guard
-        self._settings = settings
-        self._training = training
-        device = training.device
-        self._counted_steps = CountingSteps(settings, training, stage, results.topology, guard)
-        self._clock: Clock = HostClock() if device.type == "cpu" else _device_clock(device)
-        places = results.paths
-        traced = settings.trace and places is not None
-        # The schedule in whole steps, and short enough for the run. Where it is not what was asked
-        # for, the log says so, and so do the notes, which are what the reader of every window has
-        # to know.
-        plan = Plan.of(
-            settings.schedule,
-            accumulation=stage.accumulation(),
-            batches=stage.batches_left,
-            traced=traced,
-        )
-        self.notes = list(
-            _changes(
-                settings.schedule, plan, stage.accumulation(), stage.batches_left, training.say
-            )
-        )
-        self._course = ScheduleCursor(plan, number)
-        # The windows that are not reported yet. The last is where the schedule is, unless that is
-        # over; the others wait for steps.
-        self._windows = [Window(number, 0)]
+        self._counter = StepCounter(settings, training, stage, results.topology, guard)
         self._tree = ModuleTree({"": training.model})
-        self._hooked: ModuleTimingStep | None = None
-        here = traced and settings.traces_on(training.rank)
-        self._tracing = (
-            TracedSteps(training, stage, self._tree, settings, places.traces, guard=guard)
-            if places is not None and here
-            else None
+        self._traces_steps = settings.trace and results.paths is not None
+        self._cursor = ScheduleCursor(self._plan(), number)
+        self._clock = self._device_clock()
+        # The windows that are not reported yet. The last is the window of the cursor, unless the
+        # schedule is over; the others wait for steps.
+        self._windows = [Window(number, 0)]
+        # The current mode, and the modes of the window that opened last by the cursor's phase.
+        self._mode = UNPROFILED
+        self._modes: dict[str, StepMode] = {}
+        self._trace_notes: list[Note] = []
+        self._annotations = TraceAnnotations(training)
+        # whether a trace is being annotated
+        self._is_annotating = False
+        self._step_timer = self._new_step_timer()
+        # used in every step
+        self._fast_path = self._step_timer.fast_path
+        self._in_batch = False
+        self._live_metrics = self._new_live_metrics()
+        self._listening = CleanupStack()
+        # The unprofiled steps that are not shared with other ranks yet; `None` if there are no
+        # other ranks.
+        shares_steps = stage.learns and results.compares_ranks
+        self._unshared: list[TimedStep] | None = [] if shares_steps else None
+
+    def _device_clock(self) -> Clock:
+        """The clock of the training's device. Notes a device without timed events."""
+        device = self._training.device
+        if device.type == "cpu":
+            return HostClock()
+        clock: Clock
+        try:
+            clock = device_clock(device)
+        except CountError:
+            # torch cannot wait for this device
+            clock = HostClock()
+        if not isinstance(clock, StreamClock):
+            waits = isinstance(clock, WaitingClock)
+            values = {"waits": int(waits)}
+            self.notes.append(Note(code="no_timed_events", subject=device.type, values=values))
+        return clock
+
+    def _plan(self) -> Plan:
+        """The schedule in whole steps, and short enough for the run. Notes and logs each change."""
+        schedule = self._settings.schedule
+        accumulation = self._stage.accumulation()
+        batches = self._stage.batches_left
+        plan = Plan.of(
+            schedule, accumulation=accumulation, batches=batches, traced=self._traces_steps
         )
-        tracked = (
-            stage.learns
-            and settings.track
-            and results.outlets is not None
-            and training.loggers
-            and training.log_every
-        )
-        is_timed, waits = (
-            isinstance(self._clock, StreamClock),
-            isinstance(self._clock, WaitingClock),
-        )
-        if device.type != "cpu" and not is_timed:
-            self.notes.append(
-                Note(code="no_timed_events", subject=device.type, values={"waits": int(waits)})
-            )
-        is_dear = (
-            isinstance(self._clock, StreamClock)
-            and (event_seconds(self._clock.device) or 0.0) > DEAR
-        )
-        phases = StepPhases(
-            self._clock, within=HostClock() if waits else None, every=PHASES_EVERY if is_dear else 1
-        )
-        on_host = StepPhases(HostClock()) if is_timed else None
-        scaled = stage.learns and training.scales_gradients
-        self._step_clock = StepTimer(
-            phases,
-            on_host,
-            settings.units,
+        changes = _schedule_changes(schedule, plan, accumulation, batches)
+        for note, message in changes:
+            self.notes.append(note)
+            self._training.say(message)
+        return plan
+
+    def _new_step_timer(self) -> StepTimer:
+        clock = self._clock
+        training = self._training
+        every = 1
+        host_phases = None
+        if isinstance(clock, StreamClock):
+            host_phases = StepPhases(HostClock())
+            if (event_seconds(clock.device) or 0.0) > EXPENSIVE_EVENT:
+                every = PHASES_EVERY
+        within = HostClock() if isinstance(clock, WaitingClock) else None
+        return StepTimer(
+            StepPhases(clock, within=within, every=every),
+            host_phases,
+            self._settings.units,
             training.logged_step(),
-            updating=stage.updates,
-            scaled=scaled,
+            updating=self._stage.updates,
+            scaled=self._stage.learns and training.scales_gradients,
             on_ranks=training.world_size > 1,
         )
-        self._plain, self._in_batch = self._step_clock.plain, False
-        self._record_lengths: Callable[[int, Any], None] | None = (
-            # what the curves see of each batch; in most trainings nothing
-            None
-        )
-        self._live_metrics = (
-            LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data"))
-            if tracked
-            else None
-        )
-        self._listening = CleanupStack()
-        # outlasts the windows where the curves need it
-        self._transfers = CleanupStack()
-        # The clean steps since the last time that they were handed in; `None` where there are no
-        # other ranks.
-        self._clean: list[TimedStep] | None = (
-            [] if stage.learns and results.compares_ranks else None
-        )
-        self._counts_step = False
-        # whether a trace of ours is being annotated
-        self._is_annotating = False
+
+    def _new_live_metrics(self) -> LiveMetrics | None:
+        """The curves over all steps, if anything logs them."""
+        training = self._training
+        is_logged = self._results.outlets is not None and training.loggers and training.log_every
+        if not (self._stage.learns and self._settings.track and is_logged):
+            return None
+        replicas = self._results.topology.sizes.get("data")
+        return LiveMetrics(self._step_timer.seconds, replicas)
 
     def begin(self) -> None:
-        """The stage begins for the first time.
+        """Begin the stage for the first time.
 
-        If this fails, `detach` takes off what was installed until then.
+        If this fails, `detach` removes everything that was installed until then.
         """
-        self._step_clock.install(self._guard)
-        self._open()
+        self._step_timer.install(self._guard)
+        self._open_window()
+        self._mode = self._next_mode()
         self.resume()
 
     def resume(self) -> None:
-        """The stage begins, or begins again.
+        """Begin the stage, or begin it again.
 
-        What was in between belongs to no step, and the first one is no measure of the others.
+        The time since the last step belongs to no step, and the first step is not typical.
         """
-        self._listen_to_transfers()
-        if self._step_clock.times_phases:
-            for each in self._step_clock.listeners:
-                self._listening.add(self._stage.listen(each))
-            self._flush_plain_steps()
-            self._step_clock.resume()
-            self._step_clock.mark("warmup")
-            if self._tracing is not None:
-                self._tracing.step(traced=self._course.phase == "traced")
-
-    def _listen_to_transfers(self) -> None:
-        """Listen if the curves need it, and no longer than that."""
-        self._transfers.close()
-        live, self._record_lengths = self._live_metrics, None
-        if live is not None and live.transfers is not None:
-            self._transfers.add(self._stage.listen(live.transfers))
-            self._record_lengths = live.record_lengths
+        if not self._step_timer.times_phases:
+            return
+        for listener in self._step_timer.listeners:
+            self._listening.add(self._stage.listen(listener))
+        self._flush_fast_path()
+        self._step_timer.resume()
+        self._step_timer.mark("warmup")
+        self._mode.begin_step()
 
     def pause(self) -> None:
-        """The stage ends, and may begin again: what comes between is in no trace of it."""
+        """End the stage, which may begin again. A recording ends here."""
         self._listening.close()
-        self._end_trace(failed=False)
+        for mode in self._modes.values():
+            mode.pause()
 
     def epoch_begins(self) -> None:
-        """Gradients may be accumulated otherwise from here on.
-
-        Ask again at the end of the next step.
-        """
-        self._step_clock.expect_plain(0)
+        """Look at the next step in full, since the accumulation of gradients may change."""
+        self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
-        """Count it, or hook its modules, if its step is one of those."""
+        """Begin a batch in the mode of its step."""
         if self._in_batch:
-            self._abandon()
+            self._abandon_step()
         self._in_batch = True
-        if len(self._plain.steps) >= self._plain.limit:
+        if len(self._fast_path.steps) >= self._fast_path.limit:
             self._begin_batch(batch)
 
     def batch_ends(self, batch: Any) -> None:
-        """Take note of it, and of the step that may end with it.
-
-        In most steps that is all there is to do: those take the short way.
-        """
+        """End a batch, and the step that may end with it. Most steps take the fast path."""
         self._in_batch = False
-        if self._record_lengths is not None:
-            self._record_lengths(self._step_clock.ordinal, batch)
-        if len(self._plain.steps) >= self._plain.limit or not self._plain.note(batch):
+        if len(self._fast_path.steps) >= self._fast_path.limit or not self._fast_path.note(batch):
             self._end_batch(batch)
 
     def _begin_batch(self, batch: Any) -> None:
-        phase, begins_step = self._course.phase, not self._step_clock.batches
-        live = self._live_metrics
-        if begins_step:
-            is_sample = (
-                phase == "warmup"
-                and self._settings.count is True
-                and live is not None
-                and live.is_sample(batch)
-            )
-            self._counts_step = phase == "count" or is_sample
-        if self._counts_step:
-            if begins_step and self._settings.count is True:
-                self._windows[-1].counted = self._counted_steps.begin_step(
-                    batch, NO_LENGTHS if live is None else live.lengths(batch)
-                )
-            self._counted_steps.begin_batch(batch)
-        elif begins_step and (
-            phase == "module_timing"
-            or any(window.hooks(self._step_clock.ordinal) for window in self._windows)
-        ):
-            self._hooked = ModuleTimingStep(
-                self._stage, self._tree, self._clock, is_alone=self._training.world_size == 1
-            )
-            self._hooked.start(self._guard)
+        begins_step = not self._step_timer.batches
+        self._mode.begin_batch(batch, begins_step=begins_step)
 
     def _end_batch(self, batch: Any) -> None:
-        is_counted, live = self._counts_step, self._live_metrics
-        profile = self._counted_steps.end_batch() if is_counted else None
-        shapes = self._step_clock.batch(batch)
-        if profile is not None and live is not None:
-            live.set_work(
-                shapes,
-                self._step_clock.tokens_of(shapes),
-                live.lengths_of(self._step_clock.ordinal),
-                profile,
-            )
-            if live.transfers is None:
-                self._transfers.close()
-                self._record_lengths = None
-        if not self._stage.ends_step():
-            if self._tracing is not None:
-                self._tracing.batch()
-            return
-        counted = self._counted_steps.end_step() if is_counted else None
-        self._counts_step = False
-        if counted is not None:
-            self._windows[-1].counted = counted
+        counted = self._mode.end_batch()
+        shapes = self._step_timer.batch(batch)
+        if counted is not None and self._live_metrics is not None:
+            self._live_metrics.set_work(shapes, counted)
+        if self._stage.ends_step():
+            self._end_step()
+        else:
+            self._mode.continue_step()
+
+    def _end_step(self) -> None:
+        ended = self._mode.end_step()
         if self._is_annotating or self._results.pending:
             self._check_background_work()
-        # Where one rank records, the others wait for it.
-        traced = self._course.phase == "traced" and (
-            self._training.world_size > 1 or (self._tracing is not None and self._tracing.records)
-        )
-        # to make those out takes a while, which is no step's
-        was_noted = bool(self._plain.steps)
-        self._step_clock.end(
-            self._training.logged_step(),
-            counted=counted is not None,
-            hooked=self._end_hooked_step(),
-            traced=traced,
-        )
+        took_fast_path = bool(self._fast_path.steps)
+        self._step_timer.end(self._training.logged_step(), ended.kind, ended.module_timing)
         self._advance()
-        if was_noted:
-            self._step_clock.resume()
-        self._step_clock.expect_plain(
-            self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0
-        )
+        if took_fast_path:
+            # turning those steps into timed steps took a while
+            self._step_timer.resume()
+        is_one_batch = self._stage.learns and self._stage.accumulation() == 1
+        self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
+
+    def _abandon_step(self) -> None:
+        """Discard the current step: its batch was left before it was over, and training goes on."""
+        self._mode.abandon()
+        self._step_timer.drop_batches()
 
     @property
     def is_plain(self) -> bool:
-        """Whether next to nothing is done as the next batch begins."""
-        return len(self._plain.steps) < self._plain.limit
+        """Whether the next batch begins on the fast path."""
+        return len(self._fast_path.steps) < self._fast_path.limit
 
     @property
     def touches_step(self) -> bool:
-        """Whether the step that is running is counted, timed by module or traced."""
-        return self._counts_step or self._hooked is not None or self._course.phase == "traced"
+        """Whether the current step is counted, timed by module or traced."""
+        return self._mode.touches_step
 
     def mark(self, mark: str) -> None:
-        self._step_clock.mark(mark)
+        """Mark the current step as disturbed."""
+        self._step_timer.mark(mark)
 
     @property
     def next_window(self) -> int | None:
-        """The number of a window after all that were scheduled.
+        """The number of the first window after the schedule.
 
-        `None` while one of those is to come, or is not reported.
+        `None` while scheduled windows are still to come or to be reported.
         """
-        return (
-            None
-            if self._windows or self._is_annotating or self._results.pending
-            else self._course.window
-        )
+        if self._windows or self._is_annotating or self._results.pending:
+            return None
+        return self._cursor.window
 
     @property
     def can_open(self) -> bool:
-        """Whether a window that is asked for can open now.
-
-        One is waited for, or all that were scheduled are reported.
-        """
-        return self._course.phase == "wait" or self.next_window is not None
+        """Whether a requested window can open now: in a wait, or after the schedule."""
+        return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
-        """Open the next scheduled window after the step that begins now, if one is waited for.
-
-        Returns whether that is so.
-        """
-        if self._course.phase != "wait":
+        """In a wait, let the next window open after the next step. Returns whether it will."""
+        if self._cursor.phase != "wait":
             return False
-        self._course.bring_forward(self._step_clock.ordinal + 1)
-        self._step_clock.expect_plain(0)
+        self._cursor.bring_forward(self._step_timer.ordinal + 1)
+        self._step_timer.allow_fast_path(0)
         return True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End, however the fit ends: tell of the windows that have something to tell.
-
-        After an error nothing waits for the device.
-        """
+        """End the stage with the run, and report its windows. After an error, wait for nothing."""
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True
 
     def detach(self, *, keep_curves: bool = False) -> None:
-        """Take off every hook; those that the curves need may stay. It can be called again."""
-        parts: list[Callable[[], object]] = [
-            partial(self._end_trace, failed=True),
-            self._counted_steps.take_off,
-            self._end_hooked_step,
-            self._listening.close,
-        ]
-        if not keep_curves or self._record_lengths is None:
-            parts.append(self._transfers.close)
+        """Remove every hook, except for those that the curves need. Can be called repeatedly."""
+        parts: list[Callable[[], object]] = [mode.remove for mode in self._modes.values()]
+        parts.append(self._listening.close)
         if not keep_curves:
-            parts.append(self._step_clock.close)
-        call_each([*parts, self._step_clock.leave_phases])
+            parts.append(self._step_timer.close)
+        parts.append(self._step_timer.leave_phases)
+        call_each(parts)
 
     def leave_annotations(self) -> None:
-        """Traces that are being annotated are left to their processes."""
-        if self._tracing is not None:
-            self._tracing.leave()
+        """Leave traces that are being annotated to their processes."""
+        self._annotations.detach()
 
     def _close(self, error: BaseException | None) -> None:
-        unfinished = self._counted_steps.stop(error)
-        self._end_trace(failed=error is not None)
-        if error is not None:
-            self.notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
-            if unfinished is not None and self._windows[-1].counted is None:
-                self._windows[-1].counted = self._counted_steps.with_facts(unfinished)
-        else:
+        for mode in self._modes.values():
+            mode.finish(error)
+        if error is None:
             self._clock.settle()
-        self._flush_plain_steps()
+        else:
+            self.notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
+        self._flush_fast_path()
         self.detach()
-        for step in self._step_clock.read():
-            self._add_step(step)
+        self._read_steps()
         if error is None:
             self._share_steps()
-        for window in filter(attrgetter("is_worth_reporting"), self._windows):
-            self._report(window, failed=error is not None)
-        if self._tracing is not None and error is None:
-            self._tracing.wait()
+        for window in self._windows:
+            if window.is_worth_reporting:
+                self._report(window, failed=error is not None)
+        if error is None:
+            self._annotations.wait()
 
-    def _end_trace(self, *, failed: bool) -> None:
-        """Before its time: the window has what was recorded until now."""
-        if (
-            self._tracing is not None
-            and (recording := self._tracing.end(failed=failed)) is not None
-        ):
-            self._windows[-1].recording = recording
-
-    def _flush_plain_steps(self) -> None:
-        """Between two steps.
-
-        Lightning counts a step behind its callbacks' on_train_batch_end, so it may be at the one
-        that is over.
-        """
-        logged_step, last = self._training.logged_step(), self._step_clock.logged_step
-        self._step_clock.flush_plain_steps(last + 1 if logged_step == last else logged_step)
-
-    def _end_hooked_step(self) -> ModuleTimingStep | None:
-        """End the step's hooks. Returns what they have stamped; `None` where it had none."""
-        hooked = self._hooked
-        if hooked is not None:
-            hooked.stop()
-        self._hooked = None
-        return hooked
-
-    def _abandon(self) -> None:
-        """The last batch was left before it was over, and the fit goes on: count another step."""
-        self._counted_steps.abandon()
-        self._end_hooked_step()
-        if self._live_metrics is not None:
-            self._live_metrics.drop(self._step_clock.ordinal)
-        self._counts_step = False
-        self._step_clock.drop_batches()
+    def _flush_fast_path(self) -> None:
+        """Turn the steps of the fast path into timed steps, between two steps."""
+        logged_step = self._training.logged_step()
+        last = self._step_timer.logged_step
+        # Lightning counts a step after `on_train_batch_end`, so it may be at the step that is over
+        self._step_timer.flush_fast_path(last + 1 if logged_step == last else logged_step)
 
     def _advance(self) -> None:
-        """A step is over: read those that can be read, and do what is due.
-
-        In most steps nothing is.
-        """
-        log, shares = (
-            each is not None and not (self._step_clock.logged_step + 1) % each
-            for each in self._periods
-        )
-        if (
-            self._step_clock.ordinal < self._course.idle_until
-            and not self._waits_for_steps
-            and not log
-            and not shares
-        ):
+        """Move on after a step: read steps, change the mode, report windows. Most steps skip it."""
+        logs_point = self._is_due(self._point_period)
+        shares = self._is_due(self._share_period)
+        is_idle = self._step_timer.ordinal < self._cursor.idle_until and not self._waits_for_steps
+        if is_idle and not logs_point and not shares:
             return
-        for step in self._step_clock.read():
-            self._add_step(step)
-        busy = self._change_phase()
-        ready = [
-            window for window in self._windows if window.ready and not self._hooks_more(window)
-        ]
+        self._read_steps()
+        has_opened = self._move_cursor()
+        ready = [window for window in self._windows if window.ready and not self._extends(window)]
+        has_worked = self._change_mode()
         for window in ready:
             self._report(window, failed=False)
-            # now, since `can_open` is asked from a thread
+            # one by one, since another thread reads `can_open`
             self._windows.remove(window)
-        if self._step_clock.times_phases and not self._windows and self._clean is None:
+        if self._step_timer.times_phases and not self._windows and self._unshared is None:
             self.detach(keep_curves=self._live_metrics is not None)
-            self.over = (
-                self._live_metrics is None and not self._is_annotating and not self._results.pending
-            )
-        if log and self._live_metrics is not None and self._results.outlets is not None:
-            point = (
-                self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
-                | self._results.run_curves()
-            )
-            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
+            self.over = self._has_nothing_to_do()
+        if logs_point:
+            self._log_point()
         if shares:
             self._share_steps()
-        if busy or ready or log or shares:
-            self._step_clock.resume()
+        if has_opened or has_worked or ready or logs_point or shares:
+            self._step_timer.resume()
+
+    def _move_cursor(self) -> bool:
+        """Move the cursor to the next step. Returns whether a window has opened."""
+        cursor = self._cursor
+        ordinal = self._step_timer.ordinal
+        cursor.go_to(ordinal)
+        if cursor.phase not in {"wait", "over"} or self._waits_for_steps:
+            self._step_timer.mark_phases()
+        if self._windows:
+            window = self._windows[-1]
+            if window.number < cursor.window and not window.complete:
+                window.end(ordinal, self._step_timer.logged_step)
+                if cursor.phase != "over":
+                    self._windows.append(Window(cursor.window, ordinal))
+        return self._open_window()
+
+    def _change_mode(self) -> bool:
+        """Change to the mode of the next step. Returns whether a mode worked for a while."""
+        last = self._mode
+        self._mode = self._next_mode()
+        if last is not self._mode:
+            last.leave()
+        self._mode.begin_step()
+        return last.works_between_steps or self._mode.works_between_steps
+
+    def _next_mode(self) -> StepMode:
+        ordinal = self._step_timer.ordinal
+        phase: str = self._cursor.phase
+        if any(window.requests_timing(ordinal) for window in self._windows):
+            phase = "module_timing"
+        return self._modes.get(phase, UNPROFILED)
+
+    def _open_window(self) -> bool:
+        """Open the window of the cursor and make its modes, if its wait is over."""
+        cursor = self._cursor
+        if cursor.phase in {"wait", "over"} or self._windows[-1].opened:
+            return False
+        window = self._windows[-1]
+        window.opened = True
+        self._announce()
+        self._modes = self._modes_of(window)
+        for mode in self._modes.values():
+            mode.prepare()
+        return True
+
+    def _announce(self) -> None:
+        """Log that a window opens."""
+        learns = self._stage.learns
+        logged_step = self._step_timer.logged_step
+        # as the schedule counts them
+        batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
+        after = f"{batches} batch{'' if batches == 1 else 'es'}"
+        if self._cursor.first:
+            after = "it was asked for"
+        where = f"at step {logged_step + 1}" if learns else f"after step {logged_step}"
+        self._training.say(
+            f"lflops: {self._stage.name} window {self._cursor.window} opens after {after}, {where}"
+        )
+
+    def _modes_of(self, window: Window) -> dict[str, StepMode]:
+        """The modes of a window, by the phase of the schedule."""
+        training = self._training
+        settings = self._settings
+        modes: dict[str, StepMode] = {
+            "module_timing": ModuleTimingMode(
+                self._stage,
+                self._tree,
+                self._clock,
+                self._guard,
+                is_alone=training.world_size == 1,
+            )
+        }
+        if settings.count is True:
+            modes["count"] = CountingMode(self._counter, self._stage, window)
+        paths = self._results.paths
+        if self._traces_steps and paths is not None:
+            modes["traced"] = TracedMode(
+                training,
+                self._stage,
+                window,
+                self._new_tracer() if settings.traces_on(training.rank) else None,
+                paths.traces,
+                notes=self._trace_notes,
+                mark=self._step_timer.mark,
+            )
+        return modes
+
+    def _new_tracer(self) -> Tracer:
+        settings = self._settings
+        return Tracer(
+            self._tree,
+            self._training.device,
+            activities=settings.activities,
+            record_shapes=settings.record_shapes,
+            profile_memory=settings.profile_memory,
+            with_stack=settings.with_stack,
+            inside_compiled=settings.looks_inside_compiled,
+            guard=self._guard,
+        )
 
     @property
     def _waits_for_steps(self) -> bool:
         """Whether a window that is complete waits for steps after its end."""
         return bool(self._windows) and self._windows[0].complete
 
-    def _steps_until_due(self) -> float:
-        """Steps from here on at whose end nothing is due.
-
-        No point of the curves, no window that opens, and no work in the background.
-        """
-        if self._waits_for_steps or self._is_annotating or self._results.pending:
-            return 0
-        until_window = max(self._course.idle_until - 1 - self._step_clock.ordinal, 0)
-        next_step = self._step_clock.logged_step + 1
-        return min(
-            [
-                until_window,
-                *(each - 1 - next_step % each for each in self._periods if each is not None),
-            ]
-        )
+    @property
+    def _point_period(self) -> int | None:
+        """Steps between two points of the curves."""
+        return None if self._live_metrics is None else self._training.log_every
 
     @property
-    def _periods(self) -> tuple[int | None, int | None]:
-        """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
-        every = self._training.log_every
-        shares = max(min(every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1)
-        return (
-            every if self._live_metrics is not None else None,
-            None if self._clean is None else shares,
-        )
+    def _share_period(self) -> int | None:
+        """Steps after which ranks share their unprofiled steps."""
+        if self._unshared is None:
+            return None
+        return max(min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1)
 
-    def _share_steps(self) -> None:
-        if self._clean is not None:
-            steps, self._clean = self._clean, []
-            self._results.share(self._stage.name, map(self._step_clock.step, steps))
-            if self._training.rank == 0:
-                # a thread of ours looks at them meanwhile
-                self._step_clock.mark("background")
+    def _is_due(self, period: int | None) -> bool:
+        return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
-    def _change_phase(self) -> bool:
-        """Go to the next window where the last is over, and open one where one opens.
+    def _steps_until_due(self) -> float:
+        """How many of the next steps end without any work: point, window, background work."""
+        if self._waits_for_steps or self._is_annotating or self._results.pending:
+            return 0
+        until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
+        next_step = self._step_timer.logged_step + 1
+        for period in (self._point_period, self._share_period):
+            if period is not None:
+                until_due = min(until_due, period - 1 - next_step % period)
+        return until_due
 
-        Returns whether anything was done.
-        """
-        before = self._course.phase
-        self._course.go_to(self._step_clock.ordinal)
-        phase, number = self._course.phase, self._course.window
-        if phase not in {"wait", "over"} or self._waits_for_steps:
-            self._step_clock.mark_phases()
-        if (
-            self._tracing is not None
-            and (recording := self._tracing.step(traced=phase == "traced")) is not None
-        ):
-            self._windows[-1].recording = recording
-        if self._windows and self._windows[-1].number < number and not self._windows[-1].complete:
-            self._windows[-1].end(self._step_clock.ordinal, self._step_clock.logged_step)
-            if phase != "over":
-                self._windows.append(Window(number, self._step_clock.ordinal))
-        if before == "traced" != phase and self._training.world_size > 1:
-            self._step_clock.mark(
-                "background"
-                # where one rank ends its recording, the others wait for it
-            )
-        return self._open() or "traced" in {before, phase}
-
-    def _open(self) -> bool:
-        if self._course.phase in {"wait", "over"} or self._windows[-1].opened:
-            return False
-        self._windows[-1].opened = True
-        if self._live_metrics is not None:
-            self._live_metrics.open()
-            self._listen_to_transfers()
-        batches = self._step_clock.ordinal * (
-            self._stage.accumulation() if self._stage.learns else 1
-            # as the schedule counts
-        )
-        where = (
-            f"at step {self._step_clock.logged_step + 1}"
-            if self._stage.learns
-            else f"after step {self._step_clock.logged_step}"
-        )
-        after = (
-            "it was asked for"
-            if self._course.first
-            else f"{batches} batch{'' if batches == 1 else 'es'}"
-        )
-        self._training.say(
-            f"lflops: {self._stage.name} window {self._course.window} opens after {after}, {where}"
-        )
-        if self._tracing is not None:
-            self._tracing.open()
-            self._tracing.step(traced=self._course.phase == "traced")
-        return True
+    def _has_nothing_to_do(self) -> bool:
+        return self._live_metrics is None and not self._is_annotating and not self._results.pending
 
     def _check_background_work(self) -> None:
-        """Look after background work.
+        """Collect annotated traces and windows of all ranks, and mark steps that run next to it."""
+        self._is_annotating = self._annotations.were_running()
+        has_reported = self._results.report_ready()
+        if self._is_annotating or has_reported or self._results.busy:
+            self._step_timer.mark("background")
+        if not self._step_timer.times_phases:
+            self.over = self._has_nothing_to_do()
 
-        Traces that are being annotated, windows of all ranks being put together.
+    def _read_steps(self) -> None:
+        """Pass on the steps whose times can be read."""
+        for step in self._step_timer.read():
+            for window in self._windows:
+                window.add(step)
+            if self._live_metrics is not None:
+                self._live_metrics.add(step)
+            if self._unshared is not None and _is_shared(step):
+                self._unshared.append(step)
+
+    def _log_point(self) -> None:
+        """Log a point of the curves."""
+        if self._live_metrics is None or self._results.outlets is None:
+            return
+        point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+        point |= self._results.run_curves()
+        self._results.outlets.point(point, self._stage.name, self._step_timer.logged_step)
+
+    def _share_steps(self) -> None:
+        """Share the unprofiled steps since the last time with the other ranks."""
+        if self._unshared is None:
+            return
+        steps = self._unshared
+        self._unshared = []
+        self._results.share(self._stage.name, map(self._step_timer.step, steps))
+        if self._training.rank == 0:
+            # a background thread compares them during the next step
+            self._step_timer.mark("background")
+
+    def _extends(self, window: Window) -> bool:
+        """Request more module-timing steps if a module seems slow and the window cannot tell.
+
+        Not on several ranks, which could disagree.
         """
-        self._is_annotating = self._tracing is not None and self._tracing.was_busy()
-        reported = self._results.report_ready()
-        if self._is_annotating or reported or self._results.busy:
-            self._step_clock.mark("background")
-        if (
-            not self._step_clock.times_phases
-            and not self._is_annotating
-            and not self._results.pending
-        ):
-            self.over = self._live_metrics is None
-
-    def _add_step(self, step: TimedStep) -> None:
-        for window in self._windows:
-            window.add(step)
-        if self._live_metrics is not None:
-            self._live_metrics.add(step)
-        if (
-            self._clean is not None
-            and step.kind == "unprofiled"
-            and is_compared(step.marks)
-            and step.times_phases
-        ):
-            self._clean.append(step)
-
-    def _hooks_more(self, window: Window) -> bool:
-        """Hook further steps for a window in which a module seems slow, and no one can tell.
-
-        Not on several ranks, which would disagree.
-        """
-        more, ordinal = window.more_hooked, self._step_clock.ordinal
-        room = self._course.idle_until - ordinal
-        if not more or more + WANTED > room or self._training.world_size > 1:
+        missing = window.missing_timing_steps
+        ordinal = self._step_timer.ordinal
+        room = self._cursor.idle_until - ordinal
+        if not missing or missing + WANTED > room or self._training.world_size > 1:
             return False
-        if analyze(self._profile(window, failed=False)[0]).outliers.doubt in {None, "scaled"}:
+        profile, _ = self._profile(window, failed=False)
+        if analyze(profile).outliers.doubt in {None, "scaled"}:
             return False
-        window.hook(ordinal, more)
+        window.request_timing_steps(ordinal, missing)
         return True
 
     def _profile(
         self, window: Window, *, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
-        notes = self.notes if self._tracing is None else (*self.notes, *self._tracing.notes)
-        counted = window.counted or self._counted_steps.empty_profile()
+        """A window's profile without its trace, and the self seconds in module-timing steps."""
         return window.profile(
-            counted,
-            self._step_clock.logged_step,
-            notes,
-            of=self._step_clock.step,
+            window.counted or self._counter.uncounted_profile(),
+            self._step_timer.logged_step,
+            (*self.notes, *self._trace_notes),
+            read=self._step_timer.step,
             clock=self._clock,
             failed=failed,
         )
 
     def _report(self, window: Window, *, failed: bool) -> None:
-        tracing, recording, places, rank = (
-            self._tracing,
-            window.recording,
-            self._results.paths,
-            self._training.rank,
-        )
-        if recording is None and not self._results.wants_windows:
+        """Publish a window, and start to annotate its trace."""
+        wants_windows = self._results.wants_windows
+        if window.recording is None and not wants_windows:
             return
         profile, steps = self._profile(window, failed=failed)
         profile = replace(profile, run=with_allocator_peaks(profile.run, self._training.device))
-        if recording is not None and tracing is not None and places is not None:
-            trace = places.trace(profile.run, recording.path.name)
-            profile = with_trace(
-                profile, recording, {} if recording.raw is None else {str(rank): str(trace)}
-            )
-            own = (
-                places.profile(profile.run)
-                if self._training.world_size == 1
-                else places.of_rank(profile.run, rank)
-            )
-            if recording.raw is not None:
-                self._results.save(profile, own)
-                with self._results.failures.contained("the trace"):
-                    tracing.annotate(recording, trace, own)
-                    self._is_annotating = True
-        if self._results.wants_windows:
+        if window.recording is not None:
+            profile = self._with_trace(profile, window.recording)
+        if wants_windows:
             self._results.add(profile, steps)
 
+    def _with_trace(self, profile: Profile, recording: Recording) -> Profile:
+        """Add a recording to a window's profile, and start to annotate its trace."""
+        results = self._results
+        paths = results.paths
+        if paths is None:
+            return profile
+        rank = self._training.rank
+        trace = paths.trace(profile.run, recording.path.name)
+        files = {} if recording.raw is None else {str(rank): str(trace)}
+        profile = with_trace(profile, recording, files)
+        if recording.raw is None:
+            return profile
+        is_alone = self._training.world_size == 1
+        file = paths.profile(profile.run) if is_alone else paths.of_rank(profile.run, rank)
+        results.save(profile, file)
+        with results.failures.contained("the trace"):
+            self._annotations.start(recording, trace, file)
+            self._is_annotating = True
+        return profile
 
-def _device_clock(device: torch.device) -> Clock:
-    """The device's clock, or the host's where torch cannot wait for the device."""
-    try:
-        return device_clock(device)
-    except CountError:
-        return HostClock()
+
+def _is_shared(step: TimedStep) -> bool:
+    """Whether ranks are compared by this step."""
+    return step.kind == "unprofiled" and step.times_phases and is_compared(step.marks)
 
 
-def _changes(
-    asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]
-) -> Iterator[Note]:
-    if any(
-        getattr(asked, name) % accumulation for name in ("skip_first", "wait", "warmup", "active")
-    ):
-        yield Note(code="rounded_to_cycles", subject="", values={"accumulation": accumulation})
-        say(
-            f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is rounded up to whole steps of them"
+def _schedule_changes(
+    asked: Schedule, plan: Plan, accumulation: int, batches: float
+) -> Iterator[tuple[Note, str]]:
+    """Each way in which the plan differs from the schedule, as a note and a message."""
+    names = ("skip_first", "wait", "warmup", "active")
+    if any(getattr(asked, name) % accumulation for name in names):
+        values = {"accumulation": accumulation}
+        message = (
+            f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is "
+            "rounded up to whole steps"
         )
+        yield Note(code="rounded_to_cycles", subject="", values=values), message
     whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)
     if plan.length < whole.length or (asked.repeat and plan.windows != whole.windows):
-        left = {
-            name: getattr(plan, name) for name in ("skip_first", "wait", "warmup", "active")
-        } | {"windows": plan.windows or 0}
-        yield Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
-        said = ", ".join(f"{name} {number}" for name, number in left.items())
+        left = {name: getattr(plan, name) for name in names}
+        left["windows"] = plan.windows or 0
         run = "1 batch" if batches == 1 else f"{int(batches)} batches"
-        say(f"lflops: {asked} does not fit into the run's {run}; shortened to these steps: {said}")
+        steps = ", ".join(f"{name} {number}" for name, number in left.items())
+        note = Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
+        yield note, f"lflops: {asked} does not fit into {run}; it is shortened to {steps}"

@@ -58,18 +58,18 @@ class Run:
 
     def end(self, batch: Any) -> bool:
         """A step of one batch ends. Returns whether it was taken for a plain one."""
-        plain = self.steps.plain
+        plain = self.steps.fast_path
         is_plain = len(plain.steps) < plain.limit and plain.note(batch)
         if not is_plain:
             self.steps.batch(batch)
-            self.steps.end(self.logged, counted=False)
-            self.steps.expect_plain(math.inf if self._is_short else 0)
+            self.steps.end(self.logged)
+            self.steps.allow_fast_path(math.inf if self._is_short else 0)
         self.logged += 1
         return is_plain
 
     def read(self) -> Iterator[Step]:
         """All steps but the cold ones."""
-        self.steps.flush_plain_steps(self.logged)
+        self.steps.flush_fast_path(self.logged)
         return map(
             self.steps.step,
             [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD],

@@ -21,9 +21,9 @@ def step(ordinal: int, *, hooked: bool) -> TimedStep:
         "cpu": None,
     }
     fields |= {"samples": None, "tokens": None}
-    return TimedStep(
-        ordinal=ordinal, logged_step=ordinal, hooked=object() if hooked else None, **fields
-    )  # type: ignore[arg-type]
+    if hooked:
+        fields |= {"kind": "module_timing", "module_timing": object()}
+    return TimedStep(ordinal=ordinal, logged_step=ordinal, **fields)
 
 
 def test_further_hooked_steps_are_waited_for() -> None:
@@ -38,16 +38,16 @@ def test_further_hooked_steps_are_waited_for() -> None:
     window.end(END, END - 1)
     ordinal, waited = END, []
     assert window.ready
-    while more := window.more_hooked:
+    while more := window.missing_timing_steps:
         waited.append(more)
-        window.hook(ordinal, more)
+        window.request_timing_steps(ordinal, more)
         assert not window.ready
         for each in range(ordinal, ordinal + more):
-            assert window.hooks(each)
+            assert window.requests_timing(each)
             window.add(step(each, hooked=True))
         ordinal += more
         assert window.ready
-        assert not window.hooks(ordinal)
+        assert not window.requests_timing(ordinal)
     assert [5, 4, 4] == waited
 
 
@@ -55,7 +55,7 @@ def test_a_window_without_hooked_steps_wants_none() -> None:
     """None was asked for."""
     window = Window(0, 0)
     window.add(step(0, hooked=False))
-    assert 0 == window.more_hooked
+    assert 0 == window.missing_timing_steps
 
 
 def test_the_next_window_takes_no_step_that_is_hooked_for_the_last_one() -> None:
@@ -84,7 +84,9 @@ def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[
             host_phases=phases,
         )
 
-    made, _ = window.profile(profile({"": {}}, ()), 3, (), of=of, clock=StillClock(), failed=False)
+    made, _ = window.profile(
+        profile({"": {}}, ()), 3, (), read=of, clock=StillClock(), failed=False
+    )
     assert all(each.phases == each.host_phases for each in made.steps)
     return [dict(each.phases) for each in made.steps]
 

@@ -1,5 +1,6 @@
-"""One step of the training with its modules hooked, to divide forward and backward over them."""
+"""Module-timing steps: timestamps divide forward and backward among the modules."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,16 +13,18 @@ from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, WAIT, PhaseMarks, StepPhases
 
-_WITHOUT_SLICE = frozenset(
-    {"forward", "backward", WAIT, OTHER, ""}
-    # phases of a step that have the slices of their modules, or none
-)
+# phases without a slice in the timeline: their modules have slices, or nothing does
+_WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
 class ModuleTimingStep:
-    """Stamps the modules from its start until it is stopped.
+    """Takes timestamps of all modules from `start` to `stop`.
 
-    The LightningModule is the root, and training_step its forward.
+    The LightningModule is the root, and `training_step` is its forward.
+
+    Attributes:
+        cpu_lost: Seconds in which other processes had the CPU while this process was ready to run.
+            `None` until `stop`, and if the system does not report it.
     """
 
     def __init__(
@@ -29,108 +32,108 @@ class ModuleTimingStep:
     ) -> None:
         self._stage = stage
         self._clock = clock
-        # Where others have the core for much of the time, what they take is left out. Ranks are
-        # compared with it.
+        # On a busy machine the time in which other threads have this thread's core is left out. It
+        # stays in on several ranks, since ranks are compared by it.
         own = OwnClock()
-        self._own = own if is_alone and isinstance(clock, HostClock) and own.is_needed else None
+        leaves_out = is_alone and isinstance(clock, HostClock) and own.is_needed
+        self._own = own if leaves_out else None
         self._begun_at = own.now()
         self._timer = ModuleTimer(tree, self._own or clock)
         self._own_phases = None if self._own is None else StepPhases(self._own)
         self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
+        # whether a pass is being timed
         self._begun = False
         self._cpu: CpuWatch | None = None
-        # CPU seconds that other processes took from it; `None` until it is stopped, and where the
-        # system does not say.
         self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
-        self._undo = CleanupStack()
+        self._cleanup = CleanupStack()
 
     def start(self, guard: Guard) -> None:
-        self._timer.install(self._undo, guard)
-        self._undo.add(self._stage.listen(self))
+        """Install the hooks."""
+        self._timer.install(self._cleanup, guard)
+        self._cleanup.add(self._stage.listen(self))
         if self._own_phases is not None:
-            self._undo.add(self._stage.listen(self._own_phases))
+            self._cleanup.add(self._stage.listen(self._own_phases))
             self._own_phases.begin()
         self._cpu = CpuWatch()
 
     def stop(self) -> None:
-        """It can be called again."""
+        """Remove the hooks. Can be called repeatedly."""
         if self._own_phases is not None and self._cpu is not None:
             self._marked = self._own_phases.end()
-        call_each([self._end_pass, self._undo.close])
+        call_each([self._end_pass, self._cleanup.close])
         if self._cpu is not None:
-            self.cpu_lost, self._cpu = self._cpu.lost(), None
+            self.cpu_lost = self._cpu.lost()
+            self._cpu = None
 
     def fetching(self, begin: bytes | None) -> float | None:
-        """Seconds that the thread was on a core from the step's begin until its batch was there.
-
-        `None` is unknown.
-        """
-        return (ThreadSchedule.between(begin, self._begun_at) or (None,))[0]
+        """Seconds that the thread was on a core from the step's begin until its batch was there."""
+        times = ThreadSchedule.between(begin, self._begun_at)
+        return None if times is None else times[0]
 
     def uncontended_phases(
         self, step: PhaseMarks, fetching: float, waited: float | None
     ) -> dict[str, float]:
-        """Seconds of each phase without what others had of the core, which was `waited` in all.
+        """Seconds of each phase, without the time in which another thread had the core.
 
-        Empty where that was not read.
+        Empty if these times were not read.
+
+        Args:
+            step: The marks of the step.
+            fetching: Seconds of the data phase, with the time of other threads.
+            waited: Seconds in which another thread had the core, over the whole step.
         """
-        # `fetching` are the seconds of data, with what others had.
         if self._own is None or self._own_phases is None or self._marked is None or waited is None:
             return {}
-        (first, *_), _, last = self._marked
-        # Its modules are hooked when the batch is there. What others had until then, they had while
-        # it was fetched.
-        before = self._clock.seconds(step[0][0], first.before) - max(
-            waited - self._own.waited(first, last), 0.0
-        )
-        own = self._own_phases.seconds(self._marked)
-        return {**own, "data": min(max(before, 0.0) + own.get("data", 0.0), fetching)}
+        first = self._marked[0][0]
+        last = self._marked[2]
+        # Hooks are installed once the batch is there. Other threads had the rest of the waiting
+        # time while the batch was fetched.
+        before_hooks = self._clock.seconds(step[0][0], first.before)
+        waited_before_hooks = max(waited - self._own.waited(first, last), 0.0)
+        phases = self._own_phases.seconds(self._marked)
+        data = max(before_hooks - waited_before_hooks, 0.0) + phases.get("data", 0.0)
+        return {**phases, "data": min(data, fetching)}
 
     def pass_times(self) -> dict[str, PassTimes]:
-        """Read the settled stamps of forward and of backward, over all passes of the step."""
+        """Read the settled timestamps of forward and backward, added up over the step's passes."""
         sums: dict[str, PassTimes] = {}
-        for each in self._passes:
-            for part, times in self._timer.pass_times(each).items():
+        for stamps in self._passes:
+            for part, times in self._timer.pass_times(stamps).items():
                 sums.setdefault(part, PassTimes()).add(times)
         return sums
 
     def timeline(self, step: PhaseMarks) -> StepTimeline:
-        """The step in time, by the settled stamps; its phases are marked by the same clock."""
+        """The timeline of the step, from settled timestamps and the marks of its phases."""
+        start = step[0][0]
+        times = [*self._module_times(start), *self._phase_times(step)]
+        times.sort(key=lambda time: time.start)
+        end = self._nanoseconds(start, step[2])
+        return longest("module_timing", end, nested(times))
+
+    def _module_times(self, start: Any) -> Iterator[SelfTime]:
+        for timed_pass in self._passes:
+            for stamps in timed_pass.values():
+                moments = [(self._nanoseconds(start, mark), key) for mark, key, _ in stamps]
+                for (begin, key), (end, _) in pairwise(moments):
+                    if key is not None:
+                        yield SelfTime(*key, begin, end)
+
+    def _phase_times(self, step: PhaseMarks) -> Iterator[SelfTime]:
         marks, phases, end = step
+        moments = [self._nanoseconds(marks[0], mark) for mark in (*marks, end)]
+        for phase, (begin, stop) in zip(phases, pairwise(moments), strict=True):
+            if phase not in _WITHOUT_SLICE:
+                yield SelfTime("", phase, begin, stop)
 
-        def at(mark: Any) -> int:
-            return max(
-                round(
-                    1e9
-                    * self._clock.seconds(
-                        marks[0], mark.before if isinstance(mark, OwnMark) else mark
-                    )
-                ),
-                0,
-            )
-
-        stretches = []
-        for stamps in (stamps for each in self._passes for stamps in each.values()):
-            moments = [(at(mark), key) for mark, key, _ in stamps]
-            stretches += [
-                SelfTime(*key, start, stop)
-                for (start, key), (stop, _) in pairwise(moments)
-                if key is not None
-            ]
-        between = pairwise([*map(at, marks), at(end)])
-        stretches += [
-            SelfTime("", phase, *ends)
-            for phase, ends in zip(phases, between, strict=True)
-            if phase not in _WITHOUT_SLICE
-        ]
-        return longest(
-            "module_timing", at(end), nested(sorted(stretches, key=lambda each: each.start))
-        )
+    def _nanoseconds(self, start: Any, mark: Any) -> int:
+        """Nanoseconds from the start of the step to a mark of either clock."""
+        moment = mark.before if isinstance(mark, OwnMark) else mark
+        return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """Forward begins or goes on; backward begins, from the loss; anything else is set aside."""
+        """Time forward, and backward from the loss. The time of other phases is set aside."""
         within_forward = "forward" in self._phases
         self._phases.append(phase)
         if phase == "forward" and not within_forward:
@@ -142,13 +145,11 @@ class ModuleTimingStep:
             if phase == "forward":
                 self._timer.resume_forward()
             elif phase == "backward":
-                self._timer.begin_backward(
-                    given[:1]
-                    # the loss; what follows it, the optimizer, leads everywhere
-                )
+                # the loss alone: the optimizer, which follows it, would lead to everything
+                self._timer.begin_backward(given[:1])
 
     def leave(self) -> None:
-        """Back to what it was within."""
+        """Return to the enclosing phase."""
         self.drop()
         if self._begun:
             self._timer.set_aside()
@@ -156,7 +157,7 @@ class ModuleTimingStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """Leave the phase by an exception: no stamp is taken."""
+        """Leave a phase by an exception, without a timestamp."""
         if self._phases:
             self._phases.pop()
 

@@ -1,9 +1,6 @@
-"""The steps of a run as they go by.
+"""Times the steps of a run, and marks steps whose time is not typical.
 
-How long each took, what it was made of, and whether it is a measure of the others.
-
-This runs in every step of the training. All that can wait until somebody asks for a step is left
-until then.
+This code runs in every training step. Everything that can wait is done when a step is read.
 """
 
 from collections import deque
@@ -12,6 +9,7 @@ from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.error_guard import CleanupStack, Guard
@@ -23,28 +21,24 @@ from lflops.timing.clock import ThreadSchedule, cpu_usage
 from lflops.timing.step_phases import PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
-# so many steps at the beginning of a run are no measure of the others
-COLD = 2
+# the first steps of a run, which are not typical
+WARMUP_STEPS = 2
 # after this many distinct shapes, a new shape no longer marks a step
 MANY_SHAPES = 16
-# shapes of batches that are remembered: where each batch has its own, they would fill the memory
+# the number of shapes to remember: if each batch has its own shapes, they would fill the memory
 MOST_SHAPES = 1000
 
-# plain steps are flushed after this many
+# the fast path is flushed after this many steps
 MAX_PENDING_STEPS = 200
 
-CPU_ROUND, CPU_READ = 16, 3
-"""In each round of so many plain steps, the CPU time of so many is read.
-
-The system adds it up over all threads, which takes long.
-"""
+# In each round of `CPU_ROUND` steps on the fast path, the process's CPU time is read `CPU_READ`
+# times. The system adds it up over all threads, which is slow.
+CPU_ROUND = 16
+CPU_READ = 3
 
 
 class BatchUnits(NamedTuple):
-    """What is known of batches of the same shapes.
-
-    All of it is `None` for those whose shapes are unknown.
-    """
+    """The shapes, samples and tokens of a batch. All are `None` if the shapes are unknown."""
 
     shapes: Hashable
     samples: int | None
@@ -52,42 +46,40 @@ class BatchUnits(NamedTuple):
 
 
 class FastPathSteps:
-    """The plain steps since the last one that was none.
+    """The steps since the last one that took the slow path.
 
-    One batch each, of shapes that are known, and no figure is due at their end.
+    A step takes the fast path if it has one batch of known shapes and nothing is due at its end, as
+    almost every training step. Since the last step, the training has evicted everything used here
+    from the processor's caches, and to load it again takes longer than to run it. So the fast path
+    touches as few objects as possible, and `TimedStep` values are made later.
 
-    Almost every step of a training is like that. All that is touched here has left the processor's
-    caches since the last step, and to fetch it takes longer than to run it. So as few objects as
-    possible are touched; what the steps were is made out when somebody asks.
+    Attributes:
+        limit: How many steps may take the fast path. Only `StepTimer.allow_fast_path` sets it.
+        reader: Reads the shapes of batches.
+        known: The units of batches, by shapes.
+        steps: For each step its batch, the number of marks at its end, and a mark of its end.
+        cpu: The CPU time of the process at the end of some steps, by the number of steps.
+        reads_cpu: Whether CPU times are read at all.
+        schedule: Reads the scheduling of the training thread at the end of each step, or `None`.
+        threads: The readings of `schedule`, by the number of steps.
     """
 
     def __init__(
         self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None
     ) -> None:
-        # how many steps may be plain, until they are made out; `StepTimer.expect_plain` alone sets
-        # it
         self.limit = 0
-        # reads the batches
         self.reader = BatchReader()
-        # batches by their shapes
         self.known: dict[Hashable, BatchUnits] = {}
-        # Of each step so far its batch, how many marks there were when it ended, and a mark of that
-        # moment.
         self.steps: list[tuple[BatchUnits, int, Any]] = []
-        # What the process had used of the CPU by the end of a step, by how many steps there were;
-        # only some are there.
         self.cpu: dict[int, struct_rusage] = {}
-        # whether that is read at all
         self.reads_cpu = True
         self.schedule = schedule
-        # What the system has counted of the training's thread by the end of each step; empty where
-        # that is not read.
         self.threads: dict[int, bytes | None] = {}
         self._mark = mark
         self._marks = marks
 
     def note(self, batch: Any) -> bool:
-        """End a step that may be plain. Returns whether it is one; where not, nothing is done."""
+        """End a step on the fast path if its shapes are known. Returns whether they are."""
         known = self.known.get(self.reader.shapes(batch))
         if known is None:
             return False
@@ -101,7 +93,7 @@ class FastPathSteps:
         return True
 
     def ends(self) -> list[tuple[int, Any]]:
-        """Where the noted steps ended."""
+        """The number of marks and the mark at the end of each step."""
         return [(length, end) for _, length, end in self.steps]
 
     def take(
@@ -109,105 +101,103 @@ class FastPathSteps:
     ) -> tuple[
         list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]
     ]:
-        """The steps so far, to begin anew."""
+        """Return `steps`, `cpu` and `threads`, and start anew."""
         taken = self.steps, self.cpu, self.threads
-        self.steps, self.cpu, self.threads = [], {}, {}
+        self.steps = []
+        self.cpu = {}
+        self.threads = {}
         return taken
 
 
 class TimedStep(NamedTuple):
-    """A step that is over."""
+    """A step that is over, with marks that can be read once they have settled.
 
-    # its number in this run, from 0
+    Attributes:
+        ordinal: The number of the step in this stage, from 0.
+        logged_step: The step on the loggers' x-axis.
+        times_phases: Whether the phases were recorded; if not, only the total time is known.
+        device_marks: The marks of the phases on the training's device.
+        shapes: The shapes of each batch.
+        cpu: The CPU time of the process at the begin and the end of the step, or `None`.
+        thread: The scheduling of the training thread at the begin and the end of the step.
+        host_marks: The marks of the phases by the host's clock, if the device has another clock.
+        kind: The instrumentation of the step.
+        module_timing: The timestamps of module hooks, in a module-timing step.
+        is_complete: Whether every batch ran to its end.
+        marks: The disturbances of the step.
+    """
+
     ordinal: int
-    # the step's number in the loggers
     logged_step: int
-    # whether its phases were recorded; if not, only its total time is known
     times_phases: bool
-    # its phases on the training's device
     device_marks: PhaseMarks
-    # those of its batches
     shapes: tuple[Hashable, ...]
     samples: int | None
     tokens: int | None
-    # The process's CPU time when the step began, and when it ended; `None` where that was not read.
     cpu: tuple[struct_rusage, struct_rusage] | None
-    # What the system had counted of the training's thread then, where that was read.
     thread: tuple[bytes | None, bytes | None] = (None, None)
-    on_host: PhaseMarks | None = (
-        # its phases by the host's clock, where the device has another one
-        None
-    )
-    # whether it was counted. Such a step is not timed
-    counted: bool = False
-    hooked: ModuleTimingStep | None = (
-        # the timestamps of its modules' hooks; `None` in a step without hooks
-        None
-    )
-    # whether Kineto recorded it
-    traced: bool = False
-    # whether every batch of it ran to its end
+    host_marks: PhaseMarks | None = None
+    kind: StepKind = "unprofiled"
+    module_timing: ModuleTimingStep | None = None
     is_complete: bool = True
     marks: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> StepKind:
-        if self.counted:
-            return "counting"
-        if self.hooked is not None:
-            return "module_timing"
-        return "traced" if self.traced else "unprofiled"
-
-    @property
     def is_unprofiled(self) -> bool:
-        """Whether it is a clean step that no batch was dropped from."""
+        """Whether the step is complete, not instrumented and not disturbed."""
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
 
 class StepTimer:
-    """Makes a step of the batches that gradients are accumulated over."""
+    """Turns the batches and phases of a stage into timed steps.
+
+    Args:
+        phases: Marks the phases on the training's device.
+        host_phases: Marks the phases by the host's clock, if the device has another clock.
+        units: The function from a batch to its samples and tokens that the user passed, or `None`.
+        logged_step: The last step so far on the loggers' x-axis.
+        updating: The phases without which a step has not updated the model.
+        scaled: Whether gradients are scaled, so that the optimizer may skip a step.
+        on_ranks: Whether steps are compared with those of other ranks. Then the scheduling of the
+            training thread is read in every step.
+
+    Attributes:
+        listeners: The listeners that have to receive the phases.
+        batches: The batches of the current step that are over.
+        fast_path: The steps since the last one that took the slow path.
+        times_phases: Whether the phases are recorded.
+    """
 
     def __init__(
         self,
-        # a listener to the phases
         phases: StepPhases,
-        # one by the host's clock, where `phases` have another
-        on_host: StepPhases | None,
-        # as `FlopsMonitor` is given it
+        host_phases: StepPhases | None,
         units: Any,
-        # what the loggers call the last step so far
         logged_step: int,
         *,
-        # the phases without which a step has learned nothing
         updating: frozenset[str],
-        # whether gradients are scaled, so that an optimizer that should step may not
         scaled: bool,
-        # whether steps are compared with those of other ranks: then it matters what the system does
-        # to this one
         on_ranks: bool = False,
     ) -> None:
-        self.listeners = (
-            [phases] if on_host is None else [phases, on_host]
-            # what has to listen to phases
-        )
-        # the batches of the step that are over
+        self.listeners = [phases] if host_phases is None else [phases, host_phases]
         self.batches: list[BatchUnits] = []
-        # The plain steps since the last one that was none.
-        self._schedule = ThreadSchedule()
-        self.plain = FastPathSteps(phases.mark, phases.marks, self._schedule if on_ranks else None)
-        # whether the phases are recorded
         self.times_phases = True
+        self._schedule = ThreadSchedule()
+        schedule = self._schedule if on_ranks else None
+        self.fast_path = FastPathSteps(phases.mark, phases.marks, schedule)
         self._new_shapes = 0
+        # slow-path and flushed steps; `ordinal` adds those of the fast path
         self._ended = 0
         self._logged_step = logged_step
         self._phases = phases
-        self._on_host = on_host
+        self._host_phases = host_phases
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"warmup": None}
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
+        # whether a batch of the current step was left before it was over
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -218,7 +208,7 @@ class StepTimer:
         self.resume()
 
     def install(self, guard: Guard) -> None:
-        """Listen to compilations, and to optimizers where a step may be skipped, until `close`."""
+        """Listen to compilations, and to optimizers if they may skip a step, until `close`."""
         self._hooks.add(self._compilations.stop)
         self._compilations.listen(guard)
         if self._scaled:
@@ -228,24 +218,25 @@ class StepTimer:
 
     @property
     def ordinal(self) -> int:
-        """The number of the step that is going on, from 0."""
-        return self._ended + len(self.plain.steps)
+        """The number of the current step, from 0."""
+        return self._ended + len(self.fast_path.steps)
 
     @property
     def logged_step(self) -> int:
-        """What the loggers call the step that ended last."""
-        return self._logged_step + len(self.plain.steps)
+        """The last step that ended, on the loggers' x-axis."""
+        return self._logged_step + len(self.fast_path.steps)
 
     def leave_phases(self) -> None:
-        """From here on steps have a total time alone."""
-        self.times_phases = self.plain.reads_cpu = False
+        """Record only the total time of steps from now on."""
+        self.times_phases = False
+        self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Mark the phases of the step that has begun, also where those of most steps are not."""
+        """Mark the phases of the current step even if those of most steps are not marked."""
         self._phases.is_marked = True
 
     def close(self) -> None:
-        """Take off every hook, for good: no step is looked into any more."""
+        """Remove every hook for good."""
         self._is_closed = True
         self._hooks.close()
         self._schedule.close()
@@ -254,35 +245,33 @@ class StepTimer:
         self._updated = True
 
     def mark(self, mark: str) -> None:
+        """Mark the current step, for example as disturbed by a validation."""
         self._marks[mark] = None
-        self.expect_plain(0)
+        self.allow_fast_path(0)
 
-    def expect_plain(self, steps: float) -> None:
-        """So many steps from here on may be plain, if nothing happens in them.
-
-        With 0 the next one is looked at in full.
-        """
-        has_more = (
-            self._marks or self._on_host is not None or self._units is not None or self._scaled
+    def allow_fast_path(self, steps: float) -> None:
+        """Let the next steps take the fast path, or none of them if `steps` is 0."""
+        needs_slow_path = (
+            self._marks or self._host_phases is not None or self._units is not None or self._scaled
         )
-        self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
+        self.fast_path.limit = 0 if needs_slow_path else int(min(steps, MAX_PENDING_STEPS))
 
-    def flush_plain_steps(self, logged_step: int) -> None:
-        """Make steps of the noted ones.
-
-        The step that is running goes on; the loggers call it `logged_step`.
-        """
-        self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
+    def flush_fast_path(self, logged_step: int) -> None:
+        """Turn the steps of the fast path into timed steps, within the step `logged_step`."""
+        steps = self._phases.cut(self.fast_path.ends())
+        self._flush(logged_step, steps, self._missed_compilations())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
-        """Make steps of the noted batches.
+        """Turn the batches of the fast path into timed steps.
 
-        They were parts of steps if the loggers have not counted a step for each of them.
+        If the loggers have not counted one step for each batch, the batches were parts of steps and
+        no step is complete.
         """
         is_complete = logged_step == self.logged_step + 1
-        self.expect_plain(0)
-        notes, usage, threads = self.plain.take()
-        for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
+        self.allow_fast_path(0)
+        taken, usage, threads = self.fast_path.take()
+        for number, (noted, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
+            batch = noted[0]
             step = self._ended_step(
                 self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number)
             )
@@ -296,10 +285,13 @@ class StepTimer:
         usage: struct_rusage | None,
         thread: bytes | None,
     ) -> TimedStep:
-        """The step that has ended, with what the process and the thread had used by then."""
-        before, self._cpu = self._cpu, usage
-        thread_before, self._thread = self._thread, thread
-        ordinal, self._logged_step = self._ended, logged_step
+        """The step that has ended, with the CPU time and thread scheduling at its end."""
+        cpu_before = self._cpu
+        thread_before = self._thread
+        ordinal = self._ended
+        self._cpu = usage
+        self._thread = thread
+        self._logged_step = logged_step
         self._ended += 1
         return TimedStep(
             ordinal=ordinal,
@@ -307,45 +299,35 @@ class StepTimer:
             times_phases=self.times_phases,
             device_marks=device_marks,
             shapes=tuple(each.shapes for each in batches),
-            samples=sum_known([each.samples for each in batches]),
-            tokens=sum_known([each.tokens for each in batches]),
-            cpu=None if before is None or usage is None else (before, usage),
+            samples=sum_known(each.samples for each in batches),
+            tokens=sum_known(each.tokens for each in batches),
+            cpu=None if cpu_before is None or usage is None else (cpu_before, usage),
             thread=(thread_before, thread),
         )
 
-    def _unheard(self) -> tuple[str, ...]:
-        """The mark of steps in which torch.compile may have compiled unheard.
+    def _missed_compilations(self) -> tuple[str, ...]:
+        """The mark of steps in which a compilation may have been missed.
 
-        Torch.compiler.reset() takes off what hears it.
+        `torch.compiler.reset()` removes the callback that reports compilations.
         """
         is_deaf = not self._is_closed and not self._compilations.listens
         return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
 
     def drop_batches(self) -> None:
-        """A batch was left before it was over.
-
-        Its step begins again with the next one, and is not timed.
-        """
+        """Begin the current step anew and do not time it: a batch was left before it was over."""
         self._is_torn = True
         self.batches = []
-        self.expect_plain(0)
+        self.allow_fast_path(0)
 
     def batch(self, batch: Any) -> Hashable:
-        """A batch is over. Returns its shapes; `None` where they are unknown."""
-        self.expect_plain(0)
-        found, known = self.plain.reader.read(batch), self.plain.known
+        """End a batch on the slow path. Returns its shapes, or `None` if they are unknown."""
+        self.allow_fast_path(0)
+        found = self.fast_path.reader.read(batch)
         shapes = None if found is None else found.shapes()
-        units = known.get(shapes)
+        units = self.fast_path.known.get(shapes)
         if units is None:
-            if len(known) >= MOST_SHAPES:
-                known.clear()
-            units = known[shapes] = BatchUnits(
-                shapes,
-                *samples_and_tokens(() if found is None or shapes is None else found.tensors),
-            )
-            self._new_shapes += 1
-            if self._new_shapes <= MANY_SHAPES:
-                self.mark("new_shapes")
+            tensors = () if found is None or shapes is None else found.tensors
+            units = self._new_units(shapes, tensors)
         if self._units is not None:
             given = units_of("FlopsMonitor", self._units, (batch,), {})
             units = BatchUnits(
@@ -356,97 +338,120 @@ class StepTimer:
         self.batches.append(units)
         return shapes
 
-    def tokens_of(self, shapes: Hashable) -> int | None:
-        known = self.plain.known.get(shapes)
-        return None if known is None else known.tokens
+    def _new_units(self, shapes: Hashable, tensors: Sequence[Any]) -> BatchUnits:
+        known = self.fast_path.known
+        if len(known) >= MOST_SHAPES:
+            known.clear()
+        units = BatchUnits(shapes, *samples_and_tokens(tensors))
+        known[shapes] = units
+        self._new_shapes += 1
+        if self._new_shapes <= MANY_SHAPES:
+            self.mark("new_shapes")
+        return units
 
     def end(
         self,
         logged_step: int,
-        *,
-        counted: bool,
-        hooked: ModuleTimingStep | None = None,
-        traced: bool = False,
+        kind: StepKind = "unprofiled",
+        module_timing: ModuleTimingStep | None = None,
     ) -> None:
-        """The step is over, and the next one begins."""
-        ends = [
-            *self.plain.ends(),
-            (len(self._phases.marks), self._phases.mark()),
-            # what follows takes a while
-        ]
-        on_host = None if self._on_host is None else self._on_host.end()
+        """End a step on the slow path, and begin the next step."""
+        # first, since all that follows takes a while
+        end = len(self._phases.marks), self._phases.mark()
+        ends = [*self.fast_path.ends(), end]
+        host_marks = None if self._host_phases is None else self._host_phases.end()
         times_phases = self.times_phases and self._phases.is_marked
         usage = cpu_usage() if self.times_phases else None
-        of_thread = self._schedule.read()
-        *plain, device_marks = self._phases.cut(ends)
-        unheard = self._unheard()
-        self._flush(logged_step, plain, unheard)
-        marks = self._marks | dict.fromkeys(unheard)
+        thread = self._schedule.read()
+        *of_fast_path, device_marks = self._phases.cut(ends)
+        missed = self._missed_compilations()
+        self._flush(logged_step, of_fast_path, missed)
+        marks = self._marks | dict.fromkeys(missed)
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
-        step = step._replace(
-            times_phases=times_phases,
-            on_host=on_host,
-            is_complete=not self._is_torn,
-            marks=tuple(marks),
+        step = self._ended_step(logged_step, device_marks, self.batches, usage, thread)
+        self._pending.append(
+            step._replace(
+                times_phases=times_phases,
+                host_marks=host_marks,
+                kind=kind,
+                module_timing=module_timing,
+                is_complete=not self._is_torn,
+                marks=tuple(marks),
+            )
         )
-        self._pending.append(step._replace(counted=counted, hooked=hooked, traced=traced))
-        self._marks = {"warmup": None} if self._ended < COLD else {}
-        self.batches, self._is_torn, self._updated = [], False, False
+        self._marks = {"warmup": None} if self._ended < WARMUP_STEPS else {}
+        self.batches = []
+        self._is_torn = False
+        self._updated = False
         self._compiled = compilations()
         if not self._is_closed:
             self._compilations.listen_again()
 
     def resume(self) -> None:
-        """Begin the step anew: what ran since the last one ended was our own."""
+        """Begin the current step anew: the time since the last step was spent in lflops."""
         self._phases.begin()
-        if self._on_host is not None:
-            self._on_host.begin()
+        if self._host_phases is not None:
+            self._host_phases.begin()
         self._cpu = cpu_usage()
         self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
-        """The steps that are over and can be timed without waiting."""
+        """The steps that are over and can be timed without waiting for the device."""
         while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
+        """The total time of a step."""
         return self._phases.total(step.device_marks)
 
-    def step(self, step: TimedStep) -> Step:
-        phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
-        idle = (
-            step.times_phases
-            and not self._updating <= phases.keys()
-            and "no_update" not in step.marks
+    def step(self, timed: TimedStep) -> Step:
+        """Read the times of a step. The time of a counting step is left out."""
+        phases = self._phases.seconds(timed.device_marks) if timed.times_phases else {}
+        step = Step(
+            index=timed.logged_step,
+            kind=timed.kind,
+            seconds=None,
+            phases={},
+            samples=timed.samples,
+            tokens=timed.tokens,
+            marks=timed.marks,
         )
-        before, after = step.cpu or (None, None)
-        is_read = self.plain.schedule is not None or step.hooked is not None
-        on_core, waited = (ThreadSchedule.between(*step.thread) if is_read else None) or (
-            None,
-            None,
-        )
-        is_timed = step.times_phases and not step.counted
-        return Step(
-            index=step.logged_step,
-            kind=step.kind,
-            seconds=None if step.counted else self.seconds(step),
-            phases={} if step.counted else phases,
-            host_phases=self._on_host.seconds(step.on_host)
-            if self._on_host and step.on_host and is_timed
-            else {},
-            cpu_user=after.ru_utime - before.ru_utime if before and after else None,
-            cpu_system=after.ru_stime - before.ru_stime if before and after else None,
-            cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
-            waiting=self._phases.waiting(step.device_marks) if is_timed else None,
-            thread_cpu=on_core,
-            thread_waited=waited,
-            fetching_cpu=None if step.hooked is None else step.hooked.fetching(step.thread[0]),
-            uncontended_phases={}
-            if step.hooked is None
-            else step.hooked.uncontended_phases(step.device_marks, phases.get("data", 0.0), waited),
-            samples=step.samples,
-            tokens=step.tokens,
-            marks=(*step.marks, "no_update") if idle else step.marks,
+        if timed.times_phases and not self._updating <= phases.keys():
+            marks = dict.fromkeys((*timed.marks, "no_update"))
+            step = replace(step, marks=tuple(marks))
+        if timed.cpu is not None:
+            before, after = timed.cpu
+            step = replace(
+                step,
+                cpu_user=after.ru_utime - before.ru_utime,
+                cpu_system=after.ru_stime - before.ru_stime,
+            )
+        if timed.kind != "counting":
+            step = self._with_times(step, timed, phases)
+        return self._with_thread_times(step, timed, phases.get("data", 0.0))
+
+    def _with_times(self, step: Step, timed: TimedStep, phases: Mapping[str, float]) -> Step:
+        step = replace(step, seconds=self.seconds(timed), phases=phases)
+        if not timed.times_phases:
+            return step
+        step = replace(step, waiting=self._phases.waiting(timed.device_marks))
+        if self._host_phases is not None and timed.host_marks is not None:
+            step = replace(step, host_phases=self._host_phases.seconds(timed.host_marks))
+        return step
+
+    def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
+        """Add the scheduling of the training thread, where steps or modules are compared by it."""
+        hooks = timed.module_timing
+        if hooks is None and self.fast_path.schedule is None:
+            return step
+        on_core, waited = ThreadSchedule.between(*timed.thread) or (None, None)
+        step = replace(step, thread_cpu=on_core, thread_waited=waited)
+        if hooks is None:
+            return step
+        return replace(
+            step,
+            cpu_lost=hooks.cpu_lost,
+            fetching_cpu=hooks.fetching(timed.thread[0]),
+            uncontended_phases=hooks.uncontended_phases(timed.device_marks, fetching, waited),
         )

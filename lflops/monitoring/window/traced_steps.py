@@ -1,7 +1,4 @@
-"""The traces of one rank.
-
-Which steps Kineto records, where the files go, and their annotation in the background.
-"""
+"""The traced steps of one rank, and the annotation of their traces in the background."""
 
 import contextlib
 import platform
@@ -9,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lflops.error_guard import Guard, call_each
-from lflops.model.module_tree import ModuleTree
+from lflops.error_guard import call_each
 from lflops.monitoring.inputs.messages import warn
 from lflops.monitoring.inputs.phases import OutsideModules
-from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
+from lflops.monitoring.window.step_modes import EndedStep, StepMode
+from lflops.monitoring.window.window import Window
 from lflops.profile.notes import Note, sentence
 from lflops.timing.step_phases import OTHER
 from lflops.trace.annotate import Calls
@@ -22,10 +19,11 @@ from lflops.trace.annotate_in_background import AnnotationProcess
 from lflops.trace.record.tracer import Recording, Tracer
 
 
-class _Batches(OutsideModules):
-    """Also tells when a batch begins: with its first phase.
+class _PhaseListener(OutsideModules):
+    """Reports the phases of a step to the tracer, and the start of each batch.
 
-    What is between two, as a validation, belongs to neither.
+    A batch starts with its first phase, so the time between two batches, such as a validation,
+    belongs to neither.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -47,173 +45,184 @@ class _Batches(OutsideModules):
     drop = leave
 
 
-class TracedSteps:
-    """Records the traced steps of one window after the other."""
+class TracedMode(StepMode):
+    """Records the traced steps of one window with torch.profiler.
+
+    The recording begins before the data of the first traced step is fetched, and ends with the last
+    traced step.
+
+    Args:
+        tracer: Records on this rank, or `None` if only other ranks record.
+        folder: The folder for raw traces.
+        notes: Receives a note if there is no trace, once for all windows of a stage.
+        mark: Marks the step that has begun.
+    """
+
+    touches_step = True
+    works_between_steps = True
 
     def __init__(
         self,
         training: Training,
         stage: Stage,
-        tree: ModuleTree,
-        settings: Settings,
+        window: Window,
+        tracer: Tracer | None,
         folder: Path,
         *,
-        guard: Guard,
+        notes: list[Note],
+        mark: Callable[[str], None],
     ) -> None:
         self._training = training
         self._stage = stage
-        self._tree = tree
-        self._settings = settings
+        self._window = window
+        # `None` also after the recording and after a failure
+        self._tracer = tracer
         self._folder = folder
-        self._guard = guard
-        self._tracer: Tracer | None = None
+        self._notes = notes
+        self._mark = mark
+        # set while the tracer records
         self._stop_listening: Callable[[], None] | None = None
-        self._annotations: list[AnnotationProcess] = []
-        # why there is no trace, if there is none
-        self.notes: list[Note] = []
 
-    def open(self) -> None:
-        """A window opens: get ready, before anything is timed."""
-        asked = self._settings
-        self._tracer = Tracer(
-            self._tree,
-            self._training.device,
-            activities=asked.activities,
-            record_shapes=asked.record_shapes,
-            profile_memory=asked.profile_memory,
-            with_stack=asked.with_stack,
-            inside_compiled=asked.looks_inside_compiled,
-            guard=self._guard,
-        )
-        if not self._tracer.warm_up():
-            self._refused(self._tracer)
+    def prepare(self) -> None:
+        if self._tracer is not None and not self._tracer.warm_up():
+            self._give_up(self._tracer)
 
-    def batch(self) -> None:
-        """A batch is over, and its step is not."""
+    def begin_step(self) -> None:
+        tracer = self._tracer
+        if tracer is None:
+            return
+        if self._stop_listening is not None:
+            tracer.step(batch=False)
+        elif tracer.begin(batch=False):
+            self._listen(tracer)
+        else:
+            self._give_up(tracer)
+
+    def continue_step(self) -> None:
         if self._tracer is not None and self._stop_listening is not None:
             self._tracer.step(whole=False, batch=False)
 
-    def step(self, *, traced: bool) -> Recording | None:
-        """A step is over, and the next one is to be recorded if `traced`.
+    def end_step(self) -> EndedStep:
+        # if one rank records, the others wait for it
+        is_recorded = self._stop_listening is not None or self._training.world_size > 1
+        return EndedStep("traced" if is_recorded else "unprofiled")
 
-        Returns what was recorded, after the last traced step.
-        """
+    def leave(self) -> None:
+        if self._tracer is not None and self._stop_listening is not None:
+            self._tracer.step(batch=False)
+            self._stop(self._tracer)
+        if self._training.world_size > 1:
+            # the other ranks wait until this recording has ended
+            self._mark("background")
+
+    def pause(self) -> None:
+        self._end(keep=True)
+
+    def finish(self, error: BaseException | None) -> None:
+        self._end(keep=error is None)
+
+    def remove(self) -> None:
+        self._end(keep=False)
+
+    def _listen(self, tracer: Tracer) -> None:
+        try:
+            self._stop_listening = self._stage.listen(_PhaseListener(tracer))
+        except BaseException:
+            tracer.abandon()
+            raise
+
+    def _end(self, *, keep: bool) -> None:
+        """End a recording early, and keep what was recorded if `keep`."""
         tracer = self._tracer
         if tracer is None:
-            return None
-        if self._stop_listening is None:
-            if traced:
-                self._begin(tracer)
-            return None
-        tracer.step(batch=False)
-        return None if traced else self._stop(tracer)
-
-    @property
-    def records(self) -> bool:
-        """Whether the step that is going on is recorded."""
-        return self._stop_listening is not None
-
-    def end(self, *, failed: bool) -> Recording | None:
-        """No further step for now.
-
-        What was recorded until here; nothing after a failure, when nothing may wait.
-        """
-        tracer = self._tracer
-        if tracer is None:
-            return None
+            return
         if self._stop_listening is None:
             tracer.abandon()
-            return None
-        if tracer.batches and not failed:
-            return self._stop(tracer)
-        call_each([self._stop_listening, tracer.abandon])
+        elif tracer.batches and keep:
+            self._stop(tracer)
+        else:
+            call_each([self._stop_listening, tracer.abandon])
+            self._stop_listening = None
+
+    def _stop(self, tracer: Tracer) -> None:
+        if self._stop_listening is not None:
+            self._stop_listening()
+        worker = f"{platform.node()}_{self._training.rank}"
+        recording = tracer.stop(self._folder, worker, whole=None)
+        self._tracer = None
         self._stop_listening = None
-        return None
+        if tracer.refusal is not None:
+            self._give_up(tracer)
+        if recording is not None:
+            self._window.recording = recording
 
-    def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Begin to annotate a trace, in its own process.
+    def _give_up(self, tracer: Tracer) -> None:
+        """Go on without a trace, and say why for the first window without one."""
+        self._tracer = None
+        if self._notes:
+            return
+        values = {} if tracer.error is None else {"error": tracer.error}
+        note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
+        self._notes.append(note)
+        warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
 
-        The profile's file says how much a module computes.
-        """
+
+class TraceAnnotations:
+    """The traces of one stage that are being annotated, each in its own process."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._processes: list[AnnotationProcess] = []
+
+    def start(self, recording: Recording, into: Path, profile: Path) -> None:
+        """Start to annotate a raw trace with the FLOPs of modules in a profile's file."""
         raw = recording.raw
         if raw is None:
             return
-        rank, world, batches = (
-            self._training.rank,
-            self._training.world_size,
-            recording.trace.batches or 0,
+        calls = Calls(
+            batches=recording.trace.batches or 0,
+            rank=self._training.rank,
+            world_size=self._training.world_size,
+            calls=tuple(recording.calls),
         )
-        calls = Calls(batches=batches, rank=rank, world_size=world, calls=tuple(recording.calls))
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
-            self._annotations.append(AnnotationProcess(raw, into, calls, profile))
+            self._processes.append(AnnotationProcess(raw, into, calls, profile))
         except OSError:
             for part in raw.parent.glob(f"{raw.name}*"):
                 with contextlib.suppress(OSError):
                     part.unlink()
             raise
 
-    def was_busy(self) -> bool:
-        """Whether a trace was being annotated since this was last asked."""
-        was_busy = bool(self._annotations)
-        for annotation in [each for each in self._annotations if each.is_done]:
-            self._finish(annotation)
-        return was_busy
+    def were_running(self) -> bool:
+        """Whether any process was running since the last call. Collects those that have ended."""
+        were_running = bool(self._processes)
+        for process in tuple(self._processes):
+            if process.is_done:
+                self._collect(process)
+        return were_running
 
     def wait(self) -> None:
-        """Until all traces are annotated."""
-        for annotation in tuple(self._annotations):
-            self._finish(annotation)
+        """Wait until all traces are annotated."""
+        for process in tuple(self._processes):
+            self._collect(process)
 
-    def leave(self) -> None:
-        """Wait for none of the traces that are being annotated.
+    def detach(self) -> None:
+        """Stop watching all processes, which go on by themselves."""
+        while self._processes:
+            self._processes.pop().leave()
 
-        Their processes go on by themselves.
-        """
-        while self._annotations:
-            self._annotations.pop().leave()
-
-    def _begin(self, tracer: Tracer) -> None:
-        if not tracer.begin(batch=False):
-            self._refused(tracer)
-            return
+    def _collect(self, process: AnnotationProcess) -> None:
+        failure = None
         try:
-            self._stop_listening = self._stage.listen(_Batches(tracer))
-        except BaseException:
-            tracer.abandon()
-            raise
-
-    def _stop(self, tracer: Tracer) -> Recording | None:
-        if self._stop_listening is not None:
-            self._stop_listening()
-        recording = tracer.stop(
-            self._folder, f"{platform.node()}_{self._training.rank}", whole=None
-        )
-        self._tracer = self._stop_listening = None
-        if tracer.refusal is not None:
-            self._refused(tracer)
-        return recording
-
-    def _refused(self, tracer: Tracer) -> None:
-        self._tracer = None
-        if not self.notes:
-            values = {} if tracer.error is None else {"error": tracer.error}
-            note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
-            self.notes.append(note)
-            warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
-
-    def _finish(self, annotation: AnnotationProcess) -> None:
-        try:
-            failure = annotation.finish()
+            failure = process.finish()
         except OSError as error:
             warn(
-                f"FlopsMonitor: {annotation.into} was not written; all else goes on: {type(error).__name__}: {error}"
+                f"FlopsMonitor: {process.into} was not written; all else goes on: "
+                f"{type(error).__name__}: {error}"
             )
-            failure = None
-        self._annotations.remove(annotation)
-        if not annotation.is_done:
-            annotation.leave()
+        self._processes.remove(process)
+        if not process.is_done:
+            process.leave()
         if failure is not None:
-            warn(
-                f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}"
-            )
+            warn(f"FlopsMonitor: {process.into} is a trace without {process.lacks}: {failure}")

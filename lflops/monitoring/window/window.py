@@ -1,10 +1,7 @@
-"""One window of the schedule.
-
-What was counted in it, the steps around that, and the profile that they make.
-"""
+"""One window of the schedule: what was counted and timed in it, and the profile made of that."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -13,7 +10,6 @@ from lflops.monitoring.window.step_timer import TimedStep
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
-from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 from lflops.timing.clock import Clock
@@ -22,193 +18,238 @@ from lflops.timing.module_times import attach_module_times
 from lflops.timing.step_phases import BETWEEN, OTHER
 from lflops.trace.record.tracer import Recording
 
-# clean steps that the figures should rest on
+# unprofiled steps that a window's totals should rest on
 WANTED = 5
 
-HOOKED, MORE, MOST_HOOKED = 8, 4, 16
-"""Hooked steps that tell whether a module is slow.
+# Module-timing steps of a window. If a module seems slow and the first steps cannot tell, further
+# steps are hooked until there are `TIMING_STEPS`, then `MORE_TIMING_STEPS` at a time.
+TIMING_STEPS = 8
+MORE_TIMING_STEPS = 4
+MOST_TIMING_STEPS = 16
 
-At first, how many more where they do not, and at the most.
-"""
-
-# steps after its end that a window waits for those that it wants
+# steps that a window waits after its end for the steps that it wants
 PATIENCE = 20
 # steps of a wait that are kept, the last ones
 LONGEST_WAIT = 100
-_CLIP, _LEAST_CLIP = (
-    0.05,
-    2e-4,
-    # of the step, and seconds: so long is clip, if it is between backward and the optimizer; else it is
-    # other
-)
+
+# The time between backward and the optimizer is gradient clipping if it takes this share of the
+# step and so many seconds, and other work if it is shorter.
+CLIP_SHARE = 0.05
+CLIP_SECONDS = 2e-4
 
 
 class Window:
-    """Gathers until it is closed: a window of the schedule, numbered from 0.
+    """Collects the steps of a window of the schedule.
 
-    Its wait began at step `begin` of the run.
+    Args:
+        number: The number of the window, from 0.
+        begin: The first step of its wait.
+
+    Attributes:
+        opened: Whether its warm-up has begun.
+        counted: The counted profile, with the facts of the run, or `None` until then.
+        recording: The recording of its traced steps, if there is one.
     """
 
     def __init__(self, number: int, begin: int) -> None:
         self.number = number
         self.begin = begin
-        # whether its warm-up has begun
         self.opened = False
-        self.counted: Profile | None = (
-            # what was counted, with the run's facts; `None` until then
-            None
-        )
-        self.recording: Recording | None = (
-            # what its traced steps showed; `None` where there are none
-            None
-        )
-        self.last: int | None = (
-            # what the loggers call its last step; `None` until that is over
-            None
-        )
+        self.counted: Profile | None = None
+        self.recording: Recording | None = None
         self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
         self._steps: list[TimedStep] = []
+        # the step after its last one, and the last one on the loggers' x-axis; `None` until its end
         self._end: int | None = None
+        self._last_logged_step: int | None = None
         self._last = -1
         self._steps_after_end = 0
-        self._hooked_after = range(0)
+        self._extra_timing_steps = range(0)
 
-    def end(self, ordinal: int, last: int) -> None:
-        """Its last step, which the loggers call so, was the one before this."""
-        self.last = last
+    def end(self, ordinal: int, logged_step: int) -> None:
+        """End the window with the step before `ordinal`, which is `logged_step` for the loggers."""
+        self._last_logged_step = logged_step
         self._end = ordinal
 
     @property
     def complete(self) -> bool:
-        """Whether all its steps were; it may wait for some of those after them."""
+        """Whether its last step is over. It may still wait for steps after its end."""
         return self._end is not None
 
     @property
-    def more_hooked(self) -> int:
-        """How many further steps would be hooked, if those so far cannot tell.
+    def missing_timing_steps(self) -> int:
+        """How many more module-timing steps it would take if those so far cannot tell.
 
-        0 where enough are, or none was to be.
+        0 if there are enough, or if the schedule has none.
         """
-        hooked = sum(step.hooked is not None for step in self._steps)
-        if not hooked or self._steps_after_end >= PATIENCE:
+        timed = sum(step.module_timing is not None for step in self._steps)
+        if not timed or self._steps_after_end >= PATIENCE:
             return 0
-        return HOOKED - hooked if hooked < HOOKED else min(MORE, MOST_HOOKED - hooked)
+        if timed < TIMING_STEPS:
+            return TIMING_STEPS - timed
+        return min(MORE_TIMING_STEPS, MOST_TIMING_STEPS - timed)
 
-    def hook(self, ordinal: int, more: int) -> None:
-        """Wait for so many hooked steps, from this one on."""
-        self._hooked_after = range(ordinal, ordinal + more)
+    def request_timing_steps(self, ordinal: int, count: int) -> None:
+        """Wait for `count` more module-timing steps, from step `ordinal` on."""
+        self._extra_timing_steps = range(ordinal, ordinal + count)
 
-    def hooks(self, ordinal: int) -> bool:
-        """Whether this step is one of them."""
-        return ordinal in self._hooked_after
+    def requests_timing(self, ordinal: int) -> bool:
+        """Whether this step was requested as a module-timing step."""
+        return ordinal in self._extra_timing_steps
 
     def add(self, step: TimedStep) -> None:
-        """Add a step, if it is one of the window's.
+        """Add a step if it belongs to the window.
 
-        One after its end if it has hooks for it, or is clean and clean ones are wanted.
+        After the end of the window, only requested module-timing steps and unprofiled steps that
+        are still wanted belong to it.
         """
-        if step.ordinal < self.begin or (
-            step.hooked and not self.opened
-            # the hooks are of the window before
-        ):
+        # a module-timing step during the wait was requested by the window before
+        is_of_earlier_window = step.module_timing is not None and not self.opened
+        if step.ordinal < self.begin or is_of_earlier_window:
             return
         self._last = step.ordinal
-        after = self._end is not None and step.ordinal >= self._end
-        self._steps_after_end += after
-        wanted = self.hooks(step.ordinal) or (step.is_unprofiled and self._clean < WANTED)
-        if (step.is_complete or step.counted) if not after else (step.is_complete and wanted):
-            (self._steps if self.opened else self._wait_steps).append(step)
+        if self._end is None or step.ordinal < self._end:
+            is_taken = step.is_complete or step.kind == "counting"
+        else:
+            self._steps_after_end += 1
+            is_taken = step.is_complete and self._wants(step)
+        if is_taken:
+            steps = self._steps if self.opened else self._wait_steps
+            steps.append(step)
+
+    def _wants(self, step: TimedStep) -> bool:
+        if self.requests_timing(step.ordinal):
+            return True
+        return step.is_unprofiled and self._unprofiled_steps < WANTED
 
     @property
     def ready(self) -> bool:
-        """Whether all its steps are there, and with them the clean ones that it wants, or it has waited long enough for those."""
-        if self._end is None or self._last < max(self._end, self._hooked_after.stop) - 1:
+        """Whether it has all of its steps, and waits for no more."""
+        if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
             return False
-        return self._clean >= WANTED or self._steps_after_end >= PATIENCE
+        return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Whether it is complete, or the run's end has cut it short, and it has anything in it that the last one has not."""
-        return (
-            self.complete
-            or self.counted is not None
-            or self.opened
-            or (self.number == 0 and bool(self._wait_steps))
-        )
+        """Whether a report at the end of the run would show more than the last window's report."""
+        if self.complete or self.opened or self.counted is not None:
+            return True
+        return self.number == 0 and bool(self._wait_steps)
 
     def profile(
         self,
         counted: Profile,
-        step: int,
+        logged_step: int,
         notes: Iterable[Note],
         *,
-        of: Callable[[TimedStep], Step],
+        read: Callable[[TimedStep], Step],
         clock: Clock,
         failed: bool,
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """The window as a value, and the own seconds of modules in each of its hooked steps."""
-        steps = _with_clip(tuple(map(of, (*self._wait_steps, *self._steps))))
-        usual = next(
-            (each for each in steps if each.kind == "counting"), steps[-1] if steps else None
-        )
-        few = (
-            ()
-            if self._clean >= WANTED
-            else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
-        )
+        """Make the window's profile.
+
+        Args:
+            counted: The counted profile to add the window's times to.
+            logged_step: The last step of a window that has not ended.
+            notes: Further notes.
+            read: Reads the times of a step.
+            clock: The clock of the steps.
+            failed: Whether an error ended the run.
+
+        Returns:
+            The profile, and the self seconds of modules in each of its module-timing steps.
+        """
+        steps = _with_clip([read(step) for step in (*self._wait_steps, *self._steps)])
+        all_notes = [*counted.notes, *notes]
+        if self._unprofiled_steps < WANTED:
+            values = {"steps": self._unprofiled_steps}
+            all_notes.append(Note(code="few_clean_steps", subject="", values=values))
         run = replace(
             counted.run,
-            step=step if self.last is None else self.last,
+            step=logged_step if self._last_logged_step is None else self._last_logged_step,
             window=self.number,
             partial=failed or not self.complete or counted.run.partial,
-            samples_per_step=counted.run.samples_per_step if usual is None else usual.samples,
-            tokens_per_step=counted.run.tokens_per_step if usual is None else usual.tokens,
         )
-        profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
-        pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
-        profile = replace(profile, timelines=self._timelines(clock))
+        usual = _usual_step(steps)
+        if usual is not None:
+            run = replace(run, samples_per_step=usual.samples, tokens_per_step=usual.tokens)
+        profile = replace(
+            counted,
+            run=run,
+            steps=tuple(steps),
+            notes=tuple(all_notes),
+            timelines=self._timelines(clock),
+        )
+        pass_times = []
+        for step in self._steps:
+            if step.module_timing is not None:
+                pass_times.append(step.module_timing.pass_times())
+        if not pass_times:
+            return profile, ()
         kernels = {} if self.recording is None else self.recording.kernels
-        return (
-            attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
-            if pass_times
-            else (profile, ())
-        )
+        return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        hooked = [
-            (clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step)
-            for step in self._steps
-            if step.hooked
-        ]
-        if not hooked or (self.recording is not None and self.recording.timeline is not None):
+        """The timeline of the median module-timing step, unless the trace has one."""
+        if self.recording is not None and self.recording.timeline is not None:
             return ()
-        _, median = sorted(hooked, key=itemgetter(0))[(len(hooked) - 1) // 2]
-        return (median.hooked.timeline(median.device_marks),) if median.hooked else ()
+        timelines = []
+        for step in self._steps:
+            if step.module_timing is not None:
+                marks = step.device_marks
+                seconds = clock.seconds(marks[0][0], marks[-1])
+                timelines.append((seconds, step.module_timing, marks))
+        if not timelines:
+            return ()
+        timelines.sort(key=itemgetter(0))
+        _, timing, marks = timelines[(len(timelines) - 1) // 2]
+        return (timing.timeline(marks),)
 
     @property
-    def _clean(self) -> int:
+    def _unprofiled_steps(self) -> int:
         return sum(step.is_unprofiled for step in (*self._wait_steps, *self._steps))
 
 
-def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps, in which what is between backward and the optimizer is clip, or other where it is short in half of them or more."""
-    clean = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
-    long = sum(
-        step.phases.get(BETWEEN, 0.0) >= max(_CLIP * (step.seconds or 0.0), _LEAST_CLIP)
-        for step in clean
-    )
-    name = "clip" if 2 * long > len(clean) else OTHER
+def _usual_step(steps: Sequence[Step]) -> Step | None:
+    """The step whose samples and tokens the profile shows: the counting step, else the last."""
+    for step in steps:
+        if step.kind == "counting":
+            return step
+    return steps[-1] if steps else None
 
-    def named(phases: Mapping[str, float]) -> dict[str, float]:
-        in_order = sorted(phases.items(), key=lambda item: item[0] == BETWEEN and name == OTHER)
-        return summed((name if phase == BETWEEN else phase, seconds) for phase, seconds in in_order)
 
-    return tuple(
+def _with_clip(steps: list[Step]) -> list[Step]:
+    """Name the time between backward and the optimizer.
+
+    It is gradient clipping if it is long in most unprofiled steps, and other work if it is not.
+    """
+    timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
+    long = sum(_has_long_clip(step) for step in timed)
+    name = "clip" if 2 * long > len(timed) else OTHER
+    return [
         replace(
             step,
-            phases=named(step.phases),
-            host_phases=named(step.host_phases),
-            uncontended_phases=named(step.uncontended_phases),
+            phases=_renamed(step.phases, name),
+            host_phases=_renamed(step.host_phases, name),
+            uncontended_phases=_renamed(step.uncontended_phases, name),
         )
         for step in steps
-    )
+    ]
+
+
+def _has_long_clip(step: Step) -> bool:
+    limit = max(CLIP_SHARE * (step.seconds or 0.0), CLIP_SECONDS)
+    return step.phases.get(BETWEEN, 0.0) >= limit
+
+
+def _renamed(phases: Mapping[str, float], name: str) -> dict[str, float]:
+    """Rename the time between backward and the optimizer, and add it up with the phase `name`."""
+    items = list(phases.items())
+    if name == OTHER:
+        # other work that has a place among the phases keeps it
+        items.sort(key=lambda item: item[0] == BETWEEN)
+    renamed: dict[str, float] = {}
+    for phase, seconds in items:
+        key = name if phase == BETWEEN else phase
+        renamed[key] = renamed.get(key, 0.0) + seconds
+    return renamed

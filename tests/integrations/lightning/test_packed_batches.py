@@ -1,7 +1,7 @@
-"""Batches of packed sequences: each has its own work, which the curves know without counting it."""
+"""Batches of packed sequences: their lengths decide their work, so shapes alone do not give it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
-from lflops.inputs.batch import BatchReader
 from lflops.monitoring import session
-from lflops.monitoring.window.counting_step import CountingSteps, HostBatch, lengths_of
+from lflops.monitoring.window.counting_step import CountingMode
 from lflops.schedule import Schedule
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
@@ -28,7 +27,7 @@ varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has
 
 WORDS, HEADS, WIDTH = 11, 2, 4
 HIDDEN = HEADS * WIDTH
-BATCHES, SECONDS = 200, 2.0
+BATCHES, SECONDS = 30, 2.0
 CHIP = Hardware("abacus", {"fp32": 1e9})
 Batch = dict[str, Tensor]
 
@@ -49,25 +48,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
 class Packed(LightningModule):
     """A layer of a language model on sequences packed end to end."""
 
-    def __init__(self, clock: StillClock, offsets: Callable[[Batch], Tensor]) -> None:
+    def __init__(self, clock: StillClock) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, HIDDEN)
         self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
         self.out = nn.Linear(HIDDEN, WORDS)
         self.clock = clock
-        self.offsets = offsets
 
     def forward(self, batch: Batch) -> Tensor:
-        offsets = self.offsets(batch)
-        q, k, v = (
-            self.qkv(self.words(batch["input_ids"].flatten())).view(-1, 3, HEADS, WIDTH).unbind(1)
-        )
+        offsets = batch["cu_seqlens"]
+        hidden = self.qkv(self.words(batch["input_ids"].flatten()))
+        q, k, v = hidden.view(-1, 3, HEADS, WIDTH).unbind(1)
         longest = int(offsets.diff().max())
-        return self.out(
-            varlen.varlen_attn(
-                q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0)
-            ).flatten(1)
+        attended = varlen.varlen_attn(
+            q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0)
         )
+        return self.out(attended.flatten(1))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self.clock.advance(SECONDS)
@@ -87,42 +83,15 @@ class Batches(IterableDataset[Batch]):
         return iter(self.batches)
 
 
-def by_offsets(batch: Batch) -> Tensor:
-    """As collators for packed batches give them."""
-    return batch["cu_seqlens"]
-
-
-def by_positions(batch: Batch) -> Tensor:
-    """Positions that begin again, as transformers' models take them."""
-    positions = batch["position_ids"].flatten()
-    begins = (positions == 0).nonzero().flatten()
-    return torch.cat([begins, begins.new_tensor([len(positions)])]).int()
-
-
-def batch_of(lengths: list[int], key: str) -> Batch:
-    """Words of sequences of these lengths, in one row."""
-    words = torch.randint(WORDS, (1, sum(lengths)))
-    if key == "cu_seqlens":
-        return {"input_ids": words, key: torch.tensor([0, *lengths]).cumsum(0).int()}
-    return {"input_ids": words, key: torch.cat([torch.arange(length) for length in lengths])[None]}
-
-
-def packings(*, full: bool) -> list[list[int]]:
-    """The lengths of each batch: cut from 64 tokens, or drawn."""
+def packed_batches() -> list[Batch]:
+    """Batches of 64 tokens in four sequences of any lengths: all have the same shapes."""
     draw = random.Random(5)  # noqa: S311
-    if full:
-        cuts = [sorted(draw.sample(range(1, 64), draw.randint(1, 6))) for _ in range(BATCHES)]
-        return [
-            [end - begin for begin, end in zip([0, *each], [*each, 64], strict=True)]
-            for each in cuts
-        ]
-    return [[draw.randint(1, 30) for _ in range(draw.randint(1, 6))] for _ in range(BATCHES)]
-
-
-def first_of_their_shape(batches: list[Batch]) -> list[int]:
-    """Steps of a shape that was not there before; the first few of them are no measure of time."""
-    shapes = [tuple(tensor.shape for tensor in batch.values()) for batch in batches]
-    return [step for step, shape in enumerate(shapes) if shape not in shapes[:step]]
+    batches = []
+    for _ in range(BATCHES):
+        cuts = sorted(draw.sample(range(1, 64), 3))
+        words = torch.randint(WORDS, (1, 64))
+        batches.append({"input_ids": words, "cu_seqlens": torch.tensor([0, *cuts, 64]).int()})
+    return batches
 
 
 def work_of(model: Packed, batch: Batch) -> int:
@@ -131,79 +100,15 @@ def work_of(model: Packed, batch: Batch) -> int:
     return profile.total() + profile.total(phase="backward")
 
 
-@pytest.mark.parametrize(
-    ("key", "offsets", "full"),
-    [("cu_seqlens", by_offsets, True), ("position_ids", by_positions, False)],
-    ids=["rows filled up", "rows of any length"],
-)
-def test_each_point_has_its_own_batchs_work(
-    key: str,
-    offsets: Callable[[Batch], Tensor],
-    full: bool,
-    clock: StillClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """200 batches, a point a step.
-
-    Two are counted while the window warms up; every clean step after them has the work of its
-    batch.
-    """
-    counted: list[Any] = []
-    begin = CountingSteps.begin_batch
-
-    def noted(self: CountingSteps, batch: Batch) -> None:
-        begin(self, batch)
-        counted.extend([batch] * (self._counting is not None))
-
-    monkeypatch.setattr(CountingSteps, "begin_batch", noted)
-    lengths = packings(full=full)
-    batches = [batch_of(each, key) for each in lengths]
+def test_points_of_packed_batches_have_a_time_and_no_mfu(clock: StillClock) -> None:
+    """A batch of the same shapes was counted, but has other lengths and so another work."""
     logger = Recorder()
-    model = Packed(clock, offsets)
-    monitor = watching(hardware=CHIP, schedule=Schedule(wait=3, warmup=2, active=2))
     fit(
-        model,
-        monitor,
-        data=DataLoader(Batches(batches), batch_size=None),
+        Packed(clock),
+        watching(hardware=CHIP),
+        data=DataLoader(Batches(packed_batches()), batch_size=None),
         logger=logger,
         log_every_n_steps=1,
-    )
-    points = {
-        step: given
-        for step, given in logger.given.items()
-        if step >= 7 and "lflops·train·step_ms" in given
-    }
-    works = {
-        step: given["lflops·train·tflops_per_device"] * 1e12 * SECONDS / 2
-        for step, given in points.items()
-    }
-    expected = {step: work_of(model, batches[step]) for step in works}
-    assert (2, set(range(7, BATCHES)) - set(first_of_their_shape(batches)[:16])) == (
-        len(counted),
-        works.keys(),
-    )
-    assert pytest.approx(expected, rel=1e-12) == works
-    assert len(set(expected.values())) > BATCHES // 2
-    assert {1.0} == {given["lflops·train·counted_share"] for given in points.values()}
-
-
-def test_a_curve_that_cannot_know_is_absent(clock: StillClock) -> None:
-    """The lengths are nowhere in the batch.
-
-    Every point has its time, and none an MFU that would be another batch's.
-    """
-    lengths = packings(full=True)[:30]
-    rows = iter(lengths * 2)
-
-    def drawn(batch: Batch) -> Tensor:
-        return torch.tensor([0, *next(rows)]).cumsum(0).int()
-
-    logger = Recorder()
-    data = DataLoader(
-        Batches([{"input_ids": torch.randint(WORDS, (1, 64))} for _ in lengths]), batch_size=None
-    )
-    fit(
-        Packed(clock, drawn), watching(hardware=CHIP), data=data, logger=logger, log_every_n_steps=1
     )
     points = [
         given
@@ -211,52 +116,26 @@ def test_a_curve_that_cannot_know_is_absent(clock: StillClock) -> None:
         if "lflops·train·step_ms" in given and "lflops·train·forward_ms" not in given
     ]
     assert len(points) > 10
-    assert not any("lflops·train·mfu" in given for given in points)
+    assert {SECONDS * 1e3} == {given["lflops·train·step_ms"] for given in points}
+    for name in ("mfu", "tflops_per_device", "counted_share"):
+        assert not any(f"lflops·train·{name}" in given for given in points)
 
 
-def test_lengths_are_read_on_the_host_before_the_transfer() -> None:
-    """On the device nothing is read, which would be to wait for it.
+def test_each_window_counts_its_own_packed_batch(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the profile of the first window again, whose batch has the same shapes."""
+    counted: list[Any] = []
+    begin = CountingMode.begin_batch
 
-    Here the device is meta, where to read raises.
-    """
-    batch = batch_of([3, 5, 2], "cu_seqlens")
-    there = {name: tensor.to("meta") for name, tensor in batch.items()}
-    host = HostBatch()
-    assert {} == host.of(there)
-    host.enter("transfer", (batch,))
-    assert {"cu_seqlens": 9 + 25 + 4} == host.of(there)
-    host.forget()
-    assert {} == host.of(there)
+    def noted(self: CountingMode, batch: Batch, *, begins_step: bool) -> None:
+        begin(self, batch, begins_step=begins_step)
+        counted.extend([batch] * (self._counting is not None))
 
-
-MEANINGS: dict[str, tuple[Any, dict[str, int]]] = {
-    "offsets": ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, {"cu_seq_lens_q": 9 + 25}),
-    "offsets without a name": ((torch.zeros(8, 4), torch.tensor([0, 3, 8])), {"1": 9 + 25}),
-    "lengths": ({"seq_lens": torch.tensor([3, 5])}, {"seq_lens": 9 + 25}),
-    "positions in two rows": (
-        {"position_ids": torch.tensor([[0, 1, 2, 0], [0, 0, 1, 2]])},
-        {"position_ids": 9 + 1 + 1 + 9},
-    ),
-    "documents": ({"doc_ids": torch.tensor([[4, 4, 7, 7], [1, 1, 1, 1]])}, {"doc_ids": 4 + 4 + 16}),
-    "a padding mask": (
-        {"attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])},
-        {"attention_mask": 9 + 4},
-    ),
-    "a mask that numbers sequences": (
-        {"attention_mask": torch.tensor([[1, 1, 2, 0]])},
-        {"attention_mask": 4 + 1},
-    ),
-    "within": ({"inputs": {"cu_seqlens": torch.tensor([0, 2])}}, {"inputs.cu_seqlens": 4}),
-    "a jagged tensor": (
-        [torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(5, 2)], layout=torch.jagged)],
-        {"0.cu_seqlens": 9 + 25},
-    ),
-    "nothing": ({"x": torch.zeros(3), "y": torch.tensor([5, 1, 4]), "name": "text"}, {}),
-}
-
-
-@pytest.mark.parametrize("case", MEANINGS)
-def test_what_a_batch_tells_of_its_lengths(case: str) -> None:
-    """The sum of their squares, by where it was found."""
-    batch, expected = MEANINGS[case]
-    assert expected == lengths_of(BatchReader().read(batch))
+    monkeypatch.setattr(CountingMode, "begin_batch", noted)
+    model = Packed(clock)
+    monitor = watching(hardware=CHIP, schedule=Schedule(wait=3, warmup=2, active=2, repeat=2))
+    fit(model, monitor, data=DataLoader(Batches(packed_batches()), batch_size=None))
+    found = [profile.total() + profile.total(phase="backward") for profile in monitor.profiles]
+    assert [work_of(model, batch) for batch in counted] == found
+    assert 2 == len(set(found))

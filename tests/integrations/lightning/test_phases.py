@@ -15,7 +15,6 @@ from lflops import Schedule
 from lflops.error_guard import unguarded
 from lflops.integrations.lightning.phase_hooks import phases_of
 from lflops.monitoring import session
-from lflops.monitoring.window.counting_step import HostBatch
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,
@@ -412,11 +411,23 @@ def test_the_cpu_time_of_the_process_stands_beside_the_steps() -> None:
     assert sum(step.cpu_user + step.cpu_system for step in monitor.profiles[0].steps) > 0
 
 
+class FollowsNoPhase:
+    """A listener to phases that does nothing."""
+
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
+        """A phase begins."""
+
+    def leave(self) -> None:
+        """A phase ends."""
+
+    drop = leave
+
+
 class ListensFirst(Callback):
     """Has something listen that follows no phase, before the monitor does."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.undo = phases_of(trainer).listen("train", HostBatch(), unguarded)
+        self.undo = phases_of(trainer).listen("train", FollowsNoPhase(), unguarded)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.undo()

@@ -130,7 +130,7 @@ def test_a_stage_alone_is_one_window_with_files_of_its_name(stage: str, tmp_path
     monitor = watching(stages=(stage,), dirpath=tmp_path)
     ask(stage, Staged(), monitor)
     (profile,) = monitor.profiles
-    assert "cl" * 6 + "co" + "ho" * 3 + "cl" == kinds(profile)
+    assert "un" * 6 + "co" + "mo" * 3 + "un" == kinds(profile)
     assert [("warmup", "new_shapes"), ("warmup",), *[()] * 9] == [
         step.marks for step in profile.steps
     ]
@@ -156,7 +156,7 @@ def test_a_stage_too_short_for_the_schedule_shrinks_it(stage: str) -> None:
     monitor = watching(stages=(stage,))
     ask(stage, Staged(), monitor, data=[loader(2), loader(3)])
     (profile,) = monitor.profiles
-    assert "cl" + "co" + "ho" * 3 == kinds(profile)
+    assert "un" + "co" + "mo" * 3 == kinds(profile)
     (note,) = [note for note in profile.notes if note.code == "schedule_shrunk"]
     assert {
         "batches": 5,
@@ -186,7 +186,7 @@ def test_the_schedule_goes_on_from_one_validation_to_the_next() -> None:
     The loggers' step is that of the training's batch behind which it is validated.
     """
     (profile,) = validations(Schedule()).profiles
-    assert "cl" * 6 + "co" + "ho" * 3 + "cl" == kinds(profile)
+    assert "un" * 6 + "co" + "mo" * 3 + "un" == kinds(profile)
     assert [4, 4, 9, 9, 14, 14, 19, 19, 24, 24, 29] == [step.index for step in profile.steps]
     assert [True, True, *[True, False] * 4, False] == [
         "warmup" in step.marks for step in profile.steps
@@ -222,7 +222,7 @@ def test_the_sanity_check_is_not_watched() -> None:
 
     monitor, model = watching(stages=("validate",), schedule=BRIEF), Seen()
     fit(model, monitor, val_check_interval=15, num_sanity_val_steps=2)
-    assert (2 + 4, "clcohocl") == (model.batches, kinds(monitor.profiles[0]))
+    assert (2 + 4, "uncomoun") == (model.batches, kinds(monitor.profiles[0]))
 
 
 def test_several_loaders_are_one_stage() -> None:
@@ -235,7 +235,7 @@ def test_several_loaders_are_one_stage() -> None:
     monitor = watching(stages=("validate",), schedule=Schedule(wait=3, warmup=1, active=2))
     fit(Several(), monitor, val_check_interval=15)
     (profile,) = monitor.profiles
-    assert "cl" * 3 + "co" + "ho" * 2 + "cl" * 4 == kinds(profile)
+    assert "un" * 3 + "co" + "mo" * 2 + "un" * 4 == kinds(profile)
     assert [True, True, False, False, False, True, False, False, False, False] == [
         "warmup" in step.marks for step in profile.steps
     ]
@@ -249,7 +249,7 @@ def test_an_evaluation_that_is_cut_short_is_partial() -> None:
     monitor = watching(stages=("validate",), schedule=BRIEF)
     fit(Validated(), monitor)
     (profile,) = monitor.profiles
-    assert ("clco", True) == (kinds(profile), profile.run.partial)
+    assert ("unco", True) == (kinds(profile), profile.run.partial)
 
 
 DATA, TRANSFER, FORWARD, BACKWARD = 1.0, 2.0, 4.0, 8.0
@@ -490,7 +490,7 @@ def test_an_exception_in_a_validation_closes_both_stages(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="planted"):
         fit(fails("validate", 3)(), around, monitor, val_check_interval=2)
     assert [] == around.left()
-    assert {"train": "cl" * 4, "validate": "cl" * 3} == {
+    assert {"train": "un" * 4, "validate": "un" * 3} == {
         str(profile.run.stage): kinds(profile) for profile in monitor.profiles
     }
     ended = [
@@ -512,7 +512,7 @@ def test_an_exception_in_a_stage_alone_closes_it(stage: str, trace: bool, tmp_pa
     with pytest.raises(ValueError, match="planted"):
         ask(stage, fails(stage, 8)(), monitor)
     (profile,) = monitor.profiles
-    assert ("cl" * 6 + "co" + ("tr" if trace else "ho"), True, None) == (
+    assert ("un" * 6 + "co" + ("tr" if trace else "mo"), True, None) == (
         kinds(profile),
         profile.run.partial,
         profile.trace,
@@ -567,7 +567,7 @@ def test_a_validations_trace_ends_with_it(tmp_path: Path) -> None:
     )
     fit(Longer(), monitor, val_check_interval=5)
     (profile,) = monitor.profiles
-    assert "clco" + "tr" * 2 + "cl" + "ho" * 3 == kinds(profile)[:16]
+    assert "unco" + "tr" * 2 + "un" + "mo" * 3 == kinds(profile)[:16]
     assert profile.trace is not None
     assert 2 == profile.trace.batches
     (found,) = traces(monitor)

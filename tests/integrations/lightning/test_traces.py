@@ -75,7 +75,7 @@ BODY, HEAD = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
 COUNTED, TRACED, HOOKED = 6, 8, 11
 """Batches of the default schedule: the counted one, and the middle one of three."""
 
-ONE_WINDOW = "cl" * 6 + "co" + "tr" * 3 + "ho" * 3 + "cl"
+ONE_WINDOW = "un" * 6 + "co" + "tr" * 3 + "mo" * 3 + "un"
 """Five steps waited for, two of warm-up, three traced, three hooked.
 
 Two of the clean ones are cold: a fifth is taken from behind.
@@ -224,7 +224,7 @@ def test_each_window_has_its_folder(tmp_path: Path) -> None:
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2))
     fit(Classifier(), monitor, batches=60)
     assert [0, 1] == [profile.run.window for profile in monitor.profiles]
-    assert ["clclclcotrho", "clclclcltrho"] == [kinds(profile)[:12] for profile in monitor.profiles]
+    assert ["unununcotrmo", "ununununtrmo"] == [kinds(profile)[:12] for profile in monitor.profiles]
     assert [5, 11] == [profile.run.step for profile in monitor.profiles]
     names = ["train-0-5", "train-1-11"]
     assert [
@@ -261,7 +261,7 @@ def test_a_trace_holds_whole_steps_of_batches(tmp_path: Path) -> None:
     monitor = tracing_into(tmp_path)
     fit(Classifier(), monitor, accumulate_grad_batches=2)
     (profile,) = monitor.profiles
-    assert ("cl" * 3 + "co" + "tr" * 2 + "ho" * 2) == kinds(profile)[:16]
+    assert ("un" * 3 + "co" + "tr" * 2 + "mo" * 2) == kinds(profile)[:16]
     assert [f"ProfilerStep#{number}" for number in range(4)] == batches(events(profile))
     assert {("body", BODY): 4, ("body.0", BODY): 4, ("head", HEAD): 4} == macs(events(profile))
     assert profile.trace is not None
@@ -353,14 +353,14 @@ def test_a_profiler_that_is_left_running_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check above can fail: here nobody tells the tracer that it is over."""
-    end = tracing.TracedSteps.end
-    kept: list[tracing.TracedSteps] = []
-    monkeypatch.setattr(tracing.TracedSteps, "end", lambda self, **_: kept.append(self))
+    end = tracing.TracedMode._end
+    kept: list[tracing.TracedMode] = []
+    monkeypatch.setattr(tracing.TracedMode, "_end", lambda self, **_: kept.append(self))
     around = Around()
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(TRACED, raises(ValueError("planted"))), around, tracing_into(tmp_path))
     seen = nothing_records(), around.left()
-    end(kept[0], failed=True)
+    end(kept[0], keep=False)
     assert not seen[0]
     assert {"profiler", "hooks on every module: _global_forward_hooks"} <= set(seen[1])
     assert nothing_records()
@@ -575,7 +575,7 @@ def test_a_rank_that_is_not_asked_to_makes_no_trace(tmp_path: Path) -> None:
     monitor = tracing_into(tmp_path, trace_ranks=[1])
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert ("cl" * 6 + "co" + "cl" * 3 + "ho" * 3, None, []) == (
+    assert ("un" * 6 + "co" + "un" * 3 + "mo" * 3, None, []) == (
         kinds(profile),
         profile.trace,
         no_trace(profile),
@@ -599,7 +599,7 @@ class Placeless(Recorder):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"logger": Placeless()}, "cl" * 6 + "co" + "ho" * 3 + "cl"), ({"fast_dev_run": 3}, "clcoho")],
+    [({"logger": Placeless()}, "un" * 6 + "co" + "mo" * 3 + "un"), ({"fast_dev_run": 3}, "uncomo")],
 )
 def test_where_there_is_no_place_for_files_there_is_no_trace(
     options: dict[str, Any], expected: str, tmp_path: Path
@@ -705,7 +705,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
 @pytest.mark.parametrize(
     "where",
     [
-        "lflops.monitoring.window.traced_steps._Batches",
+        "lflops.monitoring.window.traced_steps._PhaseListener",
         "lflops.trace.record.module_log.install_hooks",
     ],
 )
@@ -890,11 +890,11 @@ ALONE: dict[str, Any] = {
     "batches": [3],
     "macs": [[BODY, HEAD]],
     "timed": True,
-    "kinds": [["cl", "co", "ho", "tr"]],
+    "kinds": [["co", "mo", "tr", "un"]],
     "traces": 1,
     "other files": [],
 }
-NOT_TRACED = [["cl", "co", "ho"]]
+NOT_TRACED = [["co", "mo", "un"]]
 REFUSED = ALONE | {
     "warned": 1,
     "reasons": [["other_profiler"]],

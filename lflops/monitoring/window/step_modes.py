@@ -1,0 +1,127 @@
+"""The modes in which a step can run.
+
+    unprofiled       only the clock is read                    `StepMode`
+    counting         every operator is counted                 `CountingMode` in counting_step.py
+    traced           torch.profiler records the step           `TracedMode` in traced_steps.py
+    module-timing    hooks take timestamps on every module     `ModuleTimingMode`
+
+A session has one current mode, which changes only between two steps. All modes of a window are made
+when the window opens.
+"""
+
+from typing import Any, NamedTuple
+
+from lflops.error_guard import Guard
+from lflops.model.module_tree import ModuleTree
+from lflops.monitoring.inputs.training import Stage
+from lflops.monitoring.window.module_timing_step import ModuleTimingStep
+from lflops.profile.profile import Profile
+from lflops.profile.steps import StepKind
+from lflops.timing.clock import Clock
+
+
+class EndedStep(NamedTuple):
+    """How a step ran.
+
+    Attributes:
+        kind: The instrumentation that was really on: a mode may leave a step unprofiled.
+        module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
+    """
+
+    kind: StepKind
+    module_timing: ModuleTimingStep | None = None
+
+
+class StepMode:
+    """A mode of a step. This base class is the unprofiled mode, in which nothing is installed.
+
+    The session calls the methods in this order:
+
+        prepare                           the window of the mode opens
+        begin_step                        between two steps, before each step in this mode
+            begin_batch ... end_batch     around each batch of the step
+            continue_step                 between two batches that accumulate gradients
+            end_step                      the last batch of the step is over
+        leave                             between two steps, if the next step has another mode
+
+    `abandon`, `pause`, `finish` and `remove` may interrupt this order at any point. After `abandon`
+    the step begins again with `begin_batch`.
+
+    Attributes:
+        touches_step: Whether a step in this mode takes longer than without lflops.
+        works_between_steps: Whether `begin_step` and `leave` take time that belongs to no step.
+    """
+
+    touches_step = False
+    works_between_steps = False
+
+    def prepare(self) -> None:
+        """Do what should not happen during a timed step."""
+
+    def begin_step(self) -> None:
+        """Prepare the next step before its first batch is fetched."""
+
+    def begin_batch(self, batch: Any, *, begins_step: bool) -> None:
+        """Install the instrumentation for a batch; `begins_step` marks the first batch of a step."""
+
+    def end_batch(self) -> Profile | None:
+        """Remove the instrumentation of a batch. Returns the batch's profile if it was counted."""
+        return None
+
+    def continue_step(self) -> None:
+        """Go on to the next batch of the same step."""
+
+    def end_step(self) -> EndedStep:
+        """Remove the instrumentation of the step."""
+        return EndedStep("unprofiled")
+
+    def leave(self) -> None:
+        """Hand over what was collected to the window: the next step has another mode."""
+
+    def abandon(self) -> None:
+        """Discard the current step: its batch was left before it was over, and training goes on."""
+
+    def pause(self) -> None:
+        """Keep what was collected so far: the stage ends, and may begin again."""
+
+    def finish(self, error: BaseException | None) -> None:
+        """Hand over what was collected so far: the run ends, with this error or normally."""
+
+    def remove(self) -> None:
+        """Remove every hook and discard the current step. Can be called repeatedly."""
+
+
+class ModuleTimingMode(StepMode):
+    """Takes timestamps of all modules from the first batch of a step to its end."""
+
+    touches_step = True
+
+    def __init__(
+        self, stage: Stage, tree: ModuleTree, clock: Clock, guard: Guard, *, is_alone: bool
+    ) -> None:
+        self._stage = stage
+        self._tree = tree
+        self._clock = clock
+        self._guard = guard
+        self._is_alone = is_alone
+        self._step: ModuleTimingStep | None = None
+
+    def begin_batch(self, batch: Any, *, begins_step: bool) -> None:  # noqa: ARG002
+        if begins_step:
+            self._step = ModuleTimingStep(
+                self._stage, self._tree, self._clock, is_alone=self._is_alone
+            )
+            self._step.start(self._guard)
+
+    def end_step(self) -> EndedStep:
+        step = self._step
+        self.remove()
+        return EndedStep("unprofiled" if step is None else "module_timing", step)
+
+    def abandon(self) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        if self._step is not None:
+            self._step.stop()
+        self._step = None
