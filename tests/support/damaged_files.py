@@ -186,7 +186,10 @@ def step_and_profile() -> tuple[bytes, bytes]:
     with lflops.counting(model) as counted:
         training(model)(lambda _: contextlib.nullcontext())
     recorder = Recorder()
-    for moment in counted.profile.memory.timeline:
+    memory = counted.profile.memory
+    assert memory is not None
+    for moment in memory.timeline:
+        assert moment.highest_bytes is not None
         if moment.highest_bytes > moment.live_bytes:
             recorder.allocate(
                 moment.highest_bytes - moment.live_bytes,
@@ -413,7 +416,12 @@ def run_one(arguments: list[str]) -> Outcome:
             raise
     finally:
         signal.alarm(0)
-    return Outcome(status, *(each.buffer.getvalue().decode() for each in (out, err)), trace)  # type: ignore[attr-defined]
+    return Outcome(status, _written(out), _written(err), trace)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
 
 
 def deepspeed(path: str) -> int:
