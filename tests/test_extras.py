@@ -1,5 +1,6 @@
 """The seam of the extras: each folder is removed with its line, and the rest works."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -56,10 +57,10 @@ def reduced(folder: Path, name: str) -> Script:
     )
     shutil.rmtree(folder / "lflops" / Path(*name.split(".")))
     table = folder / "lflops" / "extras.py"
-    lines = table.read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith(f'    "{name}": ')]
-    assert 1 == len(lines) - len(kept)
-    table.write_text("".join(kept), "utf-8")
+    entry = rf'(?ms)^    "{re.escape(name)}": \(.*?\),\n(?=    "|}})'
+    text, removed = re.subn(entry, "", table.read_text("utf-8"))
+    assert 1 == removed
+    table.write_text(text, "utf-8")
     return Script(USED, (folder, name), folder)
 
 
