@@ -2,7 +2,7 @@
 
     with CleanupStack() as undo:
         install_hooks(undo, listener)
-        model(x)        # listener.enter_module(model, args) … listener.leave_module(model, …, output)
+        model(x)    # listener.enter_module(model, args) … listener.leave_module(model, …, output)
 
 Hooks for all modules are torch's global hooks, so nothing is stored on a module or an optimizer.
 Leaving the `with` block removes them, also after an error or an interrupt.

@@ -10,8 +10,9 @@ number at each module boundary divides the nodes into segments, each with its mo
 the number of the running node gives the segment that built it. Nothing depends on the arguments or
 results of modules.
 
-    forward     enter q   mm   leave q   enter k   mm   leave k       boundaries: 5 q, 6 root, 6 k, 7 root
+    forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6
+    boundaries  5 q, 6 root, 6 k, 7 root
     backward    node 6: k, node 5: q
 
 On a GPU, backward runs on the device's thread, which has a separate numbering. The nodes that
