@@ -70,7 +70,7 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def properties_of(device: torch.device) -> Any:
-    """The device's properties from its driver; `None` for a CPU or if torch has no such function."""
+    """The device's properties from its driver, or `None` if torch cannot read them."""
     return _called(device, "get_device_properties")
 
 
