@@ -1,11 +1,11 @@
-"""Every hook that lflops installs on modules and optimizers, and the listeners that they call.
+"""The hooks that lflops installs on modules and optimizers, and the listeners that they call.
 
     with CleanupStack() as undo:
         install_hooks(undo, listener)
-        model(x)        # listener.enter_module(model, args) … listener.leave_module(model, …, output)
+        model(x)    # listener.enter_module(model, args) … listener.leave_module(model, …, output)
 
-Those for all modules are torch's global hooks: nothing is written on a module or an optimizer.
-Leaving the `with` removes them, also by an error or an interrupt.
+Hooks for all modules are torch's global hooks, so nothing is stored on a module or an optimizer.
+Leaving the `with` block removes them, also after an error or an interrupt.
 """
 
 import contextlib
@@ -39,58 +39,59 @@ from lflops.torch_private.modules import (
 
 
 class ModuleListener(Protocol):
-    """Follows the modules and scopes of one thread, and of the threads that it starts."""
+    """Follows the modules and scopes of one thread, and of the threads that it starts.
 
-    # the thread on which the hooks were installed
+    Attributes:
+        home: The thread on which the hooks were installed.
+    """
+
     home: int
 
     @property
     def tree(self) -> ModuleTree:
-        """The modules that it follows; it is called for all others too."""
+        """The modules to follow. The methods are called for all other modules, too."""
 
     def follows_this_thread(self) -> bool:
-        """Whether scopes of this thread concern it."""
+        """Whether scopes on this thread are to be reported."""
 
     def enter_module(self, module: nn.Module, args: Any, /) -> None:
-        """A module's forward begins."""
+        """Handle the start of a module's forward."""
 
     def leave_module(self, module: nn.Module, /, *values: Any) -> None:
-        """It ends.
+        """Handle the end of a module's forward.
 
-        The values are its arguments, keyword arguments and output; after an exception, torch leaves
-        out the second.
+        The values are its arguments, keyword arguments and output. After an exception torch omits
+        the keyword arguments.
         """
 
     def enter_scope(self, key: int, name: str, /) -> None:
-        """A `lflops.scope` of that name begins."""
+        """Handle the start of a `lflops.scope`."""
 
     def leave_scope(self, key: int, /) -> None:
-        """The scope that was entered by the same key ends."""
+        """Handle the end of the scope that was entered with the same key."""
 
 
 class OptimizerListener(Protocol):
     """Follows the steps of all optimizers."""
 
     def enter_step(self, optimizer: Optimizer, /) -> None:
-        """A step begins."""
+        """Handle the start of an optimizer step."""
 
     def leave_step(self, optimizer: Optimizer, /) -> None:
-        """It ends, and with it its own closure that an exception left."""
+        """Handle the end of an optimizer step, and of its closure if an exception left that."""
 
     def enter_closure(self, key: int, /) -> None:
-        """The closure that was given to a step begins.
+        """Handle the start of a step's closure.
 
-        The forward and backward in it are no work of the optimizer.
+        The forward and backward in the closure are no work of the optimizer.
         """
 
     def leave_closure(self, key: int, /) -> None:
-        """The closure ends, and its step goes on."""
+        """Handle the end of a step's closure. The step continues."""
 
 
-LISTENERS: list[
-    ModuleListener
-    # those whose hooks are installed, of all threads; `lflops.scope` calls them
-] = []
+LISTENERS: list[ModuleListener] = []
+"""The listeners of all threads whose hooks are installed. `lflops.scope` calls them."""
 
 
 def install_hooks(
@@ -100,25 +101,26 @@ def install_hooks(
     *,
     guard: Guard = unguarded,
 ) -> None:
-    """Call the listener for every module and scope, and `steps` for optimizers, until `undo` is closed."""
-    # What is compiled meanwhile is compiled without the hooks. `guard` keeps our errors from the
-    # code that calls a module.
+    """Call `listener` for every module and scope, and `steps` for optimizers.
+
+    The hooks are removed when `undo` is closed. Code that is compiled until then is compiled
+    without the hooks. `guard` keeps errors of lflops away from the code that calls a module.
+    """
     if listener.tree.compiled:
         unremark_hooks(undo)
-    enters, leaves = guard(listener.enter_module), guard(listener.leave_module)
+    enters = guard(listener.enter_module)
+    leaves = guard(listener.leave_module)
     hidden = HiddenHooks((enters, leaves))
-    for hook in (enters, leaves):
-        never_compiled(hook)
-    # always_call: early-stopped recomputation leaves forward by an exception
-    calls_always = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
-    _hook(undo, None, (register_module_forward_pre_hook, enters), (calls_always, leaves))
+    never_compiled(enters)
+    never_compiled(leaves)
+    # Recomputation that stops early leaves forward by an exception, so the hook is always called.
+    register_leaves = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
+    _hook(undo, None, (register_module_forward_pre_hook, enters), (register_leaves, leaves))
     undo.add(hidden.stop)
     hidden.start()
     if steps is not None:
-        begins, ends = (
-            guard(partial(_enter_step, steps)),
-            guard(lambda optimizer, *_: steps.leave_step(optimizer)),
-        )
+        begins = guard(partial(_enter_step, steps))
+        ends = guard(lambda optimizer, *_: steps.leave_step(optimizer))
         _hook(
             undo,
             None,
@@ -134,9 +136,9 @@ def _hook(
     owner: nn.Module | Optimizer | None,
     *hooks: tuple[Callable[[Any], object], Callable[..., Any]],
 ) -> None:
-    """Register hooks on an owner, or for all, until `undo` is closed.
+    """Register hooks on an owner, or for all modules and optimizers, until `undo` is closed.
 
-    An interrupt in between leaves none.
+    Their removal is prepared first, so that an interrupt leaves no hook behind.
     """
     for _, hook in hooks:
         undo.add(remove_hook, hook, owner)
@@ -146,9 +148,9 @@ def _hook(
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name a part of a step that is no module: it becomes a row under the module that is running.
+    """Name a part of a step, which then appears below the running module.
 
-    Under `torch.compiler.is_compiling()`, and where nothing is being profiled, it does nothing.
+    While torch.compile compiles the code, and if nothing is being profiled, it does nothing.
 
     Raises:
         ValueError: The name is empty or has a dot in it.
@@ -175,7 +177,7 @@ def _forget(listener: ModuleListener) -> None:
 
 @contextlib.contextmanager
 def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Run the action after each call of this one module; all others run without a hook."""
+    """Run the action after each call of a module, with a hook on this module only."""
     handle = module.register_forward_hook(uncompiled(lambda *_: action()))
     try:
         yield
@@ -183,28 +185,31 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
         handle.remove()
 
 
-# attributes of a module
 HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
+"""The attributes of a module that hold its hooks."""
 
 
 class _ModelHook(partial[None]):
-    """A hook on a user's own module.
+    """A hook on a user's module.
 
-    What is copied or pickled with the module in its place does nothing, and needs no lflops to
-    load.
+    A copy or pickle of the module has a function without effect in its place, which loads without
+    lflops.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A function of Python's own that takes any arguments, and returns `None`."""
+        """Pickle as a built-in function that accepts any arguments and returns `None`."""
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def hook_models(
     undo: CleanupStack, models: Iterable[nn.Module], action: Callable[..., None]
 ) -> None:
-    """Run an action before each call of these modules alone, with what torch gives such a hook, until `undo` is closed."""
-    # `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled
-    # with it, so it would be compiled anew.
+    """Run an action before each call of these modules, until `undo` is closed.
+
+    The action receives the arguments of a forward pre-hook. A module that was compiled in place
+    gets no hook: hooks are compiled with the module, so it would be compiled again. `undo` keeps
+    no module alive.
+    """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(_unless_compiled, action)
     for module in itertools.filterfalse(compiles_its_hooks, models):
@@ -215,26 +220,26 @@ def hook_models(
         module.register_forward_pre_hook(hook)
 
 
-def _unless_compiled(action: Callable[..., None], *given: Any) -> None:
-    """Run an action, of which dynamo compiles nothing into a graph."""
+def _unless_compiled(action: Callable[..., None], *args: Any) -> None:
+    """Run an action, except while dynamo compiles the code that calls it."""
     if not torch.compiler.is_compiling():
-        action(*given)
+        action(*args)
 
 
 def _reduced(module: nn.Module) -> Any:
-    """What a module is copied and pickled by while one of its class is hooked.
+    """Reduce a module for copying and pickling, without the hooks of lflops.
 
-    As ever, without our hooks.
+    It is registered for the module's class while a module of that class has such a hook. Loading
+    with `weights_only=True` would reject the pickled form of a hook.
     """
-    # So it can be loaded with weights alone allowed, too, which refuses what a hook is pickled as.
-    function, given, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
+    function, args, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
         for name in HOOKS & state.keys():
-            theirs = OrderedDict(
-                each for each in state[name].items() if not isinstance(each[1], _ModelHook)
+            users_hooks = OrderedDict(
+                item for item in state[name].items() if not isinstance(item[1], _ModelHook)
             )
-            state = state | {name: theirs}
-    return function, given, state, *more
+            state = state | {name: users_hooks}
+    return function, args, state, *more
 
 
 def _reduce_as_before(kind: type[nn.Module]) -> None:
@@ -243,7 +248,8 @@ def _reduce_as_before(kind: type[nn.Module]) -> None:
 
 
 def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None:
-    if (alive := module()) is not None:
+    alive = module()
+    if alive is not None:
         remove_hook(hook, alive)
 
 
@@ -253,25 +259,25 @@ def hook_optimizers(
     after: Callable[..., None] | None,
     only: Optimizer | None = None,
 ) -> None:
-    """Run an action before each step of all optimizers, or of only one, and perhaps another after it, until `undo` is closed."""
-    before, after = (
-        partial(_unless_compiled, before),
-        None if after is None else partial(_unless_compiled, after),
-    )
-    registers: tuple[Any, Any] = (
-        register_optimizer_step_pre_hook,
-        register_optimizer_step_post_hook,
-    )
+    """Run actions before and after each step of all optimizers, until `undo` is closed.
+
+    With `only`, the actions run for that optimizer only.
+    """
+    register_before: Any = register_optimizer_step_pre_hook
+    register_after: Any = register_optimizer_step_post_hook
     if only is not None:
-        registers = (only.register_step_pre_hook, only.register_step_post_hook)
-    _hook(undo, only, (registers[0], before), *(() if after is None else ((registers[1], after),)))
+        register_before = only.register_step_pre_hook
+        register_after = only.register_step_post_hook
+    hooks = [(register_before, partial(_unless_compiled, before))]
+    if after is not None:
+        hooks.append((register_after, partial(_unless_compiled, after)))
+    _hook(undo, only, *hooks)
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Begin a step.
+    """Report the start of a step, and return its arguments with the closure wrapped.
 
-    Returns its arguments with the closure wrapped; `None`, which changes nothing, where there is no
-    closure.
+    Without a closure it returns `None`, which leaves the arguments unchanged.
     """
     steps.enter_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -283,10 +289,8 @@ def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwarg
         try:
             result = closure()
         except BaseException:
-            steps.leave_step(
-                optimizer
-                # the exception leaves the step as well, and torch calls no hook then
-            )
+            # The exception leaves the step as well, and torch calls no hook then.
+            steps.leave_step(optimizer)
             raise
         steps.leave_closure(id(closure))
         return result

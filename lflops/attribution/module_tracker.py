@@ -1,23 +1,25 @@
-"""Which module and which phase is running.
+"""Tracks which module and which phase is running.
 
-The one answer that counting, time spans and traces share.
+Counting, time spans and traces share this tracker.
 
-Forward: a stack of the modules entered, one for each thread, kept by global module hooks, which
-    write nothing on the modules.
-Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at
-    each module boundary divides them into
-segments, each with its row; in backward the number of the node that is running says in which
-segment it was built. Nothing depends on what the modules take or return.
+Forward: each thread has a stack of the modules it has entered. Global module hooks keep it, and
+store nothing on the modules.
 
-    forward     enter q   mm   leave q   enter k   mm   leave k       boundaries: 5 q, 6 root, 6 k, 7 root
+Backward: torch numbers the autograd nodes of a thread in the order in which they are built. The
+number at each module boundary divides the nodes into segments, each with its module. In backward,
+the number of the running node gives the segment that built it. Nothing depends on the arguments or
+results of modules.
+
+    forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6
+    boundaries  5 q, 6 root, 6 k, 7 root
     backward    node 6: k, node 5: q
 
-On a device backward runs on the device's thread, which numbers from 0 itself. What activation
-checkpointing builds there again is run by a pass within the pass, on that thread
-(`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts, and so
-does what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the
-root has the work, with a note (`ambiguous`).
+On a GPU, backward runs on the device's thread, which has a separate numbering. The nodes that
+activation checkpointing rebuilds there are run by a pass within the pass, on that thread
+(`in_inner_backward`), and are freed with it. The nodes that a differentiated backward builds there
+last, and so do the nodes that a second thread builds in forward. In these cases nodes are claimed.
+Where that is not enough, the root gets the work, and a note reports it (`ambiguous`).
 """
 
 import threading
@@ -55,71 +57,72 @@ from lflops.torch_private.autograd import (
 
 
 class AutogradSegments:
-    """The numbering of one thread, divided at the boundaries of modules."""
+    """The numbering of one thread's autograd nodes, divided at module boundaries.
+
+    Attributes:
+        lasting: Whether the thread built nodes that a later backward pass may run. The nodes of a
+            recomputation do not last: they are freed with the pass.
+    """
 
     def __init__(self, start: int) -> None:
-        # Whether the thread built nodes that a later backward pass can meet. One that only
-        # recomputes builds nodes too, but they are gone when the pass is.
         self.lasting = False
         self._starts: list[int] = []
-        self._rows: list[str] = []
+        self._fqns: list[str] = []
         self._end = start
 
-    def mark(self, number: int, row: str) -> None:
-        """Let nodes from `number` on belong to `row`."""
+    def mark(self, number: int, fqn: str) -> None:
+        """Assign the nodes from `number` on to a module."""
         if self._starts and self._starts[-1] >= number:
-            self._rows[-1] = row
+            self._fqns[-1] = fqn
         else:
             self._starts.append(number)
-            self._rows.append(row)
+            self._fqns.append(fqn)
         self._end = number
 
-    def extend(self, number: int, row: str) -> None:
-        """Let the nodes built since the last boundary, up to `number`, belong to `row`."""
+    def extend(self, number: int, fqn: str) -> None:
+        """Assign the nodes built since the last boundary, up to `number`, to a module."""
         if number > self._end:
-            self.mark(self._end, row)
+            self.mark(self._end, fqn)
             self._end = number
 
     def close(self, number: int) -> None:
-        """Let the nodes up to `number` keep the rows that they have."""
+        """Keep the assignment of the nodes up to `number`."""
         self._end = number
 
     def row(self, number: int) -> str:
-        """The row that built the node of that number; the root for one that was there before."""
+        """The module that built a node; the root for a node that existed before."""
         index = bisect_right(self._starts, number) - 1
-        return self._rows[index] if index >= 0 else ""
+        return self._fqns[index] if index >= 0 else ""
 
     def spans(self, number: int) -> bool:
-        """Whether the thread is known to have built a node of that number."""
+        """Whether the thread built a node of that number while it was tracked."""
         return bool(self._starts) and self._starts[0] <= number < self._end
 
 
 class Claims:
-    """Marks on the nodes themselves, made only when several threads build nodes.
+    """Marks on autograd nodes, used only if several threads build nodes.
 
-    Their numberings overlap and a node knows no thread.
-
-    The marks are entries in `Node.metadata`, which is there for that; `release` takes them off
-    again.
+    The numberings of threads overlap, and a node does not know its thread. A mark is an entry in
+    `Node.metadata`, which exists for that purpose. `release` removes all marks.
     """
 
     def __init__(self) -> None:
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
-        """Give these nodes, and all that they lead back to, to `segments`, but for those that have been claimed."""
+        """Claim these nodes, and all unclaimed nodes they lead back to, for `segments`."""
         for node in nodes_behind(nodes):
             if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
                 node.metadata[self] = segments
                 self._claimed.append(node.metadata)
 
     def owner(self, node: Any) -> AutogradSegments | None:
-        """The numbering that a node belongs to, where it was claimed."""
+        """The numbering that a node belongs to, if it was claimed."""
         segments: AutogradSegments | None = node.metadata.get(self)
         return segments
 
     def release(self) -> None:
-        """Take the marks off; a graph that the user keeps is as it was."""
+        """Remove all marks, so that a graph that the user keeps is unchanged."""
         for metadata in self._claimed:
             metadata.pop(self, None)
         self._claimed.clear()
@@ -127,9 +130,12 @@ class Claims:
 
 @dataclass(slots=True)
 class Frame:
-    """Something entered and not yet left."""
+    """A module or scope that was entered and not left.
 
-    # the identity by which it is left
+    Attributes:
+        key: The identity by which it is left.
+    """
+
     key: int
 
 
@@ -142,7 +148,10 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook; outermost first."""
+        """Remove and return the innermost frame of a key and all frames above it, outermost first.
+
+        The frames above it were left by an exception, for which torch calls no hook.
+        """
         if self and self[-1].key == key:
             return [self.pop()]
         for position in reversed(range(len(self))):
@@ -155,59 +164,68 @@ class FrameStack(list[AnyFrame]):
 
 @dataclass(slots=True)
 class TrackedFrame(Frame):
-    """A module or scope that a `ModuleTracker` follows."""
+    """A module or scope that a `ModuleTracker` follows.
 
-    # its row in the tree of names
+    Attributes:
+        row: Its name in the tree.
+        module_row: The name of the nearest module at or above it.
+        backward: The number of the backward pass in which it was entered.
+        caller: The Python frame that entered a module. If it is gone, the module was left: after
+            an interrupt torch calls no hook.
+    """
+
     row: str
-    # the nearest row at or above it that is a module's
     module_row: str
-    # the backward pass in which it was entered
     backward: int
-    # The Python frame that entered a module. Once that is gone, so is this: after an interrupt
-    # torch calls no hook.
     caller: FrameType | None
 
 
 class ThreadState:
-    """What one thread is running."""
+    """The modules, optimizer steps and backward passes that one thread is running.
+
+    Attributes:
+        stack: The modules and scopes that the thread is in.
+        segments: The numbering of the thread's autograd nodes.
+        calls: The calls of each module.
+        backward: The last backward pass on this thread with gradients enabled.
+        differentiated: Whether that pass is differentiated itself, and does not recompute.
+        writes_gradient: Whether the last node of backward wrote `.grad`.
+        recomputed_round: The last round of forward in whose backward modules were entered here.
+        detour: Whether the next operator has to begin a segment, because nodes were built in
+            backward, or a frame was left by an exception.
+        unfollow: Called when the thread has left the tree's modules.
+        steps: The running optimizer steps, each with the backward pass in which it began. `None`
+            in place of the optimizer stands for a step's closure.
+    """
 
     def __init__(self) -> None:
         self.stack: FrameStack[TrackedFrame] = FrameStack()
         self.segments: AutogradSegments | None = None
         self.calls: Counter[str] = Counter()
-        # The last backward pass seen here with gradients on, and whether it is one that is itself
-        # differentiated
         self.backward = NO_BACKWARD
         self.differentiated = False
-        self.writes_gradient = (
-            # whether the node that ran last in backward was one that writes `.grad`
-            False
-        )
-        self.recomputed_round = (
-            -1
-            # the last round of forward in whose backward modules were entered here
-        )
-        # Whether the next operator has to begin a segment: nodes were built in backward, or a frame
-        # was found abandoned
+        self.writes_gradient = False
+        self.recomputed_round = -1
         self.detour = False
-        self.unfollow: Callable[[], None] | None = (
-            # what to call when the thread has left the tree's modules
-            None
-        )
-        # The optimizer steps that are running, each with the backward pass that it began in; `None`
-        # for a step's closure
+        self.unfollow: Callable[[], None] | None = None
         self.steps: list[tuple[Optimizer | None, int]] = []
 
 
 class ThreadLocal(threading.local):
-    """Each thread's own."""
+    """Holds the state of the current thread."""
 
     def __init__(self) -> None:
         self.state = ThreadState()
 
 
 class ModuleTracker:
-    """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`."""
+    """Follows a tree's modules through forward, backward, recomputation and the optimizer.
+
+    Attributes:
+        tree: The modules.
+        ambiguous: The number of operators in backward whose thread could not be determined.
+        home: The thread on which `start` or `begin` was called.
+    """
 
     def __init__(
         self,
@@ -216,58 +234,62 @@ class ModuleTracker:
         phase: Phase = "other",
         follow: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
+        """Initialize the tracker.
+
+        Args:
+            tree: The modules.
+            phase: The phase of operators outside all modules until the first module is called.
+            follow: Called when another thread enters a module of the tree. It returns the function
+                to call when that thread has left the tree.
+        """
         self.tree = tree
         self.ambiguous = 0
-        self._phase = (
-            # what an operator outside of every module is, until the first module is called
-            phase
-        )
-        # called when another thread enters a module of the tree; returns what to call when it has
-        # left
+        self.home = threading.get_ident()
+        self._phase = phase
         self._follow = follow
         self._round = 0
         self._local = ThreadLocal()
-        self._threads: list[
-            AutogradSegments
-            # the first thread's own comes first: `start` sees to it
-        ] = []
+        # The home thread is the first, because `begin` marks a boundary on it.
+        self._threads: list[AutogradSegments] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
         self._hooks = CleanupStack()
-        self.home = threading.get_ident()
 
     def start(self, guard: Guard = unguarded) -> None:
-        """Hook in, on the thread that is the first."""
+        """Install the hooks and follow this thread, the home thread."""
         self.begin()
         install_hooks(self._hooks, self, self, guard=guard)
 
     def begin(self) -> None:
-        """Follow this thread without a hook: only what is entered by name."""
+        """Follow this thread without hooks: only names passed to `enter_row` and scopes."""
         self.home = threading.get_ident()
         self._boundary("", NO_BACKWARD)
 
     def stop(self) -> None:
-        """Hook out, and take the claims off nodes that live on."""
+        """Remove the hooks, and the claims from nodes that are still alive."""
         self._hooks.close()
         self._claims.release()
-        # else it and its followers would keep each other, and the model, alive
+        # The tracker and its followers would otherwise keep each other and the model alive.
         self._follow = None
 
     def outside(self, phase: Phase) -> None:
-        """Say what an operator outside of every module is from now on.
+        """Set the phase of operators outside all modules.
 
-        A module's forward and any backward change that.
+        The forward of a module and any backward pass change it again.
         """
         self._phase = phase
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each row was entered in forward."""
+        """The calls of each module in forward."""
         return sum(self._calls, Counter())
 
-    def current(self, operands: Any = ()) -> tuple[str, Phase]:
-        """The row and the phase of the operator that this thread is about to run on these operands."""
-        backward, state = backward_id(), self._local.state
+    def current(  # noqa: C901 - a call costs too much here
+        self, operands: Any = ()
+    ) -> tuple[str, Phase]:
+        """Return the module and phase of the operator that this thread runs on these operands."""
+        backward = backward_id()
+        state = self._local.state
         phase: Phase
         top = None
         if state.stack:
@@ -275,27 +297,35 @@ class ModuleTracker:
             if top.backward != backward or not is_running(top.caller):
                 top = self._top(backward)
         if state.steps and state.steps[-1][0] is not None and state.steps[-1][1] == backward:
-            row, phase = "", "optimizer"
+            fqn = ""
+            phase = "optimizer"
         elif top is not None:
+            fqn = top.row
             if backward != NO_BACKWARD:
-                return top.row, "recompute"
-            row, phase = top.row, "forward"
+                return fqn, "recompute"
+            phase = "forward"
         elif backward != NO_BACKWARD:
             return self._in_backward(backward)
         else:
-            # What can be differentiated is part of a forward; the others are clipping, averages,
-            # metrics.
-            differentiable = torch.is_grad_enabled() and any(
-                each.requires_grad for each in tensors_in(operands)
-            )
-            row, phase = "", "forward" if differentiable else self._phase
+            fqn = ""
+            phase = self._phase
+            # A differentiable operator is part of forward. Other operators are gradient clipping,
+            # averages or metrics.
+            if torch.is_grad_enabled():
+                for tensor in tensors_in(operands):
+                    if tensor.requires_grad:
+                        phase = "forward"
+                        break
         if state.detour:
-            self._segments().extend(next_sequence_number(), row)
+            self._segments().extend(next_sequence_number(), fqn)
             state.detour = False
-        return row, phase
+        return fqn, phase
 
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
-        """The same for a view, to whose row nothing is added: in backward it is not looked for."""
+        """Return the same for a view, without looking for its module in backward.
+
+        Nothing is counted for a view, so in backward the root stands for every module.
+        """
         state = self._local.state
         if (
             backward_id() == NO_BACKWARD
@@ -323,79 +353,81 @@ class ModuleTracker:
         return self._local.state.writes_gradient
 
     def between(self) -> tuple[str, Phase]:
-        """The row and the phase that Python code between operators belongs to.
+        """Return the module and phase of Python code between operators.
 
-        Outside of every module it is in no pass.
+        Outside all modules and backward passes the phase is "other".
         """
         backward = backward_id()
         top = self._top(backward)
         if self.optimizer is not None:
             return "", "optimizer"
+        if top is not None:
+            return top.row, "forward" if backward == NO_BACKWARD else "recompute"
         if backward == NO_BACKWARD:
-            return ("", "other") if top is None else (top.row, "forward")
-        return self._in_backward(backward) if top is None else (top.row, "recompute")
+            return "", "other"
+        return self._in_backward(backward)
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer whose own work is running; the closure of its step is not its work."""
+        """The optimizer whose step is running, unless the step is running its closure."""
         steps = self._local.state.steps
         return steps[-1][0] if steps and steps[-1][1] == backward_id() else None
 
     def _running(self) -> tuple[str, str]:
-        """The row that is running, and the nearest row at or above it that is a module's."""
+        """The running module or scope, and the nearest module at or above it."""
         backward = backward_id()
         top = self._top(backward)
         if top is not None:
             return top.row, top.module_row
-        row = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
-        return row, self.tree.nearest(row)
+        fqn = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        return fqn, self.tree.nearest(fqn)
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
         if module in self.tree and self._is_mine():
-            row = self.tree.row(module, self._running()[1])
-            self._push(id(module), row, row, caller())
+            fqn = self.tree.row(module, self._running()[1])
+            self._push(id(module), fqn, fqn, caller())
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
         if module not in self.tree:
             return
-        outermost = self._pop(id(module))
-        if (
-            outermost
-            and len(self._threads) > 1
-            and sum(each.lasting for each in self._threads) > 1
-            and backward_id() == NO_BACKWARD
-        ):
+        is_outermost = self._pop(id(module))
+        if not is_outermost or len(self._threads) == 1:
+            return
+        lasting = sum(segments.lasting for segments in self._threads)
+        if lasting > 1 and backward_id() == NO_BACKWARD:
             if threading.get_ident() != self.home:
                 self._claims.claim(nodes_of(values[:-1]), self._threads[0])
             self._claims.claim(nodes_of(values[-1]), self._segments())
 
     def enter_scope(self, key: int, name: str) -> None:
-        """Push a frame for a scope; its row is below the one that is running."""
-        row, module_row = self._running()
-        self._push(key, f"{row}.{name}" if row else name, module_row, None)
+        """Enter a named scope below the running module."""
+        fqn, module_fqn = self._running()
+        self._push(key, f"{fqn}.{name}" if fqn else name, module_fqn, None)
 
     def leave_scope(self, key: int) -> None:
         self._pop(key)
 
     def enter_row(self, key: int, row: str) -> None:
-        """Push a frame for a row of any name.
+        """Enter any name.
 
-        It is no call of a module, and changes no phase outside of modules.
+        This counts no call of a module, and does not change the phase outside modules.
         """
-        state, backward = self._local.state, backward_id()
+        state = self._local.state
+        backward = backward_id()
+        # Remove the frames that an exception left.
         self._top(backward)
         state.stack.append(TrackedFrame(key, row, self.tree.nearest(row), backward, None))
         self._boundary(row, backward)
 
     def running(self) -> str:
-        """The row that is running on this thread."""
+        """The module or scope that this thread is running."""
         return self._running()[0]
 
     def enter_step(self, optimizer: Optimizer) -> None:
         self._local.state.steps.append((optimizer, backward_id()))
 
     def leave_step(self, optimizer: Optimizer | None) -> None:
-        """Steps above this one on the stack were left by an exception."""
+        """Leave a step, and the steps above it that were left by an exception."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
             pass
@@ -404,123 +436,127 @@ class ModuleTracker:
         self._local.state.steps.append((None, backward_id()))
 
     def leave_closure(self, _key: int) -> None:
-        """Steps within it that are still there were left by an exception."""
+        """Leave a step's closure, and the steps in it that were left by an exception."""
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
-        """Whether this thread is the first, is within a module or goes backward."""
-        inside = (
-            threading.get_ident() == self.home
-            or bool(self._local.state.stack)
-            or backward_id() != NO_BACKWARD
-        )
-        return inside and self._is_mine()
+        """Whether this thread is the home thread, is in a module or runs backward."""
+        is_home = threading.get_ident() == self.home
+        is_active = bool(self._local.state.stack) or backward_id() != NO_BACKWARD
+        return (is_home or is_active) and self._is_mine()
 
     def _is_mine(self) -> bool:
-        """A thread that counts for itself is not counted by others as well."""
+        """Whether this thread is not the home thread of another tracker."""
         thread = threading.get_ident()
-        return thread == self.home or all(thread != each.home for each in LISTENERS)
+        return thread == self.home or all(thread != listener.home for listener in LISTENERS)
 
-    def _push(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
-        state, backward = self._local.state, backward_id()
-        if (
-            backward == NO_BACKWARD and not state.stack
-            # what an exception left was taken off just before
-        ):
+    def _push(self, key: int, fqn: str, module_fqn: str, caller: FrameType | None) -> None:
+        state = self._local.state
+        backward = backward_id()
+        # `_running` has just removed the frames that an exception left.
+        if backward == NO_BACKWARD and not state.stack:
             self._round += 1
             if self.optimizer is None:
                 self._phase = "forward"
             if self._follow is not None and threading.get_ident() != self.home:
                 state.unfollow = self._follow()
-        state.stack.append(TrackedFrame(key, row, module_row, backward, caller))
-        self._boundary(row, backward)
-        if (
-            backward == NO_BACKWARD and key not in self.tree.wrappers
-            # a call of a wrapper is one of what it wraps
-        ):
-            state.calls[row] += 1
+        state.stack.append(TrackedFrame(key, fqn, module_fqn, backward, caller))
+        self._boundary(fqn, backward)
+        # A call of a wrapper is a call of the module that it wraps.
+        if backward == NO_BACKWARD and key not in self.tree.wrappers:
+            state.calls[fqn] += 1
 
     def _pop(self, key: int) -> bool:
-        """Returns whether the frame was the outermost."""
+        """Remove a frame, and return whether it was the outermost."""
         state = self._local.state
         if not state.stack.cut(key):
             return False
-        self._segments().close(
-            next_sequence_number()
-            # else in recompute what the frame built would go to what runs around it
-        )
+        # In recomputation, the nodes that the frame built must not go to the module around it.
+        self._segments().close(next_sequence_number())
         self._boundary(self._running()[0], backward_id())
-        if not state.stack and state.unfollow is not None:
-            unfollow, state.unfollow = state.unfollow, None
+        if state.stack:
+            return False
+        unfollow = state.unfollow
+        if unfollow is not None:
+            state.unfollow = None
             unfollow()
-        return not state.stack
+        return True
 
     def _top(self, backward: int) -> TrackedFrame | None:
+        """The innermost frame of a backward pass, after removing those left by an exception."""
         state = self._local.state
         stack = state.stack
-        # A pass is numbered above the one it runs within: a frame of a higher one was left by an
-        # exception.
+        # A pass has a higher number than the pass that it runs in. So a frame with a higher number
+        # was left by an exception.
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
             state.detour = True
         return stack[-1] if stack and stack[-1].backward == backward else None
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
-        state, node, row = self._local.state, current_node(), ""
-        self._phase, state.writes_gradient = "other", False
+        """Return the module and phase of an operator in backward, outside recomputed modules."""
+        state = self._local.state
+        node = current_node()
+        threads = self._threads
+        fqn = ""
+        self._phase = "other"
+        state.writes_gradient = False
         if node is not None:
-            number, threads = sequence_number(node), self._threads
+            number = sequence_number(node)
             if number >= ACCUMULATES_GRADIENT:
-                row, state.writes_gradient = self.tree.owner(getattr(node, "variable", None)), True
+                fqn = self.tree.owner(getattr(node, "variable", None))
+                state.writes_gradient = True
+            elif len(threads) == 1:
+                fqn = threads[0].row(number)
             else:
-                row = threads[0].row(number) if len(threads) == 1 else self._built_by(node, number)
+                fqn = self._built_by(node, number)
         if not torch.is_grad_enabled():
-            state.backward, state.differentiated = backward, False
-            return row, "backward"
+            state.backward = backward
+            state.differentiated = False
+            return fqn, "backward"
         if state.backward != backward:
-            state.backward, state.differentiated = backward, not checkpoint_is_running()
+            state.backward = backward
+            state.differentiated = not checkpoint_is_running()
         segments = self._segments()
-        if state.differentiated and segments is not self._threads[0] and node is not None:
-            # What it makes is met by a later backward; what it is made from was there before.
+        if state.differentiated and segments is not threads[0] and node is not None:
+            # A later backward pass runs the nodes that it builds. The node itself existed before.
             segments.lasting = True
-            self._claims.claim([node], self._threads[0])
-        segments.extend(next_sequence_number(), row)
+            self._claims.claim([node], threads[0])
+        segments.extend(next_sequence_number(), fqn)
         state.detour = True
         if state.differentiated:
-            return row, "backward"
+            return fqn, "backward"
         state.recomputed_round = self._round
-        return row, "recompute"
+        return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        # A pass within the one that recomputed, on the same thread, runs what was recomputed.
+        """The module that built a node, if several threads build nodes."""
+        # A pass within the recomputing pass, on the same thread, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().row(number)
         owner = self._claims.owner(node)
         if owner is not None:
             return owner.row(number)
-        lasting = [each for each in self._threads if each.lasting]
-        rows = {each.row(number) for each in lasting if each.spans(number)} or {
-            lasting[0].row(number)
-        }
-        if len(rows) > 1:
+        lasting = [segments for segments in self._threads if segments.lasting]
+        candidates = {segments.row(number) for segments in lasting if segments.spans(number)}
+        if len(candidates) > 1:
             self.ambiguous += 1
             return ""
-        return rows.pop()
+        return candidates.pop() if candidates else lasting[0].row(number)
 
     def _segments(self) -> AutogradSegments:
         state = self._local.state
         if state.segments is None:
-            state.segments = AutogradSegments(
-                next_sequence_number() - 1
-                # the operator that is about to run has its node already
-            )
+            # The operator that is about to run has its node already.
+            state.segments = AutogradSegments(next_sequence_number() - 1)
             self._threads.append(state.segments)
             self._calls.append(state.calls)
         return state.segments
 
-    def _boundary(self, row: str, backward: int) -> None:
+    def _boundary(self, fqn: str, backward: int) -> None:
+        """Assign the nodes that are built from here on to a module."""
         segments = self._segments()
-        segments.mark(next_sequence_number(), row)
+        segments.mark(next_sequence_number(), fqn)
         self._local.state.detour = False
         if backward == NO_BACKWARD:
             segments.lasting = True

@@ -1,11 +1,9 @@
-"""What the Python frames of this thread say.
+"""Facts read from the Python frames of this thread.
 
-Who called a hook, and which of torch's functions an operator runs in.
+They show who called a hook, and in which of torch's functions an operator runs.
 """
 
 import sys
-from itertools import takewhile
-from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -15,52 +13,58 @@ from torch.autograd import function
 from torch.utils import checkpoint
 
 _AROUND_HOOKS = ("lflops/error_guard.py", "lflops/timing/measure.py", "torch/_dynamo/eval_frame.py")
-"""Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
+"""Files of functions that may be on the stack between torch's hook call and `ModuleTracker`."""
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)
-"""What DDP gives a communication hook.
+"""The class of the argument of a DDP communication hook.
 
-There is none where torch was built without distributed training.
+`None` if torch was built without distributed training.
 """
 
-# the function from which autograd's engine is called. Where it runs nodes on its own thread there
-# is none.
 ENGINE = "_engine_run_backward"
+"""The function that calls autograd's engine. It is not on the stack of the engine's own threads."""
 
 MODE = "__torch_dispatch__"
+"""The function that a dispatch mode runs for an operator."""
 
 
 def caller() -> FrameType | None:
-    """The Python frame that called a hook of ours, past the guard around it."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - in half the time of `inspect.currentframe`
+    """The Python frame that called a hook of lflops, below the guard around the hook."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
         frame = frame.f_back
     return frame
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Whether the Python frame is on this thread's stack.
+    """Whether a Python frame is on this thread's stack; true for `None`.
 
-    Taken to be so where there is none to look for.
+    The search skips the nearest three frames, which belong to lflops: Python creates an object for
+    each frame that is read.
     """
-    # It is looked for below the nearest three frames, which are ours: Python makes an object of
-    # each frame that is looked at.
     if caller is None:
         return True
-    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
 
 
 def checkpoint_is_running() -> bool:
-    """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
-    within = takewhile(lambda each: each[0].f_code.co_name != ENGINE, walk_stack(sys._getframe()))  # noqa: SLF001 - the same
-    return any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in within)
+    """Whether torch's activation checkpointing is on the stack above the running backward."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
+    while frame is not None and frame.f_code.co_name != ENGINE:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_inner_backward() -> bool:
-    """Whether the backward pass that is running was begun in the backward of another pass's node, as a reentrant checkpoint's is."""
+    """Whether the running backward pass was started by an autograd node of another pass.
+
+    A reentrant checkpoint starts such a pass.
+    """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
     while frame is not None and frame.f_code.co_name != ENGINE:
         frame = frame.f_back
@@ -70,9 +74,12 @@ def in_inner_backward() -> bool:
 
 
 def in_communication_hook() -> bool:
-    """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD."""
-    # It is no module's backward then. The nearest three frames are ours, and what a frame holds
-    # takes long to ask.
+    """Whether a DDP communication hook such as PowerSGD called the running operator.
+
+    The operator is then no part of a module's backward. Call it only in a node that writes a
+    gradient. The nearest three frames, which belong to lflops, are skipped, because reading a
+    frame's variables is slow.
+    """
     if BUCKET is None:
         return False
     frame = sys._getframe(3).f_back  # noqa: SLF001 - the public way makes a list of all frames
@@ -84,9 +91,11 @@ def in_communication_hook() -> bool:
 
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
-    """Whether an addition in backward is one of the engine's, which it makes in place where no dispatch mode is on."""
-    # The engine calls it without a frame of Python in between. The formulas of a few operators'
-    # gradients look the same.
+    """Whether autograd's engine called an addition in backward to sum gradients.
+
+    Without a dispatch mode the engine adds in place. It calls the addition without a Python frame
+    in between. The gradient formulas of a few operators look the same.
+    """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     first, second = args
@@ -99,7 +108,7 @@ def sums_gradients(args: Any, kwargs: Any) -> bool:
         return False
     if first.numel() * first.element_size() != first.untyped_storage().nbytes():
         return False
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way makes a list of all frames
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the same
     while frame is not None and frame.f_code.co_name != MODE:
         frame = frame.f_back
     caller = None if frame is None else frame.f_back

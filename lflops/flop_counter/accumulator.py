@@ -345,7 +345,7 @@ class OperatorAccumulator:
                 signature = None
         try:
             cost, moved, dtype, is_simple = known or self._cost(operator, signature, call)
-        except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
+        except Exception as error:  # noqa: BLE001 - a user's formula must not end the run
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_unsupported(totals, operator, fqn, phase, call)
             return

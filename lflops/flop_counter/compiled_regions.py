@@ -1,13 +1,11 @@
-"""Compiled code in a counted step.
-
-Each call of a compiled graph, with the inputs that it was given.
+"""The calls of compiled graphs in a counting step.
 
 Compiled code runs compiled. The dispatch mode sees only those of its operators that are no
-generated kernels. So the calls are written down here, without their tensors, and afterwards
-`graph_counts.py` counts the operators of their graphs.
+generated kernels. So the calls are recorded here, without their tensors, and afterwards
+`graph_counts.py` counts the operators of the graphs.
 
-While a graph runs, the row is a separate one below the row that calls it. Its name has a mark that
-no module's name has.
+While a graph runs, operators are recorded under a separate name below the module that calls the
+graph. This name contains a mark that no module's name contains.
 """
 
 import contextlib
@@ -41,12 +39,23 @@ if TYPE_CHECKING:
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""
-# the autograd node of a compiled graph
 ONE_NODE = "CompiledFunctionBackward"
+"""The name of the autograd node of a compiled graph."""
 
 
 class GivenTensor(NamedTuple):
-    """What is kept of a tensor that a graph was given."""
+    """A tensor that was passed to a graph, without its memory.
+
+    Attributes:
+        shape: Its shape.
+        stride: Its strides.
+        dtype: Its dtype.
+        device: Its device.
+        requires_grad: Whether it requires a gradient.
+        is_leaf: Whether it is a leaf.
+        values: A copy on the host of a small tensor of integers or truth values, else `None`.
+        owner: The module that counts it, if it is a parameter of the tree.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -54,68 +63,66 @@ class GivenTensor(NamedTuple):
     device: torch.device
     requires_grad: bool
     is_leaf: bool
-    values: (
-        Tensor | None
-        # a copy on the host, of a small tensor of integers or truth values; else `None`
-    )
-    # the row that counts it, if it is a parameter of the tree
+    values: Tensor | None
     owner: str | None
 
 
 @dataclass
 class RegionCall:
-    """One call of a compiled graph."""
+    """One call of a compiled graph.
 
-    # `None` if it is not known
+    Attributes:
+        graph: The graph, or `None` if it is unknown.
+        scope: The separate name under which its operators are recorded.
+        row: The module that called it.
+        phase: The phase in which it was called.
+        given: Its arguments. `None` if a tensor is of a class that no fake tensor can represent.
+        same: For each argument the position of the first argument that is the same object.
+        grad: Whether gradients were enabled.
+        autocast: The dtype of autocast by device type, where it was enabled.
+        bytes: The bytes of the tensors that it received and returned.
+        decisions: The results of its control flow in order: the branch of a condition, or the
+            number of trips of a loop. Recorded only for some backends.
+        went_backward: Whether its autograd node ran.
+        is_one_node: Whether autograd has one node for the graph. If not, the dispatch mode sees
+            the operators of its backward one by one.
+    """
+
     graph: "CapturedGraph | None"
-    # its separate row
     scope: str
-    # the row that called it
     row: str
-    # in which it was called
     phase: Phase
-    given: (
-        list[Any] | None
-        # what it was given, in order; `None` where a tensor is of a class that cannot be stood in for
-    )
-    # for each of these, the place of the first that is the same object
+    given: list[Any] | None
     same: list[int]
     grad: bool
-    # the dtype by device type, where autocast was on
     autocast: dict[str, torch.dtype]
-    # of the tensors that it was given and that it returned
     bytes: int = 0
-    # What its control flow did, in order: which branch, or how many trips. Only seen with some
-    # backends.
     decisions: list[int] = field(default_factory=list)
-    # whether its autograd node ran
     went_backward: bool = False
-    # whether autograd has one node for it. If not, the operators of backward are seen one by one
     is_one_node: bool = True
 
     @property
     def sees_all(self) -> bool:
-        """Whether the dispatch mode saw all of its operators."""
+        """Whether the dispatch mode saw all operators of the graph."""
         return not self.is_one_node or (self.graph is not None and self.graph.backend in SEES_ALL)
 
 
 def row_of_region(row: str) -> str:
-    """The row that called a compiled graph, for the graph's own row; any other row itself."""
+    """The module that called a compiled graph, from the graph's name; any other name unchanged."""
     return row.partition(MARK)[0].rstrip(".") if MARK in row else row
 
 
 def number_of_region(row: str) -> int | None:
-    """The number of the call whose own row it is, among the calls of a step.
-
-    `None` for any other row.
-    """
-    return int(row.partition(MARK)[2].partition(".")[0]) if MARK in row else None
+    """The index of a compiled graph's call from the graph's name; `None` for any other name."""
+    if MARK not in row:
+        return None
+    return int(row.partition(MARK)[2].partition(".")[0])
 
 
 class CompiledRegions:
-    """Writes down the calls of compiled graphs on the threads that are counted.
+    """Records the calls of compiled graphs on the threads that are counted.
 
-    `guard` keeps our errors from the code that calls them.
+    `guard` keeps errors of lflops away from the code that calls the graphs.
     """
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
@@ -127,11 +134,11 @@ class CompiledRegions:
         self._guard = guard
 
     def start(self) -> None:
-        """Write down each call of compiled code, also of code that is compiled from here on."""
+        """Start recording calls, also of code that is compiled later."""
         _REPLACED.add(self)
 
     def stop(self) -> None:
-        """End that. It can be called again."""
+        """Stop recording. It can be called again."""
         _REPLACED.remove(self)
         for handle in self._handles:
             handle.remove()
@@ -140,9 +147,9 @@ class CompiledRegions:
         self._open.clear()
 
     def decide(self, scope: str, phase: Phase) -> int | None:
-        """Keep a place for what control flow does in a graph.
+        """Reserve a place for a decision of control flow in a graph.
 
-        `None` outside of graphs, and in backward.
+        Returns `None` outside graphs and in backward.
         """
         call = self._open.get(scope)
         if call is None or phase == "backward":
@@ -150,31 +157,30 @@ class CompiledRegions:
         call.decisions.append(-1)
         return len(call.decisions) - 1
 
-    def decided(self, scope: str, place: int | None, what: int) -> None:
+    def decided(self, scope: str, place: int | None, decision: int) -> None:
+        """Record the decision for which `decide` reserved a place."""
         call = self._open.get(scope)
         if call is not None and place is not None:
-            call.decisions[place] = what
+            call.decisions[place] = decision
 
     def begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> Any:
-        """A call of a graph begins. Returns what `ends` takes."""
+        """Record the start of a call, and return the argument for `ends`."""
         return self._guard(self._begins)(graph, args)
 
     def ends(self, begun: Any, out: Any = None) -> None:
-        """It ends, with what it returns; by an exception, with nothing."""
+        """Record the end of a call. `out` is its result, or `None` after an exception."""
         self._guard(self._ends)(begun, out)
 
     def _begins(
         self, graph: "CapturedGraph | None", args: tuple[Any, ...]
     ) -> tuple[RegionCall, int] | None:
-        """Write down a call that begins.
-
-        Returns it, with the number of the autograd node that comes next.
-        """
+        """Return the call and the number of the next autograd node, or `None` if not recorded."""
         if not self._scopes.follows_this_thread():
             return None
         try:
-            call, first = self._begin(graph, args), next_sequence_number()
-        except Exception:  # noqa: BLE001 - what cannot be written down is listed as unknown
+            call = self._begin(graph, args)
+            first = next_sequence_number()
+        except Exception:  # noqa: BLE001 - a call that cannot be recorded is listed as unknown
             self.calls.append(RegionCall(None, "", "", "other", None, [], grad=False, autocast={}))
             return None
         self._scopes.enter_row(id(call), call.scope)
@@ -182,39 +188,41 @@ class CompiledRegions:
         return call, first
 
     def _ends(self, begun: tuple[RegionCall, int] | None, out: Any = None) -> None:
-        if begun is not None:
-            call, first = begun
-            try:
-                if out is not None:
-                    self._hear_backward(call, first, out)
-            except Exception:  # noqa: BLE001 - its work is unknown then, and the user's step goes on
-                call.given = None
-            self._open.pop(call.scope, None)
-            self._scopes.leave_scope(id(call))
+        if begun is None:
+            return
+        call, first = begun
+        try:
+            if out is not None:
+                self._watch_backward(call, first, out)
+        except Exception:  # noqa: BLE001 - the call's work is unknown then, and the step continues
+            call.given = None
+        self._open.pop(call.scope, None)
+        self._scopes.leave_scope(id(call))
 
     def _begin(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> RegionCall:
         _, phase = self._scopes.current(args)
         row = self._scopes.running()
-        scope = f"{row}.{MARK}{len(self.calls)}" if row else f"{MARK}{len(self.calls)}"
-        places: dict[int, int] = {}
-        same = [places.setdefault(id(each), place) for place, each in enumerate(args)]
-        devices = {each.device.type for each in tensors_in(args)}
+        name = f"{MARK}{len(self.calls)}"
+        first_places: dict[int, int] = {}
+        same = [first_places.setdefault(id(arg), place) for place, arg in enumerate(args)]
+        tensors = list(tensors_in(args))
+        autocast = {}
+        for device in {tensor.device.type for tensor in tensors}:
+            if torch.is_autocast_enabled(device):
+                autocast[device] = torch.get_autocast_dtype(device)
+        given = None
+        if all(map(_can_be_stood_in_for, args)):
+            given = [self._given(arg) for arg in args]
         call = RegionCall(
             graph=graph,
-            scope=scope,
+            scope=f"{row}.{name}" if row else name,
             row=row,
             phase=phase,
-            given=[self._given(each) for each in args]
-            if all(map(_can_be_stood_in_for, args))
-            else None,
+            given=given,
             same=same,
             grad=torch.is_grad_enabled(),
-            autocast={
-                each: torch.get_autocast_dtype(each)
-                for each in devices
-                if torch.is_autocast_enabled(each)
-            },
-            bytes=sum(map(_bytes, tensors_in(args))),
+            autocast=autocast,
+            bytes=sum(map(_bytes, tensors)),
         )
         self.calls.append(call)
         return call
@@ -223,32 +231,31 @@ class CompiledRegions:
         if not isinstance(value, Tensor):
             return value
         owner = self._scopes.tree.owner(value) if isinstance(value, torch.nn.Parameter) else None
+        has_integers = not value.is_floating_point() and not value.is_complex()
+        is_copied = has_integers and not value.is_meta and value.numel() <= LARGEST
         return GivenTensor(
-            tuple(value.shape),
-            tuple(value.stride()),
-            value.dtype,
-            value.device,
-            value.requires_grad,
-            value.is_leaf,
-            None
-            if value.is_meta
-            or value.is_floating_point()
-            or value.is_complex()
-            or value.numel() > LARGEST
-            else self._copy(value),
-            owner or None,
+            shape=tuple(value.shape),
+            stride=tuple(value.stride()),
+            dtype=value.dtype,
+            device=value.device,
+            requires_grad=value.requires_grad,
+            is_leaf=value.is_leaf,
+            values=self._copy(value) if is_copied else None,
+            owner=owner or None,
         )
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Its values. A tensor that several graphs are given is copied once."""
+        """Copy a tensor's values to the host, once if several graphs receive the tensor."""
         key = (id(tensor), version_of(tensor))
         known = self._values.get(key)
-        if known is None:
-            with without_modes():
-                known = self._values[key] = (tensor, tensor.detach().cpu().clone())
-        return known[1]
+        if known is not None:
+            return known[1]
+        with without_modes():
+            copy = tensor.detach().cpu().clone()
+        self._values[key] = (tensor, copy)
+        return copy
 
-    def _hear_backward(self, call: RegionCall, first: int, out: Any) -> None:
+    def _watch_backward(self, call: RegionCall, first: int, out: Any) -> None:
         results = list(tensors_in(out))
         call.bytes += sum(map(_bytes, results))
 
@@ -262,17 +269,14 @@ class CompiledRegions:
 
 
 class _Replaced:
-    """The compiled functions of the process, replaced while anybody writes their calls down."""
+    """Replaces the compiled functions of the process while any count records their calls."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: list[CompiledRegions] = []
         self._functions: dict[str, tuple[CompiledCode, Any, Any]] = {}
-        self._compilations = Compilations(
-            lambda: None,
-            self._replace,
-            # before the code that was compiled runs
-        )
+        # Code is replaced when its compilation ends, before it runs.
+        self._compilations = Compilations(lambda: None, self._replace)
 
     def add(self, listener: CompiledRegions) -> None:
         with self._lock:
@@ -281,7 +285,7 @@ class _Replaced:
         self._replace()
 
     def remove(self, listener: CompiledRegions) -> None:
-        """The last one puts all functions back."""
+        """Stop calling a listener. Without any listener, all functions are restored."""
         with self._lock:
             self._listeners[:] = [each for each in self._listeners if each is not listener]
             if self._listeners:
@@ -295,43 +299,49 @@ class _Replaced:
     def _replace(self) -> None:
         from lflops.torch_private import dynamo
 
-        # called out of the user's compilation
+        # An error here would end the user's compilation.
         with contextlib.suppress(Exception), self._lock:
             for code in dynamo.compiled_code():
                 if code.name not in self._functions:
                     function = code.function
-                    ours = dynamo.excluded(self._hearing(function, dynamo.graph_of(code, function)))
+                    ours = dynamo.excluded(
+                        self._recorded(function, dynamo.graph_of(code, function))
+                    )
                     self._functions[code.name] = (code, function, ours)
                     code.replace(ours)
 
-    def _hearing(self, function: Any, graph: "CapturedGraph | None") -> Any:
-        def heard(*args: Any, **kwargs: Any) -> Any:
-            begun = [(each, each.begins(graph, args)) for each in self._listeners]
+    def _recorded(self, function: Any, graph: "CapturedGraph | None") -> Any:
+        """Return a function that calls a compiled function and reports the call."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            begun = [(listener, listener.begins(graph, args)) for listener in self._listeners]
             out = None
             try:
                 out = function(*args, **kwargs)
             finally:
-                for each, call in reversed(begun):
-                    each.ends(call, out)
+                for listener, call in reversed(begun):
+                    listener.ends(call, out)
             return out
 
-        return heard
+        return recorded
 
 
 _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """The autograd nodes from that number on that these lead to, as far as the graph's own node, where it has one."""
+    """The autograd nodes that these nodes lead to and whose number is at least `first`.
+
+    The search does not go past the node of a compiled graph.
+    """
 
     def is_new(node: Any) -> bool:
         return first <= sequence_number(node) < ACCUMULATES_GRADIENT
 
-    return [
-        node
-        for node in nodes_behind(nodes, lambda node: is_new(node) and node_name(node) != ONE_NODE)
-        if is_new(node)
-    ]
+    def is_passed(node: Any) -> bool:
+        return is_new(node) and node_name(node) != ONE_NODE
+
+    return [node for node in nodes_behind(nodes, is_passed) if is_new(node)]
 
 
 def _can_be_stood_in_for(value: Any) -> bool:

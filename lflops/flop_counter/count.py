@@ -1,8 +1,8 @@
-"""Counting that users call: `count` for one pass, and `counting` around their own loop."""
+"""The public functions that count: `count` for one pass, and `counting` around a custom loop."""
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -47,26 +47,27 @@ def count(
     ignore: Ignored = (),
     logical: Profile | None = None,
 ) -> Profile:
-    """Run one real pass and count the work in it, module by module; nothing is timed.
+    """Run one real pass and count its work by module. Nothing is timed.
 
-    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and
-    the random numbers are what they were. Hooks of the user's run as in any pass: one that steps an
-    optimizer steps it.
+    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, training
+    mode and the random numbers are restored. The user's hooks run as in any pass: a hook that steps
+    an optimizer steps it.
 
     Args:
-        model: In the training mode to count; the caller's grad mode and autocast apply.
-        args: Its positional arguments; a lone tensor stands for itself.
-        kwargs: Its keyword arguments.
-        backward: Whether to go backward from `loss(output)`.
-        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not
-            counted.
-        ignore: Names or classes of modules whose own work is left out of every total, and listed as
-            left out.
-        logical: The profile of the unsharded model on the same arguments, by `count` or `estimate`.
-            It gives the logical MACs where the sharded tensors do not.
+        model: The model, in the training or evaluation mode to count. The caller's grad mode and
+            autocast apply.
+        args: The positional arguments of the model, or a single tensor.
+        kwargs: The keyword arguments of the model.
+        backward: Whether to run backward from `loss(output)`.
+        loss: Computes a scalar from the output. The default is the sum of the floating-point
+            outputs, which is not counted.
+        ignore: Names or classes of modules whose self work is left out of every total. The profile
+            lists them.
+        logical: The profile of the unsharded model on the same arguments, from `count` or
+            `estimate`. It supplies logical MACs that the sharded tensors do not determine.
 
     Raises:
-        CountError: An argument is wrong, or this torch is not one that lflops knows.
+        CountError: An argument is invalid, or lflops does not support this torch.
     """
     check_logical("count: ", logical)
     call = ModelCall.of("count", model, args, kwargs, backward=backward, loss=loss)
@@ -75,6 +76,7 @@ def count(
 
 
 def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
+    """Run a model call eagerly and return its profile."""
     batch = (call.args, call.kwargs)
     counting = Counting(
         {"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True
@@ -87,18 +89,18 @@ def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) ->
 def counting(
     *modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None
 ) -> "Counting":
-    """Count all that runs inside of a `with`: your own loop, with its loss, backward and optimizer.
+    """Count everything that runs in a `with` block: a custom loop with loss, backward, optimizer.
 
-    One module is the root of the profile; of several each is a row below the root, named by its
-    class.
+    A single module is the root of the profile. Several modules are below the root, named by their
+    classes.
 
     Args:
-        modules: The models whose modules get rows. Work outside of them is the root's own.
+        modules: The models whose work is listed by module. Other work belongs to the root.
         ignore: As in `count`.
         logical: As in `count`.
 
     Raises:
-        CountError: There is no module, or one of them is none.
+        CountError: No module is passed, or an argument is not a module.
     """
     if not modules:
         raise CountError("counting: give at least one module")
@@ -109,9 +111,9 @@ def counting(
 
 
 class Counting:
-    """A count in progress, on this thread and others that enter its modules.
+    """A context that counts on this thread, and on other threads that enter its modules.
 
-    `profile` is there at its end; partial after an exception.
+    Afterwards `profile` is available. After an exception it is partial.
     """
 
     def __init__(
@@ -129,16 +131,26 @@ class Counting:
         tf32: bool | None = None,
         guard: Guard = unguarded,
     ) -> None:
-        """Name the modules; nothing of theirs is touched until the `with` is entered.
+        """Prepare a count. The modules are not touched until the `with` block is entered.
 
-        With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass:
-        it has other random numbers, and may need more memory. `tf32` says whether the chip has
-        TF32; without it the device is asked. `guard` keeps our errors from the training.
+        Args:
+            roots: The modules to count, by name.
+            phase: The phase of work outside all modules until the first module is called.
+            ignore: As in `count`.
+            logical: As in `count`.
+            batch: The positional and keyword arguments of the model, if known.
+            extent: What to collect.
+            tracker: Creates the tracker of modules and phases.
+            counter: Creates the operator counter.
+            eager: Whether compiled code runs eagerly. No training run may depend on such a pass: it
+                draws other random numbers, and may need more memory.
+            tf32: Whether the chip has TF32. By default the device is queried.
+            guard: Keeps errors of lflops away from the training run.
         """
         check()
         self._tree = ModuleTree(roots)
         self._ignore = _each(ignore)
-        # a wrong name is an error now, not after the pass
+        # A wrong name raises now, not after the pass.
         ignored_rows(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
@@ -147,12 +159,13 @@ class Counting:
         self._undo = CleanupStack()
         self._guard = guard
         self._entered = False
-        self._eager, self._tf32 = eager, tf32
+        self._eager = eager
+        self._tf32 = tf32
         self._graphs = KeptGraphs()
         if not eager:
             self._graphs.start()
         self._profile: Profile | None = None
-        self._run = run_of((each for each, _ in self._tree.parameters()), *batch)
+        self._run = run_of(self._parameters(), *batch)
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -160,11 +173,11 @@ class Counting:
                 "counting: this count was entered before, and counts once: make another"
             )
         self._entered = True
-        if not self._counter.fake and only_shapes_run(
-            [*(each for each, _ in self._tree.parameters()), *tensors_in(self._batch)]
-        ):
+        tensors = [*self._parameters(), *tensors_in(self._batch)]
+        if not self._counter.fake and only_shapes_run(tensors):
             raise CountError(
-                "counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate"
+                "counting: tensors are fake here, and nothing would be counted: "
+                "use device='meta', or lflops.estimate"
             )
         try:
             self._begin()
@@ -191,22 +204,20 @@ class Counting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._undo.close()
-        # several objects for each operator
+        # Several objects are created for each operator, which would trigger many collections.
         with gc_paused():
             self._label()
-            self._profile = self._assemble(self._resolve(), partial=kind is not None)
-        del (
-            self._tree,
-            self._scopes,
-            self._counter,
-            self._batch,
-            # what was counted may be freed while the profile is read
-        )
-        failed = [
-            f"{note.subject} ({note.values['error']})"
-            for note in self._profile.notes
-            if note.code == "formula_failed"
-        ]
+            profile = self._assemble(self._resolve(), partial=kind is not None)
+        self._profile = profile
+        # The model and the batch may be freed while the profile is used.
+        del self._tree
+        del self._scopes
+        del self._counter
+        del self._batch
+        failed = []
+        for note in profile.notes:
+            if note.code == "formula_failed":
+                failed.append(f"{note.subject} ({note.values['error']})")
         if failed:
             warnings.warn(
                 f"count: the formula failed, so no call is counted: {', '.join(failed)}",
@@ -214,33 +225,35 @@ class Counting:
             )
 
     def outside(self, phase: Phase) -> None:
-        """Say what work outside of every module is from now on.
+        """Set the phase of work outside all modules.
 
-        A module's forward and any backward change that.
+        The forward of a module and any backward pass change it again.
         """
         self._scopes.outside(phase)
 
     @property
     def profile(self) -> Profile:
-        """What was counted; there once the `with` is left."""
+        """The profile, available after the `with` block."""
         if self._profile is None:
             raise CountError("counting: the profile is there when the `with` is left")
         return self._profile
 
     def so_far(self) -> tuple[int, int]:
-        """MACs and FLOPs up to here, while the `with` is running."""
-        cells = self._counter.total().op_counts.values()
-        return sum(counts.macs for counts in cells), sum(counts.flops for counts in cells)
+        """The MACs and FLOPs counted so far in the `with` block."""
+        op_counts = self._counter.total().op_counts.values()
+        macs = sum(counts.macs for counts in op_counts)
+        flops = sum(counts.flops for counts in op_counts)
+        return macs, flops
 
     def stop(self) -> None:
-        """Take everything off.
+        """Remove all hooks and modes. It can be called again.
 
-        It can be called again, and then with what was counted there is a profile.
+        Leaving the `with` block afterwards still builds the profile.
         """
         self._undo.close()
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
-        """Let compiled code run as it does, and write its calls down; or let it run eagerly."""
+        """Record the calls of compiled code, or let it run eagerly."""
         if self._counter.fake or not passes_dynamo():
             undo.enter(force_eager())
             return
@@ -250,15 +263,17 @@ class Counting:
             undo.enter(force_eager())
             undo.enter(with_control_flow_compiled())
         else:
-            # of what eager control flow calls, the graph is what runs
+            # torch.compile may have been loaded since the count was created.
             self._graphs.start()
-        self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
+        regions = CompiledRegions(self._scopes, self._guard)
+        self._counter.regions = regions
         undo.add(regions.stop)
         regions.start()
 
     def _resolve(self) -> Resolved:
-        """The sums, with what compiled code did."""
-        totals, regions = self._counter.total(), self._counter.regions
+        """Return the sums with the work of compiled code."""
+        totals = self._counter.total()
+        regions = self._counter.regions
         if regions is None or not regions.calls:
             return Resolved(totals)
         from lflops.flop_counter.graph_counts import resolve
@@ -268,28 +283,34 @@ class Counting:
     def _follow(self) -> Callable[[], None]:
         return self._counter.follow()
 
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for parameter, _ in self._tree.parameters():
+            yield parameter
+
     def _hold(self) -> None:
+        """Add the tensors that exist before the count to the live memory."""
         memory = self._counter.memory
         if memory is None:
             return
-        for parameter, row in self._tree.parameters():
-            memory.hold([parameter], "parameters", row)
-            memory.hold([parameter.grad] if parameter.grad is not None else [], "gradients", row)
-        for row, module in self._tree.modules.items():
-            memory.hold(module.buffers(recurse=False), "other", row)
+        for parameter, fqn in self._tree.parameters():
+            memory.hold([parameter], "parameters", fqn)
+            if parameter.grad is not None:
+                memory.hold([parameter.grad], "gradients", fqn)
+        for fqn, module in self._tree.modules.items():
+            memory.hold(module.buffers(recurse=False), "other", fqn)
         with without_overrides():
             memory.hold(tensors_in(self._batch), "other", "")
         memory.hold_survivors()
 
     def _label(self) -> None:
+        """Label gradients and optimizer states, and stop following memory."""
         memory = self._counter.memory
-        if memory is not None:
-            memory.relabel(
-                (each.grad for each, _ in self._tree.parameters() if each.grad is not None),
-                "gradients",
-            )
-            memory.relabel(self._counter.optimizer_state(), "optimizer_state")
-            memory.stop()
+        if memory is None:
+            return
+        gradients = [each.grad for each in self._parameters() if each.grad is not None]
+        memory.relabel(gradients, "gradients")
+        memory.relabel(self._counter.optimizer_state(), "optimizer_state")
+        memory.stop()
 
     def _assemble(self, resolved: Resolved, *, partial: bool) -> Profile:
         memory = self._counter.memory if resolved.is_memory_known else None
@@ -300,20 +321,20 @@ class Counting:
             totals=resolved.totals,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
-            # a shared module has more rows by now
+            # By now, a shared module may have further names.
             ignored=ignored_rows(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),
         )
-        profile = build_profile(
-            collected, run, tf32=has_tf32(run.device_type) if self._tf32 is None else self._tf32
-        )
-        return profile if self._logical is None else with_logical(profile, self._logical)
+        tf32 = has_tf32(run.device_type) if self._tf32 is None else self._tf32
+        profile = build_profile(collected, run, tf32=tf32)
+        if self._logical is None:
+            return profile
+        return with_logical(profile, self._logical)
 
     def _notes(self) -> Iterable[Note]:
-        if self._scopes.ambiguous:
-            yield Note(
-                code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous}
-            )
+        ambiguous = self._scopes.ambiguous
+        if ambiguous:
+            yield Note(code="ambiguous_threads", subject="", values={"calls": ambiguous})
         if self._tree.compiled and (self._eager or self._counter.regions is None):
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
 
@@ -331,29 +352,28 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
 
 
 def _each(ignore: Ignored) -> list[Any]:
-    return (
-        [ignore]
-        if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable)
-        else list(ignore)
-    )
+    if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable):
+        return [ignore]
+    return list(ignore)
 
 
 def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
-    """The rows that the names and classes of `ignore` mean.
+    """Return the names of the modules that names and classes in `ignore` refer to.
 
-    A `CountError` where one is no name of a module, and no class.
+    Raises:
+        CountError: An entry is neither a module's name nor a module class.
     """
-    rows: set[str] = set()
+    fqns: set[str] = set()
     for each in _each(ignore):
         if isinstance(each, str):
-            found = {each} & tree.modules.keys()
+            if each not in tree.modules:
+                raise CountError(
+                    f"ignore: there is no module {each!r}; "
+                    "the names are those of model.named_modules()"
+                )
+            fqns.add(each)
         elif isinstance(each, type) and issubclass(each, nn.Module):
-            found = {row for row, module in tree.modules.items() if isinstance(module, each)}
+            fqns.update(fqn for fqn, module in tree.modules.items() if isinstance(module, each))
         else:
             raise CountError(f"ignore: {each!r} is neither a module's name nor a module class")
-        if not found and isinstance(each, str):
-            raise CountError(
-                f"ignore: there is no module {each!r}; the names are those of model.named_modules()"
-            )
-        rows |= found
-    return frozenset(rows)
+    return frozenset(fqns)

@@ -1,17 +1,17 @@
-"""What compiled graphs do, counted after the step.
+"""Counts the work of compiled graphs after the step.
 
-Their operators run on fake tensors, each in the row of its module.
+Their operators run on fake tensors, each under the name of its module.
 
-The graphs are those that dynamo handed to its backend. No code of the user's runs. What a graph was
-given is stood in for by fake tensors of the same shape, and small tensors of integers by copies. A
-graph whose backward ran goes backward here as well, so what is recomputed is seen as it is without
-torch.compile.
+The graphs are those that dynamo passed to its backend, so no user code runs. Fake tensors of the
+same shape stand for a graph's inputs, and copies for small tensors of integers. A graph whose
+backward ran goes backward here as well, so recomputation is counted as without torch.compile.
 """
 
 import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,41 +38,43 @@ from lflops.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.torch_private.operators import HigherOrderOperator
 from lflops.torch_private.tensors import fake_mode
 
-# the name under which a graph of unknown work is listed
 COMPILED = "torch.compile"
+"""The name under which a graph of unknown work is listed."""
+
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
 
-INLINED = frozenset(
-    {"wrap", "wrap_activation_checkpoint", "hints_wrapper"}
-    # operators that run the graph that is their first argument
-)
+INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
+"""Higher-order operators that run the graph that is their first argument."""
 
 
 class UncountableError(Exception):
-    """What a graph does depends on values that were not seen, or is done by an operator that cannot run on fake tensors."""
+    """The work of a graph cannot be counted.
+
+    It depends on values that were not recorded, or an operator cannot run on fake tensors.
+    """
 
 
 def count_graph(
     call: RegionCall, tree: ModuleTree, *, traffic: bool = True
 ) -> tuple[Totals, Counter[str]]:
-    """Count what a call of a graph did, and which modules it called.
+    """Count the work of a call of a graph and the calls of modules in it.
 
-    An `UncountableError` where that cannot be known.
+    Raises:
+        UncountableError: The work cannot be known.
     """
     if call.graph is None:
         raise UncountableError("it was compiled before lflops watched")
     if call.given is None:
-        raise UncountableError("it was given tensors of an unknown class")
+        raise UncountableError("it was passed tensors of an unknown class")
     scopes = ModuleTracker(tree)
-    counter = OperatorCounter(
-        scopes, Extent(traffic=traffic, memory=False, fake=True, scratch=False)
-    )
-    with _apart_from_training(call), contextlib.ExitStack() as undo:
+    extent = Extent(traffic=traffic, memory=False, fake=True, scratch=False)
+    counter = OperatorCounter(scopes, extent)
+    with _settings_of(call), contextlib.ExitStack() as undo:
         mode = fake_mode()
         passed, leaves = _stand_ins(call, mode)
         undo.enter_context(mode)
         undo.enter_context(on_stack(KnownValues()))
-        run = _Run(call, scopes, _rows_of_modules(call, tree))
+        run = _GraphRun(call, scopes, _rows_of_modules(call, tree))
         scopes.begin()
         try:
             forward = undo.enter_context(contextlib.ExitStack())
@@ -86,15 +88,17 @@ def count_graph(
         except UncountableError:
             raise
         except Exception as error:
-            raise UncountableError(
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            ) from error
+            first_line = str(error).partition("\n")[0]
+            raise UncountableError(f"{type(error).__name__}: {first_line}") from error
     return counter.total(), run.calls
 
 
 @contextlib.contextmanager
-def _apart_from_training(call: RegionCall) -> Iterator[None]:
-    """The settings under which the graph ran, none of the user's modes, and unchanged random numbers afterwards."""
+def _settings_of(call: RegionCall) -> Iterator[None]:
+    """Restore the settings under which a graph ran, without the user's modes.
+
+    Random numbers are the same afterwards.
+    """
     generator = torch.get_rng_state()
     with contextlib.ExitStack() as undo:
         undo.callback(torch.set_rng_state, generator)
@@ -103,41 +107,43 @@ def _apart_from_training(call: RegionCall) -> Iterator[None]:
         undo.enter_context(torch.set_grad_enabled(call.grad))
         undo.enter_context(torch.autograd.set_multithreading_enabled(False))
         for device in {"cpu", "cuda"} | call.autocast.keys():
-            on = device in call.autocast
-            if on or torch.is_autocast_enabled(device):
+            is_on = device in call.autocast
+            if is_on or torch.is_autocast_enabled(device):
+                dtype = call.autocast.get(device)
                 undo.enter_context(
-                    torch.autocast(
-                        device, call.autocast.get(device), enabled=on, cache_enabled=False
-                    )
+                    torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
                 )
         yield
 
 
 def _stand_ins(call: RegionCall, mode: Any) -> tuple[list[Any], list[Tensor]]:
-    """A fake tensor for each argument that is one; and the leaves, which get a gradient."""
+    """Return the graph's arguments with fake tensors, and the leaves, which get a gradient."""
     passed: list[Any] = []
     leaves: list[Tensor] = []
     with mode:
-        for place, (each, same) in enumerate(zip(call.given or (), call.same, strict=True)):
-            passed.append(_stand_in(each, leaves) if same == place else passed[same])
+        for place, (value, first_place) in enumerate(zip(call.given or (), call.same, strict=True)):
+            is_repeated = first_place != place
+            passed.append(passed[first_place] if is_repeated else _stand_in(value, leaves))
     return passed, leaves
 
 
-def _stand_in(each: Any, leaves: list[Tensor]) -> Any:
-    if not isinstance(each, GivenTensor):
-        return each
-    if each.values is not None:
+def _stand_in(given: Any, leaves: list[Tensor]) -> Any:
+    if not isinstance(given, GivenTensor):
+        return given
+    if given.values is not None:
         with without_modes():
-            return torch.empty_strided(
-                each.shape, each.stride, dtype=each.dtype, device=each.device
-            ).copy_(each.values)
-    made = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device)
-    if not each.requires_grad:
-        return made
-    leaves.append(made.requires_grad_())
+            return _empty_like(given).copy_(given.values)
+    tensor = _empty_like(given)
+    if not given.requires_grad:
+        return tensor
+    leaves.append(tensor.requires_grad_())
     with torch.enable_grad():
-        # it may be written to, which a leaf may not
-        return made if each.is_leaf else made.clone()
+        # The graph may write to a tensor that is no leaf, but not to a leaf.
+        return tensor if given.is_leaf else tensor.clone()
+
+
+def _empty_like(given: GivenTensor) -> Tensor:
+    return torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device=given.device)
 
 
 def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -> None:
@@ -150,43 +156,54 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
 
 
 def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
-    names = dict.fromkeys(
-        (name, kind) for modules in _stacks(call.graph) for _, name, kind in modules
-    )
-    owners = frozenset(
-        each.owner
-        for each in call.given or ()
-        if isinstance(each, GivenTensor) and each.owner is not None
-    )
-    return {
-        name: row
-        for (name, _), row in zip(names, rows_of(list(names), call.row, tree, owners), strict=True)
-    }
+    """The name in the tree of each module that the graph names, or `None` if it is ambiguous."""
+    names: dict[tuple[str, str], None] = {}
+    for modules in _stacks(call.graph):
+        for _, name, class_name in modules:
+            names[name, class_name] = None
+    owners = set()
+    for value in call.given or ():
+        if isinstance(value, GivenTensor) and value.owner is not None:
+            owners.add(value.owner)
+    fqns = rows_of(list(names), call.row, tree, frozenset(owners))
+    return {name: fqn for (name, _), fqn in zip(names, fqns, strict=True)}
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
+    """Yield the modules that each node of a graph and its subgraphs is in, outermost first."""
     for node in graph.graph.nodes:
         yield node.meta[MODULES]
-    for each in graph.attributes.values():
-        if isinstance(each, CapturedGraph):
-            yield from _stacks(each)
+    for attribute in graph.attributes.values():
+        if isinstance(attribute, CapturedGraph):
+            yield from _stacks(attribute)
 
 
-class _Run:
+class _GraphRun:
+    """Runs a graph node by node, each node in its module.
+
+    Attributes:
+        calls: The calls of modules so far.
+    """
+
     def __init__(
-        self, call: RegionCall, scopes: ModuleTracker, rows: Mapping[str, str | None]
+        self, call: RegionCall, scopes: ModuleTracker, fqns: Mapping[str, str | None]
     ) -> None:
+        """Initialize the run.
+
+        Args:
+            call: The call to repeat.
+            scopes: Tracks the running module.
+            fqns: The name in the tree of each module that the graph names.
+        """
         self.calls: Counter[str] = Counter()
-        self._base, self._rows = (
-            call.row,
-            rows,
-            # the row of the compiled function, and those of the modules that its graph names
-        )
+        self._base = call.row
+        self._fqns = fqns
         self._decisions = iter(call.decisions)
         self._scopes = scopes
         self._called: set[str] = set()
 
     def graph(self, graph: CapturedGraph, args: Sequence[Any]) -> Any:
+        """Run a graph and return its output."""
         values: dict[fx.Node, Any] = {}
         given = iter(args)
         for node in graph.graph.nodes:
@@ -205,16 +222,19 @@ class _Run:
     @contextlib.contextmanager
     def _within(self, node: fx.Node) -> Iterator[None]:
         modules = node.meta[MODULES]
-        rows = [(key, row) for key, name, _ in modules if (row := self._rows.get(name)) is not None]
-        for key, row in rows:
-            if key not in self._called and row != self._base:
+        fqn = self._base
+        for key, name, _ in modules:
+            module_fqn = self._fqns.get(name)
+            if module_fqn is None:
+                continue
+            fqn = module_fqn
+            if key not in self._called and fqn != self._base:
                 self._called.add(key)
-                self.calls[row] += 1
-        row = rows[-1][1] if rows else self._base
-        if not modules or row == self._scopes.running():
+                self.calls[fqn] += 1
+        if not modules or fqn == self._scopes.running():
             yield
             return
-        self._scopes.enter_row(id(node), row)
+        self._scopes.enter_row(id(node), fqn)
         try:
             yield
         finally:
@@ -245,12 +265,11 @@ class _Run:
             raise UncountableError("its user chooses what is recomputed")
         if not torch.is_grad_enabled():
             return self.graph(graph, args)
-        return checkpoint(
-            lambda *each: self.graph(graph, each),
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+
+        def run(*operands: Any) -> Any:
+            return self.graph(graph, operands)
+
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
 
     def _invoke_subgraph(self, graph: CapturedGraph, _name: Any, *args: Any, **_: Any) -> Any:
         return self.graph(graph, args)
@@ -258,95 +277,130 @@ class _Run:
     def _cond(
         self, condition: Any, yes: CapturedGraph, no: CapturedGraph, operands: Any = ()
     ) -> Any:
-        seen = next(self._decisions, None)
-        return self.graph(yes if (bool(condition) if seen is None else seen) else no, operands)
+        recorded = next(self._decisions, None)
+        is_true = bool(condition) if recorded is None else recorded
+        return self.graph(yes if is_true else no, operands)
 
     def _while_loop(
         self, condition: CapturedGraph, body: CapturedGraph, carried: Any, further: Any = ()
     ) -> Any:
-        seen = next(self._decisions, None)
+        recorded_trips = next(self._decisions, None)
         for trip in itertools.count():
-            answer = self.graph(condition, (*carried, *further))
-            if not (answer if seen is None else trip < seen):
+            goes_on = self.graph(condition, (*carried, *further))
+            if recorded_trips is not None:
+                goes_on = trip < recorded_trips
+            if not goes_on:
                 break
             carried = self.graph(body, (*carried, *further))
         return carried
 
     def _map_impl(self, body: CapturedGraph, mapped: Any, further: Any = ()) -> Any:
-        results = [
-            self.graph(body, (*(each[trip] for each in mapped), *further))
-            for trip in range(len(mapped[0]))
-        ]
-        return tuple(torch.stack(each) for each in zip(*results, strict=True))
+        results = []
+        for trip in range(len(mapped[0])):
+            operands = [values[trip] for values in mapped]
+            results.append(self.graph(body, (*operands, *further)))
+        return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
 
     def _scan(self, body: CapturedGraph, carried: Any, scanned: Any, further: Any = ()) -> Any:
-        number, results = len(carried), []
+        number = len(carried)
+        results = []
         for trip in range(len(scanned[0])):
-            out = self.graph(body, (*carried, *(each[trip] for each in scanned), *further))
+            operands = [values[trip] for values in scanned]
+            out = self.graph(body, (*carried, *operands, *further))
             carried = out[:number]
             results.append(out[number:])
-        return (*carried, *(torch.stack(each) for each in zip(*results, strict=True)))
+        return (*carried, *(torch.stack(parts) for parts in zip(*results, strict=True)))
 
 
 def resolve(
     totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True
 ) -> Resolved:
-    """Count the graphs, whose calls have a separate row each, and put them in the place of those of their operators that were seen."""
+    """Replace the operators seen in compiled graphs by the work of the whole graphs.
+
+    Args:
+        totals: The sums of the step. Each call of a graph has a separate entry for its operators.
+        regions: The calls of graphs.
+        tree: The modules.
+        traffic: Whether to count bytes.
+    """
     outside, inside = _divided(totals)
     resolved = Resolved(outside)
     unknown: Counter[str] = Counter()
-    different: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    different: defaultdict[str, _Difference] = defaultdict(_Difference)
     for number, call in enumerate(regions):
         seen = inside.pop(number, Totals())
-        call.went_backward |= not call.is_one_node and any(
-            phase == "backward" for _, _, phase, _ in seen.op_counts
-        )
+        if not call.is_one_node:
+            phases = {phase for _, _, phase, _ in seen.op_counts}
+            call.went_backward |= "backward" in phases
         resolved.is_memory_known &= call.sees_all
         try:
-            found, calls = count_graph(call, tree, traffic=traffic)
+            counted, calls = count_graph(call, tree, traffic=traffic)
         except UncountableError as error:
             resolved.totals.merge(_as_seen(seen, call))
             if not call.sees_all:
                 unknown[str(error)] += 1
             continue
-        at = call.phase
-        if at != "forward":
-            found = found.moved(
-                lambda row, phase, at=at: (row, at if phase == "forward" else phase)  # type: ignore[misc]
-            )
-        macs, most = _macs(seen, of_backward=False), _macs(found, of_backward=False)
-        if call.sees_all and macs != most:
-            resolved.totals.merge(_as_seen(seen, call))
-            continue
-        if macs > most:
-            different[call.row][0] += macs
-            different[call.row][1] += most
-        else:
-            _add_recompute(found, seen, call.row)
-        resolved.totals.merge(found)
-        if call.phase == "forward":
+        is_used = _merge_counted(resolved, different[call.row], call, seen, counted)
+        if is_used and call.phase == "forward":
             resolved.calls.update(calls)
-    for rest in inside.values():
-        resolved.totals.merge(_as_seen(rest, None))
-    resolved.notes += [
-        Note(code="compiled_unsupported", subject=why, values={"calls": calls})
-        for why, calls in unknown.items()
-    ]
-    for row, (macs, most) in different.items():
-        resolved.notes.append(
-            Note(code="compiled_differs", subject=row, values={"seen": macs, "counted": most})
-        )
+    for seen in inside.values():
+        resolved.totals.merge(_as_seen(seen, None))
+    for reason, number in unknown.items():
+        note = Note(code="compiled_unsupported", subject=reason, values={"calls": number})
+        resolved.notes.append(note)
+    for fqn, difference in different.items():
+        if not difference.seen:
+            continue
+        values = {"seen": difference.seen, "counted": difference.counted}
+        resolved.notes.append(Note(code="compiled_differs", subject=fqn, values=values))
     return resolved
 
 
+@dataclass
+class _Difference:
+    """The MACs that were seen in calls of graphs, and the smaller number that was counted."""
+
+    seen: int = 0
+    counted: int = 0
+
+
+def _merge_counted(
+    resolved: Resolved, difference: _Difference, call: RegionCall, seen: Totals, counted: Totals
+) -> bool:
+    """Add a counted graph, and return whether it was used instead of the operators seen in it."""
+    if call.phase != "forward":
+        counted = _in_phase(counted, call.phase)
+    macs_seen = _macs(seen, of_backward=False)
+    macs_counted = _macs(counted, of_backward=False)
+    if call.sees_all and macs_seen != macs_counted:
+        resolved.totals.merge(_as_seen(seen, call))
+        return False
+    if macs_seen > macs_counted:
+        difference.seen += macs_seen
+        difference.counted += macs_counted
+    else:
+        _add_recompute(counted, seen, call.row)
+    resolved.totals.merge(counted)
+    return True
+
+
+def _in_phase(totals: Totals, of_call: Phase) -> Totals:
+    """The same sums with the phase of a call in place of forward."""
+
+    def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
+        return fqn, of_call if phase == "forward" else phase
+
+    return totals.moved(place)
+
+
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Divide the sums: what was seen outside of compiled graphs, and in each call of one."""
+    """Divide the sums into those outside compiled graphs and those in each call of a graph."""
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 
-    def part_of(row: str, phase: Phase) -> tuple[Totals, str, Phase]:
-        number = number_of_region(row)
-        return outside if number is None else inside[number], row, phase
+    def part_of(fqn: str, phase: Phase) -> tuple[Totals, str, Phase]:
+        number = number_of_region(fqn)
+        return outside if number is None else inside[number], fqn, phase
 
     outside.merge_without_modules(totals)
     totals.add_to(part_of)
@@ -354,26 +408,34 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """Count what was seen of a graph, in the row that called it. What was not seen is listed."""
-    found = seen.moved(lambda row, phase: (row_of_region(row), phase))
-    if call is not None and not call.sees_all:
-        for phase in (call.phase, "backward") if call.went_backward else (call.phase,):
-            found.unsupported[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
-    return found
+    """Return the operators seen in a graph under the module that called it.
 
-
-def _add_recompute(found: Totals, seen: Totals, row: str) -> None:
-    """Add the products that ran in backward, and that are not in the graph.
-
-    Compiled code computes them again.
+    If other operators may have run, the graph is listed as unsupported.
     """
-    macs = _macs(seen, of_backward=True) - _macs(found, of_backward=True)
-    if macs > 0:
-        dtypes = Counter[Any]()
-        for (_, _, phase, dtype), counts in seen.op_counts.items():
-            dtypes[dtype] += counts.macs if phase in PHASES_OF_BACKWARD else 0
-        cell = found.op_counts[row, COMPILED, "recompute", dtypes.most_common(1)[0][0]]
-        cell.add(Counts(calls=1, macs=macs, executed_macs=macs, flops=2 * macs))
+    moved = seen.moved(lambda fqn, phase: (row_of_region(fqn), phase))
+    if call is not None and not call.sees_all:
+        phases: list[Phase] = [call.phase]
+        if call.went_backward:
+            phases.append("backward")
+        for phase in phases:
+            moved.unsupported[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
+    return moved
+
+
+def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
+    """Add the matmuls that were seen in backward and are not in the graph.
+
+    Compiled code recomputes them.
+    """
+    macs = _macs(seen, of_backward=True) - _macs(counted, of_backward=True)
+    if macs <= 0:
+        return
+    macs_of_dtypes = Counter[Any]()
+    for (_, _, phase, dtype), counts in seen.op_counts.items():
+        macs_of_dtypes[dtype] += counts.macs if phase in PHASES_OF_BACKWARD else 0
+    dtype = macs_of_dtypes.most_common(1)[0][0]
+    recompute = Counts(calls=1, macs=macs, executed_macs=macs, flops=2 * macs)
+    counted.op_counts[fqn, COMPILED, "recompute", dtype].add(recompute)
 
 
 def _macs(totals: Totals, *, of_backward: bool) -> int:

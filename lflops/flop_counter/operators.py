@@ -179,10 +179,11 @@ def classify(function: Any) -> Operator:
     returns_view = bool(getattr(function, "is_view", False))
 
     formula = formula_of(function)
+    cost = formula or _nothing
     if formula is not None:
-        kind, cost = Kind.COUNTED, formula
+        kind = Kind.COUNTED
     elif has_no_work or returns_view or table_name in FREE:
-        kind, cost = Kind.FREE, _nothing
+        kind = Kind.FREE
     else:
         kind, cost = _kind_and_cost(function, namespace, name, table_name)
 

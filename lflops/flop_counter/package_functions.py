@@ -1,10 +1,9 @@
 """Functions of other packages that the dispatcher does not see.
 
-Watched while a step is counted, and then as they were.
-
-A package's own function, in C++ or launching Triton, shows no operator. While a count is running
-those in `formulas.table.FUNCTIONS` are wrapped, in the modules in which their callers look them up.
-Triton tells of each launch, so that one without a formula is listed.
+A package's function in C++, or one that launches a Triton kernel, calls no operator. In a counting
+step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their callers
+look them up, and are restored afterwards. Triton reports each launch, so that a kernel without a
+formula is listed as unsupported.
 """
 
 import contextlib
@@ -25,22 +24,26 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """How many functions with a formula this thread is within: what they launch is theirs."""
+    """The number of functions with a formula that this thread is in.
+
+    The kernels that such a function launches are part of its cost.
+    """
 
     depth = 0
 
 
 _LOCK = threading.RLock()
 _COVERED = _Covered()
-# the counts that are running
 _COUNTS: list[object] = []
+"""The counts that are running."""
+
 _undo = CleanupStack()
 
 
 def watch(count: object) -> None:
-    """Watch the functions of the packages that are loaded, until `unwatch`.
+    """Wrap the functions of all loaded packages for a count, until `unwatch`.
 
-    Counts that overlap share the wraps.
+    Counts that overlap share the wrappers.
     """
     with _LOCK:
         _COUNTS.append(count)
@@ -49,7 +52,7 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """End that for one count. It can be called again."""
+    """End watching for a count. It can be called again."""
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]
         if not _COUNTS:
@@ -63,24 +66,20 @@ def _install() -> None:
         *parents, last = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        function = (
-            vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
-        )
+        attributes = getattr(owner, "__dict__", {})
+        function = attributes.get(last)
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            with contextlib.suppress(
-                AttributeError,
-                TypeError,
-                # where it cannot be set, the function stays unseen
-            ):
+            # A function whose attribute cannot be set is not counted.
+            with contextlib.suppress(AttributeError, TypeError):
                 replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
 
 
 def _watchers() -> list[Any]:
-    """The modes of this thread that count.
+    """The counting modes of this thread.
 
-    Within an operator with a formula none is on the stack, so nothing counts twice.
+    No mode is on the stack in an operator with a formula, so nothing is counted twice.
     """
     return [mode for mode in open_modes() if hasattr(mode, "see_function")]
 
@@ -111,21 +110,24 @@ def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) ->
 def _calls(
     entry: FunctionFormula, function: Any, args: Any, kwargs: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """The arguments in their order; one call for each tensor of the lists, if there are lists."""
-    given = _in_order(function, args, kwargs)
+    """Yield the arguments of each call to count, in order.
+
+    If an argument is a list of lists of tensors, there is one call for each tensor of the lists.
+    """
+    ordered = _in_order(function, args, kwargs)
     place = entry.tensors_at
-    if place is None or len(given) <= place:
-        yield given
+    if place is None or len(ordered) <= place:
+        yield ordered
         return
-    for tensors in zip(*given[place], strict=False):
-        # The parameter is the second: of an update its row is the owner.
-        yield (*given[:place], list(tensors), *given[place + 1 :])
+    for tensors in zip(*ordered[place], strict=False):
+        # The second tensor of an update is the parameter, whose module owns the work.
+        yield (*ordered[:place], list(tensors), *ordered[place + 1 :])
 
 
 def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Positional arguments, then those by keyword where the function's signature has them.
+    """Return positional and keyword arguments in the order of the function's signature.
 
-    A function in C++ has none.
+    A function in C++ has no signature; its keyword arguments come last.
     """
     if not kwargs:
         return tuple(args)
@@ -138,49 +140,44 @@ def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 
 def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
+    """Return a cost function that calls an entry's formula with shapes in place of tensors."""
     parameters = list(inspect.signature(entry.formula).parameters.values())
     takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    reads_all = entry.reads == {"*"}
 
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
-        given = args if takes_all else args[: len(names)]
-        reads = [
-            entry.reads == {"*"} or (place < len(names) and names[place] in entry.reads)
-            for place in range(len(given))
-        ]
-        found = entry.formula(
-            *(_given(each, read=read) for each, read in zip(given, reads, strict=True))
-        )
-        return found if isinstance(found, Cost) else Cost(found)
+        operands = []
+        for place, value in enumerate(args if takes_all else args[: len(names)]):
+            is_read = reads_all or (place < len(names) and names[place] in entry.reads)
+            operands.append(_operand(value, read=is_read))
+        result = entry.formula(*operands)
+        return result if isinstance(result, Cost) else Cost(result)
 
     return cost
 
 
-def _given(value: Any, *, read: bool) -> Any:
-    """Make of an argument what a formula gets.
+def _operand(value: Any, *, read: bool) -> Any:
+    """Return the argument of a formula that stands for an argument of a function.
 
-    The shape of a tensor, and of what has a size as tensors have.
+    A tensor, and any object with a size and a dtype, becomes a shape. If `read`, a one-dimensional
+    tensor of integers becomes its values.
     """
     if isinstance(value, Tensor):
-        return (
-            values_or_shape(value)
-            if read and not value.is_floating_point() and value.dim() == 1
-            else shapes(value)
-        )
+        if read and not value.is_floating_point() and value.dim() == 1:
+            return values_or_shape(value)
+        return shapes(value)
     if isinstance(value, list):
-        return [_given(each, read=False) for each in value]
+        return [_operand(part, read=False) for part in value]
     size = getattr(value, "size", None)
-    return (
-        tuple(size())
-        if callable(size) and not isinstance(value, type) and hasattr(value, "dtype")
-        else value
-    )
+    is_like_tensor = callable(size) and hasattr(value, "dtype") and not isinstance(value, type)
+    return tuple(size()) if size is not None and is_like_tensor else value
 
 
 def _watch_triton() -> None:
-    """Have Triton tell of each launch, where it is loaded.
+    """Register a hook that Triton calls before each launch, if Triton is loaded.
 
-    By its list of hooks, or by its only one in older releases.
+    New releases of Triton have a list of such hooks, older ones a single hook.
     """
     triton: Any = sys.modules.get("triton")
     knobs = getattr(getattr(triton, "knobs", None), "runtime", None)
@@ -193,28 +190,27 @@ def _watch_triton() -> None:
         _undo.add(_remove_from, before)
         before.add(_launched)
     elif before is None:
-        # one that is there is somebody's profiler
+        # A hook that is already set belongs to a profiler.
         _undo.add(setattr, knobs, "launch_enter_hook", None)
         knobs.launch_enter_hook = _launched
 
 
 def _remove_from(hooks: Any) -> None:
-    # it was removed before
+    # The hook may have been removed before.
     with contextlib.suppress(KeyError, ValueError):
         hooks.remove(_launched)
 
 
 def _launched(metadata: Any) -> None:
+    """Record the launch of a Triton kernel outside all functions with a formula."""
     if _COVERED.depth:
         return
     watchers = _watchers()
-    if watchers:
-        known = (
-            metadata.get()
-            if hasattr(metadata, "get") and not isinstance(metadata, dict)
-            else metadata
-        )
-        name = known.get("name", "kernel") if isinstance(known, dict) else "kernel"
-        operator = Operator.of_function(f"triton::{name}", None)
-        for watcher in watchers:
-            watcher.see_function(operator, (), {}, None, again_in_backward=False)
+    if not watchers:
+        return
+    if not isinstance(metadata, dict) and hasattr(metadata, "get"):
+        metadata = metadata.get()
+    name = metadata.get("name", "kernel") if isinstance(metadata, dict) else "kernel"
+    operator = Operator.of_function(f"triton::{name}", None)
+    for watcher in watchers:
+        watcher.see_function(operator, (), {}, None, again_in_backward=False)

@@ -1,1 +1,1 @@
-"""What a caller gives: arguments checked, tensors found in them, samples and tokens of a batch, facts of the run."""
+"""The caller's inputs: checked arguments, tensors in them, the batch's size, facts of the run."""

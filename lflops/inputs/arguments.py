@@ -1,6 +1,6 @@
 """Checks of a caller's arguments, before anything runs.
 
-An error names the argument, the given value, and what to give.
+An error names the argument, the value that was passed, and the values that are accepted.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,14 @@ from lflops.torch_private.tensors import only_shapes_run
 def check_arguments(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any
 ) -> None:
-    """Check the arguments of a public function, with whose name errors begin.
-
-    `loss` is a function from the output to a scalar.
-    """
+    """Check the arguments of a public function, whose name error messages begin with."""
     check_module(caller, model)
     check_pass(caller, args, kwargs, loss, backward=backward)
     check()
     if only_shapes_run([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
-            f"{caller}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
+            f"{caller}: the model's tensors are fake, and nothing would be counted: "
+            "put it on device='meta', which costs no memory either"
         )
 
 
@@ -34,21 +32,26 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
     """Check the batch, the loss and `backward`, without the model."""
     if isinstance(args, Mapping):
         raise CountError(
-            f"{caller}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+            f"{caller}: args is a {type(args).__name__}: "
+            "give kwargs=batch, or args=(batch,) if the model takes the dict itself"
         )
     if isinstance(args, list):
         raise CountError(
-            f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"
+            f"{caller}: args is a list: "
+            "give (batch,) if it is one argument, tuple(batch) if it is several"
         )
     if not isinstance(args, tuple):
         raise CountError(
-            f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor"
+            f"{caller}: args={describe(args)}: "
+            "give a tuple of the model's positional arguments, or one tensor"
         )
     if kwargs is not None and not (
         isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     ):
-        taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
-        raise CountError(f"{caller}: kwargs={describe(kwargs)}: {taken}")
+        raise CountError(
+            f"{caller}: kwargs={describe(kwargs)}: give a mapping from names to the model's "
+            "keyword arguments; of several positional ones, args=(x, y)"
+        )
     if not isinstance(backward, bool):
         raise CountError(f"{caller}: backward={describe(backward)}: give True or False")
     if loss is not None and not callable(loss):
@@ -62,7 +65,7 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
     """Check that a value is a module.
 
-    Errors name a function that builds one where the caller takes that as well.
+    With `may_build`, errors also suggest a function that builds a module.
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
@@ -91,12 +94,12 @@ def check_memory(caller: str, memory_bytes: Any) -> None:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether a value is a whole number, and not too small; to Python `True` would be one."""
+    """Whether a value is an integer of at least `least`, and not a `bool`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def describe(value: Any) -> str:
-    """A short description of a value for an error message; of a tensor, shape and dtype."""
+    """Describe a value briefly for an error message, a tensor by its shape and dtype."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)

@@ -1,13 +1,13 @@
-"""The batch: how many samples and tokens it has, and a batch that is made from a shape.
+"""The batch: its samples and tokens, its padding, and a batch made from a shape.
 
 `BatchReader` finds the tensors of one batch after the other, in mappings, sequences and
-dataclasses. Where the tensors are in a batch is remembered, so that in the next one of the same
-structure nothing else is looked at:
+dataclasses. It remembers where the tensors are in a batch, so that in the next batch of the same
+structure it reads nothing else:
 
     batch                                   remembered
-    {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts is a list without tensors
+    {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts has no tensors
 
-A batch with a plain object of the user's, or with more values than are worth a look in each step,
+A batch with an object of a user's plain class, or with more values than a step can afford to read,
 is not read.
 """
 
@@ -34,78 +34,88 @@ from lflops.inputs.tensors import (
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
 
-# values of a batch that are looked at
 MOST_VALUES = 1_000
-LONG, PROBED = (
-    64,
-    32,
-    # a container with more entries than the first is one of plain data if so many of them hold no
-    # tensor
-)
-# structures that are remembered
+"""Most values of a batch that are searched."""
+
+LONG = 64
+"""A container with more entries may be plain data, of which only the first entries are searched."""
+
+PROBED = 32
+"""Number of entries without a tensor that make a long container plain data."""
+
 MOST_STRUCTURES = 64
-SHORT, MOST_ROWS, MOST_FEATURES = (
-    8,
-    64,
-    16,
-    # padding is looked for in rows of so many positions or more, in so many of them, and features
-)
-# different integers in a batch of marks, as of segments; one of tokens has more
+"""Most structures that are remembered."""
+
+SHORT = 8
+"""Padding is searched only in rows of at least this length."""
+
+MOST_ROWS = 64
+"""Most rows in which padding is searched."""
+
+MOST_FEATURES = 16
+"""Most features of each position in which padding is searched."""
+
 MOST_MARKS = 16
+"""Most different integers in a tensor of marks such as segment ids; tokens have more."""
 
 
 class BatchTensors(NamedTuple):
-    """The tensors of a batch. `names` has the path of each, with dots between the keys."""
+    """The tensors of a batch.
+
+    Attributes:
+        names: The path of each tensor, with dots between the keys.
+        tensors: The tensors.
+    """
 
     names: tuple[str, ...]
     tensors: list[Tensor]
 
     def shapes(self) -> Hashable:
-        """The shapes by name: two batches where they are equal are the same work.
+        """A key that is equal for batches with the same shapes, which are the same work.
 
-        `None` where a tensor does not give its shape.
+        `None` if a tensor's shape cannot be read.
         """
         try:
             with without_overrides():
                 return self.names, tuple(map(shape_key, self.tensors))
-        except Exception:  # noqa: BLE001 - a tensor of the user's class may raise anything
+        except Exception:  # noqa: BLE001 - a tensor of a user's class may raise anything
             return None
 
 
 class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
-    """The batch holds what is not read."""
+    """The batch holds a value that is not read."""
 
 
 class _Structure(NamedTuple):
-    # its number of entries
+    """Where the tensors are in a container.
+
+    Attributes:
+        size: Its number of entries.
+        keys: The keys of a mapping or dataclass, `None` for a sequence.
+        entries: The type and structure of each entry. `_TENSOR` is the structure of a tensor,
+            `None` of a value without tensors.
+    """
+
     size: int
-    # of a mapping or a dataclass; `None` for a sequence
     keys: tuple[Any, ...] | None
-    # The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
     entries: tuple[tuple[type, "_Structure | bool | None"], ...]
 
 
-_TENSOR, _UNREADABLE = True, False
+_TENSOR = True
+_UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
-_PLAIN = {
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    # types of which one may stand in place of another
-}
+_PLAIN = {type(None), bool, int, float, str, bytes}
+"""Types that may replace each other in a structure."""
 
 
 class BatchReader:
-    """Reads the batches of one stage of a training."""
+    """Reads the batches of one stage of a training run."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[type, int], tuple[tuple[str, ...], _Structure | bool | None]] = {}
 
     def read(self, batch: Any) -> BatchTensors | None:
-        """The tensors of a batch; `None` where it cannot be read."""
+        """The tensors of a batch, or `None` if it cannot be read."""
         if type(batch) is Tensor:
             return BatchTensors(("",), [batch])
         try:
@@ -114,49 +124,48 @@ class BatchReader:
             known = self._known.get(key)
             if known is not None:
                 names, structure = known
-                found: list[Tensor] = []
                 if structure is _UNREADABLE:
                     return None
+                found: list[Tensor] = []
                 if _follow(batch, storage, structure, found):
                     return BatchTensors(names, found)
             return self._search(key, batch)
-        except Exception:  # noqa: BLE001 - whatever a batch of the user's raises
+        except Exception:  # noqa: BLE001 - a user's batch may raise anything
             return None
 
     def shapes(self, batch: Any) -> Hashable:
-        """The shapes of a batch's tensors by name; `None` where they are unknown."""
+        """The shapes of a batch's tensors by name, or `None` if they are unknown."""
         kind = type(batch)
-        if (
-            kind is list or kind is tuple
-            # as a loader collates rows; in short, for it is done in each step
-        ):
+        # A short path for the lists that a data loader collates, because every step calls this.
+        if kind is list or kind is tuple:
             names, _ = self._known.get((kind, len(batch)), ((), None))
             if len(names) == len(batch) and all(map(_IS_PLAIN, map(type, batch))):
                 try:
                     with without_overrides():
                         return names, tuple(map(Tensor.size, batch))
                 except RuntimeError:
-                    # a nested tensor of the older layout
+                    # `Tensor.size` fails for a nested tensor of the older layout.
                     pass
         found = self.read(batch)
         return None if found is None else found.shapes()
 
     def _search(self, key: tuple[type, int], batch: Any) -> BatchTensors | None:
-        """Search a batch of a structure that is not known, and remember it."""
+        """Search a batch of unknown structure, and remember the structure."""
         if len(self._known) >= MOST_STRUCTURES:
             self._known.clear()
         search = _Search()
         try:
             structure = search.structure_of(batch, "", 0)
         except _Unreadable:
-            self._known[key] = (), _UNREADABLE
+            self._known[key] = ((), _UNREADABLE)
             return None
-        self._known[key] = tuple(search.names), structure
-        return BatchTensors(tuple(search.names), search.tensors)
+        names = tuple(search.names)
+        self._known[key] = (names, structure)
+        return BatchTensors(names, search.tensors)
 
 
 def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Tensor]) -> bool:
-    """Take the tensors of a batch of a known structure. Returns whether it has that structure."""
+    """Collect the tensors of a batch, and return whether it has the known structure."""
     if structure is _TENSOR:
         found.append(value)
         return True
@@ -166,9 +175,9 @@ def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Ten
     parts: Any = storage
     if parts is None or len(parts) != size or (keys is None) is (type(parts) is dict):
         return False
-    for part, (kind, inner) in zip(
-        parts if keys is None else map(parts.get, keys), entries, strict=True
-    ):
+    if keys is not None:
+        parts = map(parts.get, keys)
+    for part, (kind, inner) in zip(parts, entries, strict=True):
         if type(part) is not kind and not (kind in _PLAIN and type(part) in _PLAIN):
             return False
         if inner is _TENSOR:
@@ -179,15 +188,23 @@ def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Ten
 
 
 class _Search:
+    """Searches one batch for tensors.
+
+    Attributes:
+        names: The paths of the tensors found so far.
+        tensors: The tensors found so far.
+    """
+
     def __init__(self) -> None:
         self.names: list[str] = []
         self.tensors: list[Tensor] = []
         self._left = MOST_VALUES
 
     def structure_of(self, value: Any, name: str, depth: int) -> "_Structure | bool | None":
-        """The structure of a value, whose tensors are added to those that were found.
+        """Return the structure of a value, and add its tensors to those found.
 
-        Unreadable if it may hold others.
+        Raises:
+            _Unreadable: The value may hold tensors that were not found.
         """
         self._left -= 1
         if is_tensor(value):
@@ -205,20 +222,16 @@ class _Search:
             return None
         if len(storage) > self._left:
             raise _Unreadable
-        pairs = storage.items() if type(storage) is dict else enumerate(storage)
-        entries = tuple(
-            [
-                (type(part), self.structure_of(part, _path(name, key), depth + 1))
-                for key, part in pairs
-            ]
-        )
-        if type(storage) is dict:
-            return _Structure(len(storage), tuple(storage), entries)
-        return (
-            _Structure(len(storage), None, entries)
-            if not entries or any(structure is not None for _, structure in entries)
-            else None
-        )
+        is_dict = type(storage) is dict
+        entries = []
+        for key, part in storage.items() if type(storage) is dict else enumerate(storage):
+            inner = self.structure_of(part, _path(name, key), depth + 1)
+            entries.append((type(part), inner))
+        if is_dict:
+            return _Structure(len(storage), tuple(storage), tuple(entries))
+        if entries and all(inner is None for _, inner in entries):
+            return None
+        return _Structure(len(storage), None, tuple(entries))
 
     def _is_plain(self, storage: Storage, depth: int) -> bool:
         """Whether the first entries of a long container hold no tensor."""
@@ -227,7 +240,8 @@ class _Search:
         for _, part in zip(range(PROBED), values, strict=False):
             self.structure_of(part, "", depth + 1)
             if len(self.tensors) > before:
-                del self.tensors[before:], self.names[before:]
+                del self.tensors[before:]
+                del self.names[before:]
                 return False
         return True
 
@@ -235,7 +249,7 @@ class _Search:
 def _path(name: str, key: Any) -> str:
     """The path of an entry.
 
-    A key that is an object of the user's is unreadable: to look it up again would run its code.
+    A key of a user's class is unreadable, because a lookup would run its code.
     """
     if isinstance(key, Enum):
         key = key.name
@@ -245,11 +259,11 @@ def _path(name: str, key: Any) -> str:
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
-"""`{"samples": n, "tokens": n}`, one of them or both, or a function that returns it."""
+"""`{"samples": n, "tokens": n}`, one or both, or a function that returns them."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
-    """The user's sizes of a batch, as fields of `Run`; empty if none are given."""
+    """Return the sizes of a batch that a user passed, as fields of `Run`."""
     if units is None:
         return {}
     try:
@@ -264,83 +278,94 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
         or not all(map(is_whole, given.values()))
     ):
         raise CountError(
-            f"{caller}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it"
+            f"{caller}: units gave {describe(given)}: "
+            "give {'samples': n, 'tokens': n} or a function that returns it"
         )
     return {f"{name}_per_step": int(number) for name, number in given.items()}
 
 
 def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | None]:
-    """Samples: the size of dimension 0 of most tensors; tokens: that of the first 2-d integer tensor.
+    """Return the number of samples and tokens in a batch, `None` where unknown.
 
-    Some tensors do not give a shape.
+    Samples are the size of dimension 0 of most tensors. Tokens are the number of elements of the
+    first two-dimensional integer tensor. Tensors whose shape cannot be read are ignored.
     """
-    first: list[int] = []
+    sizes: list[int] = []
     tokens: int | None = None
     with without_overrides():
         for tensor in tensors:
-            # a tensor of the user's class may raise anything
+            # A tensor of a user's class may raise anything.
             with contextlib.suppress(Exception):
                 dimensions = Tensor.dim(tensor)
-                first += [int(Tensor.size(tensor, 0))] * bool(dimensions)
+                if dimensions:
+                    sizes.append(int(Tensor.size(tensor, 0)))
                 if tokens is None and dimensions == 2 and is_integer(tensor):
                     tokens = int(Tensor.numel(tensor))
-    return max(first, key=first.count) if first else None, tokens
+    samples = max(sizes, key=sizes.count) if sizes else None
+    return samples, tokens
 
 
 def padded_share(batch: BatchTensors | None) -> float | None:
-    """The share of a batch's positions that is padding: by its mask, else by the value that its rows end with.
+    """The share of a batch's positions that is padding, or `None` if it is unknown.
 
-    `None` if nothing tells.
+    It is computed from the batch's mask, else from the value that its rows end with. Only part of
+    a large batch is read. On a GPU, this waits for the device.
     """
-    # A bounded part of the batch is read. On a device that waits for the device.
-    by_mask, by_rows = [], []
+    if batch is None:
+        return None
+    by_mask: list[float] = []
+    by_rows: list[float] = []
     with without_modes(), without_overrides(), torch.no_grad():
-        for path, tensor in () if batch is None else zip(*batch, strict=True):
-            # a batch may hold anything
+        for path, tensor in zip(*batch, strict=True):
+            # A batch may hold tensors that fail to be read.
             with contextlib.suppress(Exception):
-                name = path.rpartition(".")[2].lower()
-                if (
-                    type(tensor) is not Tensor
-                    or tensor.device.type == "meta"
-                    or tensor.dim() not in {2, 3}
-                    or tensor.shape[1] < SHORT
-                ):
+                if not _may_be_padded(tensor):
                     continue
-                part = (
-                    tensor[:MOST_ROWS]
-                    if tensor.dim() == 2
-                    else tensor[:MOST_ROWS, :, :MOST_FEATURES]
-                )
-                if name.endswith("mask") and part.dim() == 2:
-                    there = (part != 0).double().mean().item()
-                    by_mask.append(there if "padding" in name else 1 - there)
-                elif part.dim() == 3 and part.is_floating_point():
-                    by_rows.append(_trailing((part == 0).all(-1)))
-                elif part.dim() == 2 and is_integer(part) and part.unique().numel() > MOST_MARKS:
-                    by_rows.append(_trailing(part == part[:, -1:]))
+                name = path.rpartition(".")[2].lower()
+                rows = tensor[:MOST_ROWS]
+                if rows.dim() == 3:
+                    if rows.is_floating_point():
+                        features = rows[:, :, :MOST_FEATURES]
+                        by_rows.append(_trailing((features == 0).all(-1)))
+                elif name.endswith("mask"):
+                    share = (rows != 0).double().mean().item()
+                    by_mask.append(share if "padding" in name else 1 - share)
+                elif is_integer(rows) and rows.unique().numel() > MOST_MARKS:
+                    by_rows.append(_trailing(rows == rows[:, -1:]))
     return max(by_mask or by_rows, default=None)
 
 
+def _may_be_padded(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.device.type == "meta":
+        return False
+    return tensor.dim() in {2, 3} and tensor.shape[1] >= SHORT
+
+
 def _trailing(is_equal: Tensor) -> float:
-    """The share of positions in the runs that end the rows; a run of one is none."""
+    """The share of positions in the runs of true that end rows, if longer than one position."""
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return float(runs[runs > 1].sum()) / is_equal.numel()
 
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
-    """A tensor of random numbers from 0 to 1, on the model's device, in the dtype of its first floating parameter, by its own generator."""
-    if (
-        not isinstance(shape, tuple | list)
-        or not shape
-        or not all(isinstance(size, int) and size >= 0 for size in shape)
-    ):
+    """Create a tensor of random numbers from 0 to 1 for a model.
+
+    It has the model's device and the dtype of its first floating-point parameter. It is drawn from
+    a separate generator.
+    """
+    is_shape = (
+        isinstance(shape, tuple | list)
+        and bool(shape)
+        and all(isinstance(size, int) and size >= 0 for size in shape)
+    )
+    if not is_shape:
         raise CountError(
-            f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)"
+            f"{caller}: input_shape={describe(shape)}: "
+            "give the sizes of one tensor, as (8, 3, 224, 224)"
         )
     tensors = [*model.parameters(), *model.buffers()]
-    dtype = next(
-        (each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype()
-    )
+    floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    dtype = floating[0] if floating else torch.get_default_dtype()
     device = device_of(tensors)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""What torch has for a device that is no CPU, by the names that its backends share.
+"""Torch's functions for a device that is not a CPU, by the names that its backends share.
 
-CUDA's, XPU's, MPS's, and those outside of torch.
+The backends are CUDA, XPU, MPS, and those outside torch.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from lflops.torch_private.dispatch_modes import without_modes
 
 
 def runtime(device: torch.device) -> Any:
-    """The module that waits for the device.
+    """Return torch's module that synchronizes with a device.
 
-    A `RuntimeError` where torch has no such device here, or cannot wait for it.
+    Raises:
+        RuntimeError: Torch has no such device here, or cannot wait for it.
     """
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):
@@ -27,51 +28,49 @@ def runtime(device: torch.device) -> Any:
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether it is of the kind that torch has as its accelerator here.
-
-    Of all kinds in a process that is one.
-    """
+    """Whether the device is of the type that torch uses as the accelerator in this process."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device with its number; without one, that of the device that is current now."""
+    """The device with its index, or with the current device's index if it has none."""
     index: int | None = device.index
     if index is not None:
         return device
-    found = runtime(device)
-    return torch.device(
-        device.type,
-        found.current_device_index() if found is torch.accelerator else found.current_device(),
-    )
+    if is_accelerator(device):
+        return torch.device(device.type, torch.accelerator.current_device_index())
+    return torch.device(device.type, runtime(device).current_device())
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Within it, the device is the current one of its kind."""
-    within = (
-        None if device.type == "cpu" else getattr(torch.get_device_module(device), "device", None)
-        # MPS has but one device
-    )
-    return contextlib.nullcontext() if within is None else within(device)
+    """A context in which the device is the current device of its type."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    # MPS has only one device, and no such context.
+    context = getattr(torch.get_device_module(device), "device", None)
+    return contextlib.nullcontext() if context is None else context(device)
 
 
 def allocator_stats(device: torch.device) -> Mapping[str, int]:
-    """What the device's allocator counts on the host, by the names of `torch.cuda.memory_stats`.
+    """The statistics of the device's allocator, by the names of `torch.cuda.memory_stats`.
 
-    Empty where it counts nothing.
+    Empty if it has none.
     """
     return _called(device, "memory_stats") or {}
 
 
 def memory_of(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of the device's memory: free, and in total; `None` where torch does not know."""
+    """The free and total bytes of the device's memory, or `None` if unknown."""
     found = _called(device, "mem_get_info", "get_memory_info")
-    return None if found is None else (int(found[0]), int(found[1]))
+    if found is None:
+        return None
+    free, total = found
+    return int(free), int(total)
 
 
 def properties_of(device: torch.device) -> Any:
-    """What the device's driver says of it; `None` for a CPU, and where torch does not ask."""
+    """The device's properties from its driver, or `None` if torch cannot read them."""
     return _called(device, "get_device_properties")
 
 
@@ -85,64 +84,65 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def _given(device: torch.device) -> tuple[torch.device, ...]:
-    """The arguments by which functions of the device's module know it.
-
-    MPS has but one device, and its functions take none.
-    """
+    """The device as an argument for functions of its module, which MPS functions do not accept."""
     return () if device.type == "mps" else (device,)
 
 
 def profiler_activity(device: torch.device) -> ProfilerActivity | None:
-    """What torch.profiler calls the device's work; `None` where it can record none, as on MPS."""
+    """The activity of torch.profiler for a device, or `None` if it cannot record one, as on MPS."""
     with without_modes():
-        outside = torch.device(
-            "privateuseone"
-            # by the name that a backend outside of torch has given itself
-        ).type
+        # A backend outside torch may have renamed this device type.
+        outside = torch.device("privateuseone").type
     names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU", outside: "PrivateUse1"}
     activity: ProfilerActivity | None = getattr(ProfilerActivity, names.get(device.type, ""), None)
     return activity if activity in supported_activities() else None
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
-    """Call a function of the device's module, or where it has none, that of `torch.accelerator`."""
-    # `None` where nothing has used the device yet, which asking would initialise, and where there
-    # is no such function
+    """Call a function of the device's module, or of `torch.accelerator` if the module has none.
+
+    Returns `None` if there is no such function, or if nothing has used the device yet: the call
+    would initialize it.
+    """
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     function = getattr(module, name, None)
     if function is None and is_accelerator(device):
-        # torch 2.8 has none
+        # torch 2.8 lacks some of these functions.
         function = getattr(torch.accelerator, of_accelerator or name, None)
     if function is None or not getattr(module, "is_initialized", lambda: True)():
         return None
     try:
         return function(*_given(device))
     except RuntimeError:
-        # the backend has not implemented it
+        # The backend does not implement the function.
         return None
 
 
 def has_tf32(device_type: str | None) -> bool:
-    """Whether it is a GPU of NVIDIA's from Ampere on."""
-    is_nvidia = (
-        device_type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
-    )
-    return (
-        is_nvidia
-        and torch.cuda.get_device_capability() >= (8, 0)
-        and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
-    )
+    """Whether the device is an NVIDIA GPU of Ampere or a later architecture."""
+    if device_type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
+        return False
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def multiplies_in_tf32(operator: str) -> bool:
-    """Whether torch lets such a GPU multiply float32 in TF32 there.
+    """Whether torch's settings let an operator multiply float32 matrices in TF32.
 
-    In convolutions unless forbidden, else where it is allowed.
+    Convolutions do by default, other operators only if the user allows it.
     """
     cudnn: Any = torch.backends.cudnn
-    kind = "conv" if "convolution" in operator else "rnn" if "_rnn" in operator else ""
-    backend: Any = getattr(cudnn, kind, cudnn) if kind else torch.backends.cuda.matmul
-    # before torch 2.9 there is none
+    if "convolution" in operator:
+        return bool(cudnn.enabled and _allows_tf32(getattr(cudnn, "conv", cudnn), cudnn))
+    if "_rnn" in operator:
+        return bool(cudnn.enabled and _allows_tf32(getattr(cudnn, "rnn", cudnn), cudnn))
+    matmul = torch.backends.cuda.matmul
+    return _allows_tf32(matmul, matmul)
+
+
+def _allows_tf32(backend: Any, backend_before_2_9: Any) -> bool:
     precision = getattr(backend, "fp32_precision", None)
-    allows = (cudnn if kind else backend).allow_tf32 if precision is None else precision == "tf32"
-    return bool(allows and (cudnn.enabled or not kind))
+    if precision is None:
+        return bool(backend_before_2_9.allow_tf32)
+    return bool(precision == "tf32")

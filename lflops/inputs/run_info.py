@@ -5,6 +5,7 @@ import multiprocessing.process
 import os
 import pathlib
 import platform
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -16,16 +17,19 @@ from lflops.inputs.batch import samples_and_tokens
 from lflops.inputs.devices import allocator_stats
 from lflops.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.profile import Run
-from lflops.profile.series import summed
 from lflops.version import __version__
 
 
 def run_of(
     parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Run:
-    tensors = [each for each in parameters if not is_lazy(each)]
+    """Collect the facts of a run from a model's parameters and a batch."""
+    tensors = [parameter for parameter in parameters if not is_lazy(parameter)]
     device = device_of(tensors)
     samples, tokens = samples_and_tokens(tensors_in((args, kwargs)))
+    precision = None
+    if _autocasts(device):
+        precision = f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}"
     return Run(
         kind="count",
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -38,27 +42,36 @@ def run_of(
         device_name=device_name(device),
         device_type=device.type,
         dtype=_dtype(tensors, device),
-        precision=f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}"
-        if _autocasts(device)
-        else None,
+        precision=precision,
         shapes=shapes_of(args, kwargs),
         samples_per_step=samples,
         tokens_per_step=tokens,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        # that the process may use
-        else os.cpu_count(),
-        # multiprocessing's own function would also collect those that have ended, which is for who
-        # started them.
-        workers=len(getattr(multiprocessing.process, "_children", ())),
+        cores=_usable_cores(),
+        workers=_worker_processes(),
     )
 
 
-def with_allocator_peaks(run: Run, device: torch.device) -> Run:
-    """The facts with the peaks of the device's allocator.
+def _usable_cores() -> int | None:
+    """The number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
-    It keeps these sums on the host, so nothing waits for the device.
+
+def _worker_processes() -> int:
+    """The number of child processes.
+
+    `multiprocessing.active_children` would also reap those that have ended, which their owner
+    has to do.
+    """
+    return len(getattr(multiprocessing.process, "_children", ()))
+
+
+def with_allocator_peaks(run: Run, device: torch.device) -> Run:
+    """Add the peaks of the device's allocator.
+
+    The allocator keeps its statistics on the host, so nothing waits for the device.
     """
     peak = allocator_stats(device).get
     return replace(
@@ -69,15 +82,16 @@ def with_allocator_peaks(run: Run, device: torch.device) -> Run:
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
-    """The dtype of contractions: that of autocast, else that of most parameters."""
+    """The dtype of matmuls: the dtype of autocast, else the dtype of most parameters."""
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
-    sizes = summed(
-        (each.dtype, each.numel())
-        for each in tensors
-        if each.dtype.is_floating_point or each.dtype.is_complex
-    )
-    return dtype_name(max(sizes, key=sizes.__getitem__)) if sizes else None
+    elements: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            elements[tensor.dtype] += tensor.numel()
+    if not elements:
+        return None
+    return dtype_name(max(elements, key=elements.__getitem__))
 
 
 def _autocasts(device: torch.device) -> bool:
@@ -85,7 +99,7 @@ def _autocasts(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device, from its driver; of a CPU, from the system."""
+    """The name of a device: from its driver, or for a CPU from the operating system."""
     if device.type != "cpu":
         named = getattr(getattr(torch, device.type, None), "get_device_name", None)
         return device.type if named is None else str(named(device))

@@ -1,8 +1,8 @@
-"""Tensors inside of arguments and results: their device, dtypes and shapes.
+"""Tensors in arguments and results: their device, dtypes and shapes.
 
-Structures are read from their storage: no property, `__getitem__` or `__iter__` of the user's is
-run. A mapping that loads what it is asked for, or a batch that refers to its data set, costs
-nothing unless the training itself reads it.
+Structures are read from their storage: no property, `__getitem__` or `__iter__` of a user's class
+runs. A mapping that loads entries on access, or a batch that refers to its data set, costs nothing
+unless the training run itself reads it.
 """
 
 import contextlib
@@ -42,24 +42,23 @@ _VALUES = (
 """Kinds of values without tensors, also where the class is written in Python."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
-"""Kinds of containers that are not looked into.
+"""Containers that are not searched: they have no order, or reading them may run user code."""
 
-They have no order, or reading them may run the user's code.
-"""
-
-# the flag of a type that a `class` statement made
 _WRITTEN_IN_PYTHON = 1 << 9
+"""The flag of a type that a `class` statement created."""
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor. `isinstance` would ask a proxy for the class of its object."""
+    """Whether a value is a tensor, without reading the `__class__` of a proxy object."""
     return issubclass(type(value), Tensor)
 
 
 def storage_of(value: Any) -> Storage | None:
-    """The storage of a mapping, a sequence or a dataclass; `None` for all else."""
-    # Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are
-    # the fields that an instance has.
+    """The storage of a mapping, a sequence or a dataclass, or `None` for any other value.
+
+    Mappings are dictionaries, classes derived from them, and `UserDict`. The storage of a dataclass
+    has the attributes of the instance.
+    """
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         return value  # type: ignore[no-any-return]
@@ -72,11 +71,8 @@ def storage_of(value: Any) -> Storage | None:
     if issubclass(kind, UserDict):
         data = attributes_of(value).get("data")
         return storage_of(data) if issubclass(type(data), dict) else None
-    return (
-        attributes_of(value)
-        if any("__dataclass_fields__" in each.__dict__ for each in kind.__mro__)
-        else None
-    )
+    is_dataclass = any("__dataclass_fields__" in base.__dict__ for base in kind.__mro__)
+    return attributes_of(value) if is_dataclass else None
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -86,13 +82,11 @@ def attributes_of(value: Any) -> dict[str, Any]:
     except AttributeError:
         stored = None
     found = stored if type(stored) is dict else {}
-    slots = {
-        name: slot
-        for kind in type(value).__mro__
-        if "__slots__" in kind.__dict__
-        for name, slot in kind.__dict__.items()
-        if type(slot) is MemberDescriptorType
-    }
+    slots: dict[str, MemberDescriptorType] = {}
+    for kind in type(value).__mro__:
+        if "__slots__" in kind.__dict__:
+            members = kind.__dict__.items()
+            slots.update(item for item in members if type(item[1]) is MemberDescriptorType)
     if not slots:
         return found
     found = dict(found)
@@ -100,13 +94,13 @@ def attributes_of(value: Any) -> dict[str, Any]:
         try:
             found[name] = slot.__get__(value)
         except AttributeError:
-            # the slot is empty
+            # The slot is empty.
             continue
     return found
 
 
 def may_hold_tensors(value: Any) -> bool:
-    """Whether an object that is neither a tensor nor has a storage may hold tensors all the same."""
+    """Whether an object without a storage may hold tensors in its attributes."""
     kind = type(value)
     if value is None or issubclass(kind, _VALUES):
         return False
@@ -114,44 +108,47 @@ def may_hold_tensors(value: Any) -> bool:
         return bool(value)
     if any(issubclass(kind, each) for each in _UNREAD):
         return True
-    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not any(
-        "__call__" in each.__dict__ for each in kind.__mro__
-    )
+    is_callable = any("__call__" in base.__dict__ for base in kind.__mro__)
+    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not is_callable
 
 
-# levels of nesting that are searched; a structure that contains itself ends there
 DEEPEST = 12
-# values other than tensors that are searched
+"""Levels of nesting that are searched, which also ends the search of a recursive structure."""
+
 MOST_VALUES = 1_000
+"""Most values other than tensors that are searched."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order."""
-    # What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that
-    # are no tensors the search ends: an output that refers to a data set must not be searched for
-    # all that is in it.
-    return (value,) if is_tensor(value) else (tensor for _, tensor in named_tensors_in(value))
+    """Every tensor in nested containers, dataclasses and plain objects, in order.
+
+    Only stored attributes are read, and no user code runs. The search ends after `MOST_VALUES`
+    values that are no tensors, so that a data set to which an output refers is not searched whole.
+    """
+    if is_tensor(value):
+        return (value,)
+    return (tensor for _, tensor in named_tensors_in(value))
 
 
 def nodes_of(value: Any) -> Iterator[Any]:
-    """The autograd nodes that computed the tensors."""
+    """The autograd nodes that computed the tensors in a value."""
     with without_overrides():
         nodes = [node_of(tensor) for tensor in tensors_in(value)]
     return (node for node in nodes if node is not None)
 
 
 def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The same, each with its path. An object that several paths lead to is searched once."""
+    """Every tensor with its path. An object that several paths lead to is searched once."""
     return _Search().tensors("", value, DEEPEST)
 
 
 class _Search:
+    """Searches one value for tensors."""
+
     def __init__(self) -> None:
         self._left = MOST_VALUES
-        self._seen: dict[
-            int, Any
-            # keeps them alive, so that no other object gets the id of one
-        ] = {}
+        # By id. It keeps the objects alive, so that no other object gets one of these ids.
+        self._seen: dict[int, Any] = {}
 
     def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
         if is_tensor(value):
@@ -167,11 +164,10 @@ class _Search:
         for key, part in parts.items() if type(parts) is dict else enumerate(parts):
             if self._left < 0:
                 return
-            yield from self.tensors(
-                (f"{name}.{key}" if name else str(key)) if type(key) in (str, int) else name,
-                part,
-                depth - 1,
-            )
+            path = name
+            if type(key) in (str, int):
+                path = f"{name}.{key}" if name else str(key)
+            yield from self.tensors(path, part, depth - 1)
 
 
 def _parts(value: Any) -> Storage | None:
@@ -185,9 +181,9 @@ def _parts(value: Any) -> Storage | None:
 
 
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same lists, tuples and dictionaries with something else in place of each object of a kind.
+    """Replace each object of a class in nested lists, tuples and dictionaries.
 
-    What has none of them is itself.
+    A container without such an object is returned itself.
     """
     if isinstance(value, kind):
         return change(value)
@@ -203,25 +199,26 @@ def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def cut_off(tensor: Tensor) -> Tensor:
-    """A leaf in place of a tensor that has a graph, because backward through that graph is not the model's work."""
+    """Return a copy without the graph of a tensor; a leaf is returned itself.
+
+    Backward through that graph is not the model's work.
+    """
     if tensor.is_leaf:
         return tensor
     with torch.inference_mode(mode=False), torch.enable_grad():
-        return (
-            tensor.detach().requires_grad_().clone()
-            # a model may write to this copy in place, unlike to a leaf
-        )
+        # A model may write to this copy in place, unlike to a leaf.
+        return tensor.detach().requires_grad_().clone()
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in the arguments, by position or name.
 
-    A tensor that does not give its shape is left out.
+    A tensor whose shape cannot be read is left out.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():
         for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}):
-            # a tensor of the user's class may raise anything
+            # A tensor of a user's class may raise anything.
             with contextlib.suppress(Exception):
                 shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)
     return shapes

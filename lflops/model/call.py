@@ -1,6 +1,6 @@
-"""A call of a model: forward and backward, once or often.
+"""A call of a model: forward and backward, once or repeatedly.
 
-Afterwards gradients, buffers, mode and random numbers are what they were.
+Afterwards gradients, buffers, training mode and random numbers are restored.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from lflops.torch_private.modules import buffers_of
 
 
 class Gradients:
-    """The user's gradients, set aside while passes make their own."""
+    """The user's gradients, saved while passes compute others."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -38,11 +38,12 @@ class Gradients:
                 leaf.grad = None
 
     def clear(self) -> None:
-        """Remove the gradients that a pass has made, before the next pass."""
+        """Remove the gradients of a pass before the next pass."""
         for leaf, _ in self._saved.values():
             leaf.grad = None
 
     def put_back(self) -> None:
+        """Restore the saved gradients."""
         for leaf, gradient in self._saved.values():
             leaf.grad = gradient
         self._saved.clear()
@@ -50,29 +51,28 @@ class Gradients:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
-    """At the end, undo what passes did to the model, to gradients, also of the leaves added to `gradients`, and to random numbers."""
-    with contextlib.ExitStack() as undo:
-        inputs = list(inputs)
-        with torch.no_grad():
-            contents = [
-                (buffer, buffer.detach().clone())
-                for buffer in model.buffers()
-                if not is_lazy(buffer)
-            ]
-        undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
+    """Restore the model, gradients and random numbers at the end of the context.
+
+    The gradients are those of the parameters, the inputs, and all leaves added to `gradients`.
+    """
+    inputs = list(inputs)
+    contents = []
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if not is_lazy(buffer):
+                contents.append((buffer, buffer.detach().clone()))
+    modes = []
+    registered = []
+    for module in model.modules():
         # A frozen script has no training mode.
-        undo.callback(
-            _restore_modes,
-            [
-                (module, module.training)
-                for module in model.modules()
-                if hasattr(module, "training")
-            ],
-        )
+        if hasattr(module, "training"):
+            modes.append((module, module.training))
+        registered.append((module, dict(buffers_of(module))))
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
+        undo.callback(_restore_modes, modes)
         undo.callback(_restore_contents, contents)
-        undo.callback(
-            _restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()]
-        )
+        undo.callback(_restore_buffers, registered)
         undo.callback(gradients.put_back)
         gradients.put_aside((*model.parameters(), *inputs))
         yield
@@ -87,13 +87,13 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
 def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
     for module, before in registered:
         buffers = buffers_of(module)
-        # of a scripted module it is no dict: its `keys()` is a list
+        # The registry of a scripted module is no dict: its `keys()` returns a list.
         now = dict(buffers.items())
-        if now.keys() != before.keys() or any(
-            now[name] is not buffer for name, buffer in before.items()
-        ):
-            buffers.clear()
-            buffers.update(before)
+        are_same = now.keys() == before.keys()
+        if are_same and all(now[name] is buffer for name, buffer in before.items()):
+            continue
+        buffers.clear()
+        buffers.update(before)
 
 
 def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
@@ -101,23 +101,32 @@ def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers:
             if not _same(buffer, copy):
                 with torch.inference_mode(mode=buffer.is_inference()):
-                    # By `data`, which autograd does not see: a graph that saved the buffer can
-                    # still go backward.
+                    # Autograd does not see a write to `data`, so a graph that saved the buffer can
+                    # still run backward.
                     buffer.data.copy_(copy)
 
 
 def _same(buffer: Tensor, copy: Tensor) -> bool:
+    if buffer.device.type == "meta":
+        return True
     try:
-        return buffer.device.type == "meta" or (
-            buffer.shape == copy.shape and bool(torch.equal(buffer, copy))
-        )
+        return buffer.shape == copy.shape and bool(torch.equal(buffer, copy))
     except RuntimeError:
-        # sparse, or of a dtype without comparison
+        # Sparse tensors and some dtypes cannot be compared.
         return False
 
 
 @dataclass
 class _States:
+    """The states of all random number generators.
+
+    Attributes:
+        python: The state of Python's generator.
+        numpy: The state of numpy's global generator, if numpy is loaded.
+        cpu: The state of torch's generator for the CPU.
+        devices: The states of torch's generators for other devices.
+    """
+
     python: Any
     numpy: Any
     cpu: Tensor
@@ -145,6 +154,8 @@ class _States:
 
 
 class _Pass:
+    """A running context of `same_random_numbers`, with the states to restore."""
+
     def __init__(self, states: _States) -> None:
         self.states = states
 
@@ -155,9 +166,11 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all generators at the end, also those of the tensors' devices."""
-    # All threads of a process share them. If the first of two passes in two threads ends first, the
-    # second one restores what was there before both.
+    """Restore all random number generators at the end, including those of the tensors' devices.
+
+    All threads of a process share the generators. If two such contexts overlap in two threads and
+    the first ends first, the second restores the states from before both.
+    """
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
         mine = _Pass(_States.now(devices))
@@ -174,38 +187,46 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
                 mine.states.restore()
 
 
-# the name of a part of a pass that is lflops' own work, and in no time
 ASIDE = "aside"
+"""The name of a part of a pass that is work of lflops and not timed."""
 
 Divide = Callable[..., None]
-"""What a pass calls where its next part begins, with the name of that, and for backward with the tensors that it starts from."""
+"""Called where the next part of a pass begins.
+
+Its arguments are the name of that part, and for backward the tensors that backward starts from.
+"""
 
 
 @dataclass(kw_only=True)
 class ModelCall:
-    """A model with its arguments."""
+    """A model with its arguments.
 
-    # the name of the public function, with which errors begin
+    Attributes:
+        caller: The name of the public function, with which error messages begin.
+        model: The model.
+        args: The positional arguments, detached from any graph.
+        kwargs: The keyword arguments, detached from any graph.
+        backward: Whether a pass runs backward.
+        loss: Computes a scalar from the output. `None` stands for the sum of the floating-point
+            outputs, which is not counted as work of the model.
+        step: Runs instead of the call, the loss and backward, with the model and its arguments.
+    """
+
     caller: str
     model: nn.Module
-    # the positional arguments, detached from any graph, as `kwargs` are
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     backward: bool
-    # From the output to a scalar. `None` is the sum of the floating outputs, which is not counted
-    # as work of the model.
     loss: Callable[[Any], Tensor] | None
     _given: tuple[tuple[Any, ...], dict[str, Any]]
-    step: Callable[..., object] | None = (
-        # runs in place of the call, the loss and backward. It is given the model and the arguments
-        None
-    )
+    step: Callable[..., object] | None = None
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
     def of(
         cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any
     ) -> "ModelCall":
+        """Check the arguments of a public function and prepare the call."""
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
@@ -221,29 +242,30 @@ class ModelCall:
         )
 
     def inputs(self) -> Iterable[Tensor]:
+        """The tensors in the arguments."""
         return tensors_in((self.args, self.kwargs))
 
     def untouched(self) -> contextlib.AbstractContextManager[None]:
-        """At the end, undo what passes did to the model, to gradients and to the random numbers."""
+        """A context that restores the model, gradients and random numbers at its end."""
         return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
-        """Set the gradients of the model aside now, so that those of a backward inside of forward are no earlier ones."""
+        """Save the model's gradients now, in case forward itself runs a backward pass."""
         self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:
         """Prepare another pass.
 
-        Drop the gradients of the last one, and copy the arguments anew, in case the model wrote to
+        Drop the gradients of the last pass, and copy the arguments again in case the model wrote to
         them.
         """
         self._gradients.clear()
         self.args, self.kwargs = changed(self._given, Tensor, cut_off)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
-        """One pass. `divide` is called after forward, before backward and after backward."""
+        """Run one pass. `divide` is called after forward, before backward and after backward."""
         with contextlib.ExitStack() as modes:
-            # forward alone has the caller's grad mode
+            # A pass without backward keeps the caller's grad mode.
             if self.backward:
                 modes.enter_context(torch.inference_mode(mode=False))
                 modes.enter_context(torch.enable_grad())
@@ -251,36 +273,41 @@ class ModelCall:
                 self.step(self.model, *self.args, **self.kwargs)
                 return
             output = self.model(*self.args, **self.kwargs)
-            if self.backward:
-                results = self._results(output)
-                del output
-                divide(ASIDE)
-                self._gradients.put_aside(autograd.leaves(results))
-                with without_modes():
-                    # Expanded from one number where torch can do that. The methods of a fake tensor
-                    # are fake without its mode.
-                    ones = [
-                        torch.ones_like(each)
-                        if each.is_nested
-                        else each.detach().new_ones(()).expand_as(each)
-                        for each in results
-                    ]
-                divide("backward", results)
-                torch.autograd.backward(results, ones)
-                # freeing the graph is no part of backward
-                divide(ASIDE)
+            if not self.backward:
+                return
+            results = self._results(output)
+            del output
+            divide(ASIDE)
+            self._gradients.put_aside(autograd.leaves(results))
+            # The methods of a fake tensor are fake without its mode.
+            with without_modes():
+                ones = [_ones_like(result) for result in results]
+            divide("backward", results)
+            torch.autograd.backward(results, ones)
+            # Freeing the graph is no part of backward.
+            divide(ASIDE)
 
     def _results(self, output: Any) -> list[Tensor]:
+        """The tensors from which backward starts."""
         if self.loss is None:
-            found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-            if not found:
+            results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            if not results:
                 raise CountError(
-                    f"{self.caller}: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
+                    f"{self.caller}: backward=True, but no output requires a gradient: "
+                    "give loss=, or unfreeze what is to be trained"
                 )
-            return found
+            return results
         value: Any = self.loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise CountError(
-                f"{self.caller}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient"
+                f"{self.caller}: loss gave {describe(value)}: "
+                "it has to give a tensor of one element that requires a gradient"
             )
         return [value]
+
+
+def _ones_like(tensor: Tensor) -> Tensor:
+    """Ones of a tensor's shape, expanded from a single element unless the tensor is nested."""
+    if tensor.is_nested:
+        return torch.ones_like(tensor)
+    return tensor.detach().new_ones(()).expand_as(tensor)

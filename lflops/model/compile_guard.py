@@ -1,7 +1,4 @@
-"""What is done so that compiled functions run as without lflops.
-
-Or eagerly, in a pass of lflops' own.
-"""
+"""Lets compiled functions run as without lflops, or eagerly in a pass of lflops."""
 
 import contextlib
 import sys
@@ -54,12 +51,11 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, excluded from compilation.
+    """Exclude a hook from compilation, because dynamo would compile it with its module.
 
-    Dynamo would compile it together with the module that it is called for.
+    This makes each call of the hook slower, so the hook is returned unchanged if torch.compile is
+    not loaded.
     """
-    # That makes each call of the hook slower. So the hook itself is returned where torch.compile is
-    # not loaded.
     if "torch._dynamo" not in sys.modules:
         return hook
     left_alone: Callable[..., None] = torch.compiler.disable(hook)
@@ -67,20 +63,20 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class KeptGraphs:
-    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, or to the object's end: a count may never be entered."""
+    """Keeps a copy of each graph that torch.compile creates between `start` and `stop`.
+
+    If the object is freed before, copying ends as well: a count may never be entered.
+    """
 
     def start(self) -> None:
-        """Begin, if torch.compile is loaded.
-
-        To be called again where it may have been loaded since.
-        """
+        """Start, if torch.compile is loaded. Call it again if it may have been loaded since."""
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import keep_graphs
 
             keep_graphs(self)
 
     def stop(self) -> None:
-        """End. It can be called again."""
+        """Stop. It can be called again."""
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import release_graphs
 
@@ -90,7 +86,7 @@ class KeptGraphs:
 def unremark_hooks(undo: CleanupStack) -> None:
     """Suppress torch's warning about global hooks on compiled modules, until `undo` is closed.
 
-    Ours expect to be called for the wrapper.
+    The hooks of lflops expect to be called for the wrapper.
     """
     before = list(warnings.filters)
     undo.add(_remove_new_filter, before)
@@ -98,11 +94,8 @@ def unremark_hooks(undo: CleanupStack) -> None:
 
 
 def _remove_new_filter(before: list[Any]) -> None:
-    """Remove our filter, unless it, or one like it, was there before."""
-    for each in list(warnings.filters):
-        if (
-            each not in before
-            and each[1] is not None
-            and getattr(each[1], "pattern", None) == _REMARK
-        ):
-            warnings.filters.remove(each)  # type: ignore[attr-defined]
+    """Remove the filter of `unremark_hooks`, unless an equal filter was there before."""
+    for entry in list(warnings.filters):
+        is_ours = getattr(entry[1], "pattern", None) == _REMARK
+        if is_ours and entry not in before:
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]

@@ -1,9 +1,7 @@
-"""The names of a model's modules, which module owns each parameter, and which modules are blocks.
+"""The names of a model's modules, the owners of its parameters, and its repeated blocks.
 
-A model's repeated parts.
-
-In a compiled graph a module has the name by which the compiled function reaches it, as
-`L['self'].blocks.0`. Which row that is depends on the module that runs: a graph may be compiled
+In a compiled graph a module has the name by which the compiled function reaches it, such as
+`L['self'].blocks.0`. Which module that is depends on the running module: a graph may be compiled
 once and run for each of twelve blocks.
 """
 
@@ -22,18 +20,20 @@ from lflops.torch_private.modules import child_modules, is_compiled, packed_para
 from lflops.torch_private.tensors import local_part
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names under which torch's wrappers register the wrapped module.
-
-They are left out of a module's name.
-"""
+"""Names under which torch's wrappers register the wrapped module; module names omit them."""
 
 
 class ModuleTree:
-    """A model's modules by row.
+    """A model's modules by name.
 
-    A module's row is its name below the module that calls it. If the caller does not contain it, it
-    is the first name that a walk from the root finds. Modules are compared by identity, because a
-    user's class may define equality.
+    A module's name starts with the name of the module that calls it. If the caller does not contain
+    the module, it has the first name that a walk from the root finds. Modules are compared by
+    identity, because a user's class may define equality.
+
+    Attributes:
+        modules: The modules by name.
+        compiled: The names of compiled modules.
+        wrappers: Modules that wrap another module, by id.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
@@ -41,7 +41,7 @@ class ModuleTree:
         self.compiled: set[str] = set()
         self.wrappers: dict[int, nn.Module] = {}
         self._first: dict[int, str] = {}
-        self._rows: dict[tuple[str, int], str] = {}
+        self._fqns: dict[tuple[str, int], str] = {}
         self._owners: dict[int, tuple[nn.Parameter, str]] = {}
         for name, module in roots.items():
             self._walk(name, module)
@@ -49,43 +49,46 @@ class ModuleTree:
     def __contains__(self, module: nn.Module) -> bool:
         """Whether the module is in the tree.
 
-        A compiled wrapper that no module holds has the row of what it wraps.
+        A compiled wrapper that no module contains gets the name of the module that it wraps.
         """
-        if (
-            id(module) not in self._first
-            and is_compiled(module)
-            and (name := self._first.get(id(unwrapped(module)))) is not None
-        ):
-            self._first[id(module)] = name
-            self.compiled.add(name)
-            self.wrappers[id(module)] = module
-        return id(module) in self._first
+        if id(module) in self._first:
+            return True
+        if not is_compiled(module):
+            return False
+        name = self._first.get(id(unwrapped(module)))
+        if name is None:
+            return False
+        self._first[id(module)] = name
+        self.compiled.add(name)
+        self.wrappers[id(module)] = module
+        return True
 
     def row(self, module: nn.Module, caller: str) -> str:
-        """The row of a module of the tree when the module in row `caller` calls it."""
+        """The name of a module of the tree when the module named `caller` calls it."""
         key = (caller, id(module))
-        row = self._rows.get(key)
-        if row is None:
-            row = self._rows[key] = self._find(module, caller)
-        return row
+        fqn = self._fqns.get(key)
+        if fqn is None:
+            fqn = self._find(module, caller)
+            self._fqns[key] = fqn
+        return fqn
 
     def first_row(self, module: nn.Module) -> str:
-        """The row of a module by the first name that a walk from the root finds."""
+        """The first name of a module that a walk from the root finds."""
         return self._first[id(module)]
 
     def nearest(self, row: str) -> str:
-        """The nearest row at or above this one that is a module, and not a named scope."""
+        """The nearest name at or above this one that is a module, and not a named scope."""
         while row and row not in self.modules:
             row = row.rpartition(".")[0]
         return row
 
     def owner(self, parameter: Tensor | None) -> str:
-        """The row that counts a parameter: the first module that has it; the root if none has."""
+        """The module that counts a parameter: the first that has it, or the root."""
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, str]]:
-        """Every parameter once, with the row that counts it."""
+        """Yield every parameter once, with the module that counts it."""
         yield from self._owners.values()
 
     def _walk(self, name: str, module: nn.Module) -> None:
@@ -102,22 +105,19 @@ class ModuleTree:
             self.modules[name] = module
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), (parameter, name))
-            children = [
-                (_below(name, key), child)
-                for key, child in child_modules(module)
-                if child is not None
-            ]
-            waiting.extend(reversed(children))
+            for key, child in reversed(list(child_modules(module))):
+                if child is not None:
+                    waiting.append((_below(name, key), child))
 
     def _find(self, module: nn.Module, caller: str) -> str:
         start = self.modules.get(caller)
         first = self._first[id(module)]
-        if start is None or start is module:
-            return first if start is None else caller
-        if (
-            first.rpartition(".")[0] == caller
-            and dict(child_modules(start)).get(first.rpartition(".")[2]) is module
-        ):
+        if start is None:
+            return first
+        if start is module:
+            return caller
+        parent_name, _, key = first.rpartition(".")
+        if parent_name == caller and dict(child_modules(start)).get(key) is module:
             return first
         seen = {id(start)}
         waiting = deque([(caller, start)])
@@ -126,16 +126,13 @@ class ModuleTree:
             for key, child in child_modules(parent):
                 if child is None or id(child) in seen:
                     continue
-                row = _below(name, key)
+                fqn = _below(name, key)
                 if child is module:
-                    self.modules.setdefault(
-                        row,
-                        module,
-                        # a further name of a shared module, once it runs under that name
-                    )
-                    return row
+                    # A shared module gets a further name once it runs under that name.
+                    self.modules.setdefault(fqn, module)
+                    return fqn
                 seen.add(id(child))
-                waiting.append((row, child))
+                waiting.append((fqn, child))
         return first
 
 
@@ -146,39 +143,46 @@ def _below(name: str, key: str) -> str:
 
 
 class ParameterSize(NamedTuple):
-    """The size of one of the model's parameters."""
+    """The size of one of the model's parameters.
 
-    # that counts it
+    Attributes:
+        row: The module that counts it.
+        stored_in: The parameter, or the flat parameter that has its elements.
+        elements: The number of its elements.
+        local_elements: The number of its elements on this rank.
+    """
+
     row: str
-    # the parameter itself, or the flat parameter that has its elements
     stored_in: Tensor
     elements: int
-    # on this rank
     local_elements: int
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
-    """The size of every parameter, once, except of those without a shape yet."""
-    flat = [part for wrapper in tree.wrappers.values() for part in flat_parts(wrapper)]
-    for part in flat:
-        yield ParameterSize(
-            tree.first_row(part.module), part.stored_in, part.elements, part.local_elements
-        )
-    flattened = {id(part.stored_in) for part in flat}
-    for parameter, row in tree.parameters():
+    """Yield the size of every parameter once, except of lazy parameters without a shape."""
+    flattened = set()
+    for wrapper in tree.wrappers.values():
+        for part in flat_parts(wrapper):
+            flattened.add(id(part.stored_in))
+            fqn = tree.first_row(part.module)
+            yield ParameterSize(fqn, part.stored_in, part.elements, part.local_elements)
+    for parameter, fqn in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
-            yield ParameterSize(row, parameter, *_sizes(parameter))
-    # or a count that runs meanwhile would include this
+            yield ParameterSize(fqn, parameter, *_sizes(parameter))
+    # A running count must not see the operators that unpack parameters.
     with without_modes():
-        for row, module in tree.modules.items():
-            for packed in packed_parameters(module) if row == tree.first_row(module) else ():
-                yield ParameterSize(row, packed, packed.numel(), packed.numel())
+        for fqn, module in tree.modules.items():
+            if fqn != tree.first_row(module):
+                continue
+            for packed in packed_parameters(module):
+                yield ParameterSize(fqn, packed, packed.numel(), packed.numel())
 
 
 def _sizes(parameter: Any) -> tuple[int, int]:
-    """All elements and the local ones.
+    """The number of all elements of a parameter and of those on this rank.
 
-    DeepSpeed leaves an empty tensor for a sharded parameter, with its size and its shard on it.
+    DeepSpeed replaces a sharded parameter by an empty tensor with attributes for its size and its
+    shard.
     """
     elements = getattr(parameter, "ds_numel", None)
     if elements is None:
@@ -188,90 +192,103 @@ def _sizes(parameter: Any) -> tuple[int, int]:
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules with parameters that their container numbers, by name.
-
-    None of them is within another.
-    """
-    found: dict[str, nn.Module] = {}
+    """The outermost modules with parameters whose key in their container is a number, by name."""
+    blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if (
-            any(name.startswith(f"{block}.") for block in found)
-            or not name.rpartition(".")[2].isdecimal()
-        ):
-            continue
-        if next(module.parameters(), None) is not None:
-            found[name] = module
-    return found
+        is_numbered = name.rpartition(".")[2].isdecimal()
+        is_in_block = any(name.startswith(f"{block}.") for block in blocks)
+        if is_numbered and not is_in_block and next(module.parameters(), None) is not None:
+            blocks[name] = module
+    return blocks
 
 
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 _ITEM = re.compile(r"\.?(?:_modules)?\[['\"]?([^\]'\"]+)['\"]?\]")
-_CLOSURE, _HELD = ".cell_contents", "__closure__"
+_CLOSURE = ".cell_contents"
+_HELD = "__closure__"
 
 
 def rows_of(
     modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()
 ) -> list[str | None]:
-    """The row of each module of a graph while a module runs.
+    """The name in the tree of each module of a compiled graph.
 
-    `None` where several could be meant, or none.
+    `None` if several modules, or none, could be meant. The compiled function belongs to the running
+    module, or to the only module below it that has such modules.
+
+    Args:
+        modules: Name and class name of each module in the graph.
+        running: The name of the running module.
+        tree: The modules.
+        owners: The names of modules whose parameters were passed to the graph.
     """
-    # The compiled function is the running module's, or that of one below it that is the only one to
-    # have such modules. `modules` has names and classes, `owners` the rows whose parameters the
-    # graph was given.
-    named = [_path(name) for name, _ in modules]
-    rows: list[str | None] = [None] * len(modules)
-    for root in {root for root, _ in named}:
-        wanted = [
-            (number, path, modules[number][1])
-            for number, (at, path) in enumerate(named)
-            if at == root
-        ]
-        # What a closure holds may be any module, and the variable of a compiled function the
-        # running one's wrapper.
-        named_so = [(path, kind) for _, path, kind in wanted]
-        base = _base(named_so, running, tree, owners, exact=_HELD in root)
-        if base is not None:
-            for number, path, _ in wanted:
-                module = _module_below(tree.modules[base], path)
-                rows[number] = (
-                    tree.row(module, base)
-                    if path and module is not None and module in tree
-                    else base
-                )
-    return rows
+    by_root: dict[str, list[_Reference]] = {}
+    for number, (name, class_name) in enumerate(modules):
+        root, path = _path(name)
+        by_root.setdefault(root, []).append(_Reference(number, path, class_name))
+    fqns: list[str | None] = [None] * len(modules)
+    for root, references in by_root.items():
+        # A variable of a closure may hold any module. The variable of a compiled function may hold
+        # a wrapper of the running module.
+        base = _base(references, running, tree, owners, exact=_HELD in root)
+        if base is None:
+            continue
+        for reference in references:
+            fqn = base
+            module = _module_below(tree.modules[base], reference.path)
+            if reference.path and module is not None and module in tree:
+                fqn = tree.row(module, base)
+            fqns[reference.number] = fqn
+    return fqns
+
+
+class _Reference(NamedTuple):
+    """A module that a graph names.
+
+    Attributes:
+        number: Its index among the modules of the graph.
+        path: Its path below the variable that the name begins with.
+        class_name: The name of its class.
+    """
+
+    number: int
+    path: str
+    class_name: str
 
 
 def _base(
-    wanted: Sequence[tuple[str, str]],
+    references: Sequence[_Reference],
     running: str,
     tree: ModuleTree,
     owners: Collection[str],
     *,
     exact: bool,
 ) -> str | None:
+    """The name of the module that a graph's variable holds, or `None` if it is ambiguous."""
     running = tree.nearest(running)
-    if _has_all(running, wanted, tree, exact=exact):
+    if _has_all(running, references, tree, exact=exact):
         return running
-    below = [
-        row
-        for row in tree.modules
-        if row.startswith(f"{running}." if running else "") and row != running
-    ]
-    fitting = [row for row in below if _has_all(row, wanted, tree, exact=exact)]
-    if len(fitting) > 1:
-        fitting = [
-            row for row in fitting if owners and all(row in ancestry(owner) for owner in owners)
-        ]
-    return fitting[0] if len(fitting) == 1 else None
+    prefix = f"{running}." if running else ""
+    candidates = []
+    for fqn in tree.modules:
+        is_below = fqn.startswith(prefix) and fqn != running
+        if is_below and _has_all(fqn, references, tree, exact=exact):
+            candidates.append(fqn)
+    if len(candidates) > 1 and owners:
+        candidates = [fqn for fqn in candidates if all(fqn in ancestry(owner) for owner in owners)]
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _has_all(row: str, wanted: Sequence[tuple[str, str]], tree: ModuleTree, *, exact: bool) -> bool:
-    return all(
-        (module := _module_below(tree.modules.get(row), path)) is not None
-        and ((not path and not exact) or type(module).__name__ == kind)
-        for path, kind in wanted
-    )
+def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, exact: bool) -> bool:
+    """Whether a module has all modules that a graph names below a variable."""
+    for reference in references:
+        module = _module_below(tree.modules.get(fqn), reference.path)
+        if module is None:
+            return False
+        is_checked = bool(reference.path) or exact
+        if is_checked and type(module).__name__ != reference.class_name:
+            return False
+    return True
 
 
 def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
@@ -282,13 +299,17 @@ def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
 
 
 def _path(name: str) -> tuple[str, str]:
-    """The variable that a name begins with, and the path from it.
+    """Split a name into the variable that it begins with and the path below it.
 
-    `L['self'].blocks[0]` is `self` and `blocks.0`.
+    `L['self'].blocks[0]` becomes `self` and `blocks.0`. The contents of a closure are a variable as
+    well: `L['args'][1].__closure__[0].cell_contents.blocks`.
     """
-    # A variable of a closure is one as well: `L['args'][1].__closure__[0].cell_contents.blocks`
     variable, _, path = name.rpartition(_CLOSURE)
-    begins = None if variable else _ROOT.match(name)
-    path = _ITEM.sub(r".\1", path[begins.end() if begins else 0 :])
+    if not variable:
+        root = _ROOT.match(name)
+        if root is not None:
+            variable = root.group(1)
+            path = path[root.end() :]
+    path = _ITEM.sub(r".\1", path)
     parts = [part for part in path.split(".") if part and part != "_modules"]
-    return begins.group(1) if begins else variable, ".".join(parts)
+    return variable, ".".join(parts)

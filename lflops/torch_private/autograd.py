@@ -1,4 +1,4 @@
-"""Autograd: the numbers of nodes and backward passes, the leaves of a graph, and autograd's profiler."""
+"""Autograd: numbers of nodes and backward passes, leaves of a graph, and autograd's profiler."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,32 +18,27 @@ with known_torch():
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
 
-# `backward_id()` outside of a backward pass
 NO_BACKWARD = -1
-ACCUMULATES_GRADIENT = (
-    1 << 62
-    # nodes that write `.grad` have sequence numbers from here on. No forward operator built them.
-)
-next_sequence_number: Callable[[], int] = (
-    # the number of the next autograd node that this thread builds
-    _get_sequence_nr
-)
+"""The value of `backward_id()` outside a backward pass."""
+
+ACCUMULATES_GRADIENT = 1 << 62
+"""Nodes that write `.grad` have at least this sequence number; no forward operator built them."""
+
+next_sequence_number: Callable[[], int] = _get_sequence_nr
+"""The number of the next autograd node that this thread builds."""
 
 backward_id: Callable[[], int] = _current_graph_task_id
 """The number of the backward pass that this thread is running; later passes have higher numbers."""
 
-current_node: Callable[[], Any] = (
-    # the autograd node that this thread is evaluating, or `None`
-    _current_autograd_node
-)
-profiler_is_recording: Callable[[], bool] = (
-    # whether one of torch's profilers is recording
-    _profiler_enabled
-)
+current_node: Callable[[], Any] = _current_autograd_node
+"""The autograd node that this thread is running, or `None`."""
+
+profiler_is_recording: Callable[[], bool] = _profiler_enabled
+"""Whether one of torch's profilers is recording."""
 
 
 def hear_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
-    """Call the function whenever a profiler of torch's is about to get ready, until `undo` is closed."""
+    """Call a function before each start of a torch profiler, until `undo` is closed."""
     prepare = profile._prepare_trace
 
     @functools.wraps(prepare)
@@ -57,10 +52,12 @@ def hear_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
 def hear_backward(
     undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any], Any]
 ) -> None:
-    """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what it returned."""
-    # The second is not called where the first returned nothing, or after an exception. torch has no
-    # hook for that. So the function that calls the engine is replaced by one that goes on to it,
-    # until `undo` is closed.
+    """Call functions before and after each backward pass that writes gradients.
+
+    `begins` receives the tensors that the pass starts from, and `ends` the result of `begins`.
+    `ends` is not called if `begins` returned `None`, or after an exception. Torch has no hook for
+    that, so the function that calls the engine is wrapped until `undo` is closed.
+    """
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
@@ -78,38 +75,37 @@ def hear_backward(
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call the function when all nodes of the running backward pass have run, before the callbacks that are registered later."""
+    """Call a function at the end of the running backward pass, before later callbacks."""
     Variable._execution_engine.queue_callback(callback)
 
 
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
-"""The number of an autograd node: its thread numbers them in the order in which it builds them."""
+"""The number of an autograd node. Each thread numbers nodes in the order of their creation."""
 
 
 def node_name(node: Any) -> str:
-    """The name of an autograd node's class, in which a custom operator has its own."""
+    """The name of an autograd node's class, which is different for each custom operator."""
     return str(node.name())
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors whose `.grad` a backward pass from these tensors would write."""
-    nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
-    writing = (
-        node
-        for node in nodes
-        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable")
-    )
-    return [*(tensor for tensor in tensors if tensor.is_leaf), *(node.variable for node in writing)]
+    found = [tensor for tensor in tensors if tensor.is_leaf]
+    for node in nodes_behind(tensor.grad_fn for tensor in tensors):
+        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):
+            found.append(node.variable)
+    return found
 
 
 def nodes_behind(
     nodes: Iterable[Any], is_passed: Callable[[Any], bool] | None = None
 ) -> Iterator[Any]:
-    """These autograd nodes and all that they lead back to, each once.
+    """Yield these autograd nodes and all nodes that they lead back to, each node once.
 
-    The walk goes on from a node only if `is_passed` returns true.
+    The walk continues from a node only if `is_passed` returns true.
     """
-    waiting, seen = list(nodes), set[Any]()
+    waiting = list(nodes)
+    seen = set[Any]()
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:

@@ -23,14 +23,13 @@ without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run a trial of ours in the user's process.
+    """A context for trials of lflops in the user's process.
 
-    On this thread no mode, default device or saved-tensor hook of theirs takes part.
+    On this thread no mode, default device or saved-tensor hook of the user takes part. Gradients
+    are recorded, and autocast on the CPU is off. Settings of the whole process stay, because other
+    threads may be training: the default dtype, anomaly mode, deterministic algorithms. So a trial
+    names the dtype of its tensors, and calls only operators that these settings do not affect.
     """
-    # Gradients are recorded, and autocast on the CPU is off. What is set for the whole process
-    # stays, for other threads train meanwhile: a default dtype, anomaly mode, deterministic
-    # algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
-    # leave alone.
     with (
         DisableTorchFunction(),
         without_modes(),
@@ -39,23 +38,21 @@ def isolated() -> Iterator[None]:
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        # where such hooks are forbidden, there are none
+        # Only the innermost hooks are called, so these replace the user's. Where torch forbids such
+        # hooks, there are none.
         with contextlib.suppress(RuntimeError):
-            stack.enter_context(
-                saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-                # the innermost alone are called
-            )
+            stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         yield
 
 
 class InternalMode(TorchDispatchMode):
-    """A dispatch mode of ours."""
+    """A dispatch mode of lflops."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
-        """A tensor of a subclass was made on this thread, while the mode was off its stack."""
+        """Handle a tensor of a subclass that was created while the mode was off the stack."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -75,7 +72,7 @@ def open_modes() -> list[Any]:
 
 
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
-    """Let modes of a class see higher-order operators, also in a torch that asks each operator for a rule and not the mode."""
+    """Let modes of a class see higher-order operators, also in torch 2.8, which needs a rule each."""
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
             each.python_key_table.setdefault(
@@ -87,7 +84,7 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Whether torch.compile compiles and runs under a mode as without it, if the mode asks for that."""
+    """Whether torch.compile can ignore a mode, if the mode requests that."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
@@ -117,7 +114,10 @@ def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_own_modes() -> Iterator[list[InternalMode]]:
-    """Take the modes of lflops off this thread's stack, leave all others on it, and return those that were taken off."""
+    """Remove the modes of lflops from this thread's stack inside the context, and yield them.
+
+    All other modes stay on the stack.
+    """
     before = open_modes()
     own = [mode for mode in before if isinstance(mode, InternalMode)]
     if not own:
@@ -136,16 +136,18 @@ def without_own_modes() -> Iterator[list[InternalMode]]:
 
 
 def end_mode(mode: Any) -> None:
-    """Take a mode off for good. It can be called again."""
-    # After a backward pass torch puts back the stack of modes that was there before it. So a mode
-    # that is taken off within one is marked, and does nothing from then on; `sweep_modes` takes it
-    # off once the pass is over.
+    """Remove a mode for good. It can be called again.
+
+    After a backward pass, torch restores the stack of modes from before the pass. So a mode that is
+    removed in backward is marked and does nothing from then on. `sweep_modes` removes it after the
+    pass.
+    """
     mode.is_off = True
     sweep_modes()
 
 
 def sweep_modes() -> None:
-    """Take off the modes of this thread that have ended."""
+    """Remove the modes of this thread that have ended."""
     for mode in open_modes():
         if getattr(mode, "is_off", False):
             _pop_mode(mode)
@@ -157,7 +159,9 @@ def _pop_mode(mode: TorchDispatchMode) -> None:
     Two observers need not end in reverse order.
     """
     above = []
-    while (top := _python_dispatch._pop_mode()) is not mode:
+    top = _python_dispatch._pop_mode()
+    while top is not mode:
         above.append(top)
+        top = _python_dispatch._pop_mode()
     for each in reversed(above):
         _python_dispatch._push_mode(each)

@@ -1,7 +1,7 @@
 """Process groups, their store, and the flat parameters of the first FSDP."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from inspect import currentframe
 from pathlib import Path
 from traceback import walk_stack
@@ -12,31 +12,30 @@ from torch import Tensor, nn
 
 
 class FlatPart(NamedTuple):
-    """One parameter of the user's inside a flat parameter of the first FSDP."""
+    """A parameter of the user in a flat parameter of FSDP1.
 
-    # the parameter itself, or the flat parameter that has its elements
+    Attributes:
+        stored_in: The parameter, or the flat parameter that has its elements.
+        module: The module that owns it.
+        elements: The number of its elements.
+        local_elements: The number of its elements on this rank.
+    """
+
     stored_in: Tensor
-    # that owns it
     module: nn.Module
     elements: int
-    # on this rank
     local_elements: int
 
 
-def flat_parts(module: Any) -> Iterable[FlatPart]:
-    """The user's parameters inside a module's flat parameter.
-
-    Empty unless the module is wrapped by the first FSDP.
-    """
+def flat_parts(module: Any) -> Iterator[FlatPart]:
+    """Yield the user's parameters in a module's flat parameter, if FSDP1 wraps the module."""
     flat = getattr(getattr(module, "_handle", None), "flat_param", None)
     if flat is None or type(module).__name__ != "FullyShardedDataParallel":
-        return ()
-    local = (each.numel_in_shard or 0 for each in flat._shard_param_infos)
-    owners = (each.module for each in flat._param_infos)
-    return map(
-        FlatPart._make,
-        zip(flat._params or [flat] * len(flat._numels), owners, flat._numels, local, strict=True),
-    )
+        return
+    stored_in = flat._params or [flat] * len(flat._numels)
+    parts = zip(stored_in, flat._param_infos, flat._numels, flat._shard_param_infos, strict=True)
+    for tensor, info, elements, shard in parts:
+        yield FlatPart(tensor, info.module, elements, shard.numel_in_shard or 0)
 
 
 def group_named(name: str) -> Any:
@@ -59,17 +58,20 @@ def receive_operator() -> Any:
     return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
 
 
-_VOTES, _STAGES = (
-    ("_warmup_forward_vote", "_warmup_backward_result"),
-    str(Path("distributed", "pipelining", "stage.py")),
-)
-"""Functions in which the stages of a pipeline vote, and their file."""
+_VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+"""Functions in which the stages of a pipeline vote."""
+
+_STAGES = str(Path("distributed", "pipelining", "stage.py"))
+"""The file of these functions."""
 
 
 def is_pipeline_vote() -> bool:
-    """Whether stages of torch's pipelines are asking each other now if their shapes are given."""
-    running = (frame.f_code for frame, _ in walk_stack(currentframe()))
-    return any(code.co_name in _VOTES and code.co_filename.endswith(_STAGES) for code in running)
+    """Whether the stages of a torch pipeline are voting on whether they know their shapes."""
+    for frame, _ in walk_stack(currentframe()):
+        code = frame.f_code
+        if code.co_name in _VOTES and code.co_filename.endswith(_STAGES):
+            return True
+    return False
 
 
 def group_store() -> Any:

@@ -1,8 +1,8 @@
-"""Dynamo, which makes the graphs of torch.compile.
+"""Dynamo, which creates the graphs of torch.compile.
 
-Each graph as it is handed to a backend, and where its compiled code is called from.
+It gives each graph as dynamo passes it to a backend, and where the compiled code is called from.
 
-Import it within a function only, once dynamo is loaded or needed: to load it takes a second.
+Import it in a function only, once dynamo is loaded or needed: loading it takes a second.
 """
 
 import contextlib
@@ -26,42 +26,45 @@ with known_torch():
     from torch._higher_order_ops import utils as operators_with_code
 
 PREFIX = "__compiled_fn"
-# the meta data of a node that has the modules around it
+"""How the names of compiled functions begin."""
+
 MODULES = "nn_module_stack"
-# marks the graph of a checkpointed region whose user chooses what is recomputed
+"""The metadata key of a node for the modules around it."""
+
 RECOMPUTES_SOME = "_checkpoint_context_fn"
+"""The metadata key of a checkpointed region whose user chooses what is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGraph:
-    """A graph as dynamo handed it to its backend.
+    """A graph as dynamo passed it to its backend.
 
-    No tensor of the model or of a batch is kept alive.
+    It keeps no tensor of the model or a batch alive.
+
+    Attributes:
+        graph: A copy. The nodes' metadata has only the modules: names and classes, outermost first.
+        attributes: The values of its `get_attr` nodes: other graphs, or any value but a tensor.
+        backend: The backend's name.
+        chooses: Whether the user chooses which of its results are kept for backward.
     """
 
-    # a copy. Of the nodes' meta data only the modules are kept: names and classes, outermost first
     graph: fx.Graph
-    attributes: Mapping[
-        str, Any
-        # what its `get_attr` nodes name: other graphs, or anything else that is no tensor
-    ]
-    # the backend's name
+    attributes: Mapping[str, Any]
     backend: str
-    # whether the user chooses which of its results are kept for backward
     chooses: bool = False
 
     @classmethod
     def of(cls, module: fx.GraphModule, backend: str) -> "CapturedGraph":
         """Copy a graph."""
-        graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        attributes = {}
         for node in module.graph.nodes:
-            made = copied[node] = graph.node_copy(node, copied.__getitem__)
-            made.meta = {MODULES: _modules(node)}
-        attributes = {
-            str(node.target): _attribute(module, node.target, backend)
-            for node in module.graph.nodes
-            if node.op == "get_attr"
-        }
+            copy = graph.node_copy(node, copies.__getitem__)
+            copy.meta = {MODULES: _modules(node)}
+            copies[node] = copy
+            if node.op == "get_attr":
+                attributes[str(node.target)] = _attribute(module, node.target, backend)
         return cls(
             graph=graph,
             attributes=attributes,
@@ -70,11 +73,11 @@ class CapturedGraph:
         )
 
     def module(self) -> fx.GraphModule:
-        """A module that runs the graph, for operators that take one."""
-        attributes = {
-            name: each.module() if isinstance(each, CapturedGraph) else each
-            for name, each in self.attributes.items()
-        }
+        """Create a module that runs the graph."""
+        attributes = dict(self.attributes)
+        for name, value in self.attributes.items():
+            if isinstance(value, CapturedGraph):
+                attributes[name] = value.module()
         return fx.GraphModule(attributes, self.graph)
 
 
@@ -98,16 +101,16 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
-"""Those that need the graphs, by identity.
+"""The objects that need the graphs, by id.
 
-While there are any, dynamo's call of its backend is replaced.
+While there are any, dynamo's call of its backend is wrapped.
 """
 
 
 def keep_graphs(user: object) -> None:
-    """Copy each graph that is compiled, until `release_graphs` or the user's death.
+    """Copy each graph that is compiled, until `release_graphs` or until `user` is freed.
 
-    It is known until its code is gone.
+    A copy is kept until the compiled code is gone.
     """
     with _LOCK:
         _USERS[id(user)] = weakref.ref(user, partial(_release, id(user)))
@@ -123,7 +126,7 @@ def keep_graphs(user: object) -> None:
 
 
 def release_graphs(user: object) -> None:
-    """End that for one user. It can be called again."""
+    """Stop copying graphs for one user. It can be called again."""
     _release(id(user))
 
 
@@ -136,44 +139,45 @@ def _release(user: int, _reference: object = None) -> None:
 
 
 def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
-    """The graph of a compiled function.
-
-    `None` for one that was compiled before anybody kept graphs.
-    """
+    """The graph of a compiled function, or `None` if it was compiled before graphs were kept."""
     known = _GRAPHS.get(code.name)
-    if known is None:
-        runs = getattr(function, "_torchdynamo_orig_callable", function)
-        module = getattr(runs, "__self__", runs)
-        # the backend `eager` compiles nothing
-        if isinstance(module, fx.GraphModule):
-            with contextlib.suppress(Exception):
-                known = _GRAPHS[code.name] = CapturedGraph.of(module, "eager")
+    if known is not None:
+        return known
+    original = getattr(function, "_torchdynamo_orig_callable", function)
+    module = getattr(original, "__self__", original)
+    # The backend `eager` compiles nothing, so the function still is the graph.
+    if isinstance(module, fx.GraphModule):
+        with contextlib.suppress(Exception):
+            known = CapturedGraph.of(module, "eager")
+            _GRAPHS[code.name] = known
     return known
 
 
 def compiled_code() -> list[CompiledCode]:
-    """Every compiled function that is alive. Graphs of others are forgotten."""
-    hooks = [hook for each in list(CleanupManager.instance.values.values()) for hook in each]
-    found = [
-        CompiledCode(hook.scope, hook.name)
-        for hook in hooks
-        if hook.name.startswith(PREFIX) and hook.name in hook.scope
-    ]
-    for gone in _GRAPHS.keys() - {each.name for each in found}:
+    """Return every compiled function that is alive, and drop the graphs of all others."""
+    found = []
+    for hooks in list(CleanupManager.instance.values.values()):
+        for hook in hooks:
+            if hook.name.startswith(PREFIX) and hook.name in hook.scope:
+                found.append(CompiledCode(hook.scope, hook.name))
+    for gone in _GRAPHS.keys() - {code.name for code in found}:
         del _GRAPHS[gone]
     return found
 
 
 def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which dynamo does not look into."""
+    """Return a function that dynamo does not compile."""
     left_alone: Callable[..., Any] = torch.compiler.disable(function)
     return left_alone
 
 
 @contextlib.contextmanager
 def with_control_flow_compiled() -> Iterator[None]:
-    """Within, `torch.cond` and the like, called eagerly, trace their branches although the stance is to run all code eagerly."""
-    # Without that, tensors of a branch that are not among its operands get no gradient
+    """A context in which `torch.cond` and similar operators trace their branches.
+
+    They do so although the stance is to run all code eagerly. Otherwise tensors of a branch that
+    are not among its operands get no gradient.
+    """
     original: Any = operators_with_code.setup_compilation_env
 
     @contextlib.contextmanager
@@ -187,7 +191,7 @@ def with_control_flow_compiled() -> Iterator[None]:
 
 
 def _keep(module: fx.GraphModule, output: Any) -> None:
-    """Keep a graph; an error leaves it unknown, and does not end the user's compilation."""
+    """Keep a graph. After an error it is unknown, and the user's compilation continues."""
     with contextlib.suppress(Exception):
         name = module.meta.get("backend_id")
         if name is not None:
@@ -210,6 +214,6 @@ def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
     if isinstance(value, fx.GraphModule):
         return CapturedGraph.of(value, backend)
     if isinstance(value, Tensor):
-        # it would be kept alive
+        # The copy would keep it alive.
         raise TypeError("a tensor is part of the graph")
     return value

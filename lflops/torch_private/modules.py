@@ -28,61 +28,54 @@ with known_torch():
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 _NAMES = vars(module_of_torch)
-_CALL, _WRAPPED_CALL = nn.Module._call_impl, nn.Module._wrapped_call_impl
-"""As they are when lflops is imported: a user may replace them later."""
+_CALL = nn.Module._call_impl
+_WRAPPED_CALL = nn.Module._wrapped_call_impl
+"""The methods at the import of lflops: a user may replace them later."""
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
-    """The registered children with repetitions, which `named_children` leaves out."""
+    """The registered children, including repetitions, which `named_children` omits."""
     return module._modules.items()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own registry of buffers.
-
-    `named_buffers` leaves out those that are still `None`.
-    """
+    """The module's registry of buffers, including `None` entries, which `named_buffers` omits."""
     return module._buffers
 
 
 def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
-    """The registered children, and the parameters, by no method of the module's class.
+    """The registered children, and the registered parameters.
 
-    None of a module that is not whole.
+    No method of the module's class is called. Both are empty for a module that is not initialized.
     """
-    registries = (vars(module).get(name, {}) for name in ("_modules", "_parameters"))
-    return tuple(
-        [part for part in registry.values() if part is not None] for registry in registries
-    )
+    attributes = vars(module)
+    children = [child for child in attributes.get("_modules", {}).values() if child is not None]
+    parameters = [each for each in attributes.get("_parameters", {}).values() if each is not None]
+    return children, parameters
 
 
 def packed_parameters(module: nn.Module) -> list[Tensor]:
-    """The weights and biases of a quantized module, which are inside of objects of C++ and not among its parameters."""
-    return [
-        tensor
-        for value in vars(module).values()
-        if isinstance(value, torch.ScriptObject)
-        for tensor in _unpacked(value)
-    ]
+    """The weights and biases of a quantized module, which are packed in C++ objects."""
+    parameters = []
+    for value in vars(module).values():
+        if isinstance(value, torch.ScriptObject):
+            parameters += _unpacked(value)
+    return parameters
 
 
 def _unpacked(packed: Any) -> list[Tensor]:
-    """The tensors that an object holds; a recurrent cell holds further objects."""
+    """The tensors in a C++ object. The object of a recurrent cell holds further objects."""
     if packed._has_method("unpack"):
-        tensors = packed.unpack()
-        return [
-            each.detach()
-            for each in (tensors if isinstance(tensors, tuple | list) else [tensors])
-            if isinstance(each, Tensor)
-        ]
+        unpacked = packed.unpack()
+        values = unpacked if isinstance(unpacked, tuple | list) else [unpacked]
+        return [value.detach() for value in values if isinstance(value, Tensor)]
     state = packed.__getstate__() if packed._has_method("__getstate__") else ()
-    inner = state[0][-1] if state and isinstance(state[0], tuple) else ()
-    return [
-        tensor
-        for each in inner
-        if isinstance(each, torch.ScriptObject)
-        for tensor in _unpacked(each)
-    ]
+    tensors = []
+    if state and isinstance(state[0], tuple):
+        for inner in state[0][-1]:
+            if isinstance(inner, torch.ScriptObject):
+                tensors += _unpacked(inner)
+    return tensors
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -91,22 +84,24 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` was given; the module itself where it is no wrapper."""
+    """The module that was passed to `torch.compile`, or the module itself if it is no wrapper."""
     return getattr(module, "_orig_mod", module)
 
 
 def compiles_its_hooks(module: nn.Module) -> bool:
-    """Whether the module was compiled in place, so that a hook on it becomes part of what is compiled."""
+    """Whether the module was compiled in place, so that hooks on it are compiled with it."""
     return module._compiled_call_impl is not None
 
 
 def without_global_hooks(
     function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> Any:
-    """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are."""
-    # It is torch's own code, with registries of ours in place of torch's. So a call takes as long
-    # as one with global hooks, and neither the user's hooks nor other threads have any part in it.
-    # `after` takes keyword arguments and is always called.
+    """Return a copy of a method of `nn.Module` that calls only these global hooks.
+
+    It is torch's code with other registries, so that a call takes as long as one with global hooks,
+    and neither the user's hooks nor other threads take part. `after` accepts keyword arguments and
+    is always called.
+    """
     registries: dict[str, Any] = {
         name: None if value is None else type(value)()
         for name, value in _NAMES.items()
@@ -116,44 +111,43 @@ def without_global_hooks(
         registries["_global_forward_pre_hooks"][0] = before
     if after is not None:
         registries["_global_forward_hooks"][1] = after
-        registries["_global_forward_hooks_with_kwargs"][1] = registries[
-            "_global_forward_hooks_always_called"
-        ][1] = True
+        registries["_global_forward_hooks_with_kwargs"][1] = True
+        registries["_global_forward_hooks_always_called"][1] = True
     function = inspect.unwrap(function)
-    apart = FunctionType(
+    isolated = FunctionType(
         function.__code__,
         {**_NAMES, **registries},
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    apart.__kwdefaults__ = function.__kwdefaults__
-    return apart
+    isolated.__kwdefaults__ = function.__kwdefaults__
+    return isolated
 
 
 class InternalModule(nn.Module):
-    """A module of ours for trials in the user's process.
+    """A module of lflops for trials in the user's process.
 
-    Making and calling it runs no global hook, but those of `hooked`.
+    Creating and calling it runs no global hooks except those of `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:
         super().__init__()
-        # past the user's hooks on that
+        # `add_module` would run the user's global registration hooks.
         self._modules.update(children)
 
     @classmethod
     def hooked(
         cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
     ) -> None:
-        """From here on, call these for each module of the class."""
+        """Let modules of the class call these hooks from now on."""
         cls._call_impl = without_global_hooks(_CALL, before, after)  # type: ignore[method-assign]
 
     __call__ = _WRAPPED_CALL
 
 
 def compilations() -> int:
-    """How many graphs torch.compile has compiled in this process.
+    """The number of graphs that torch.compile has compiled in this process.
 
     It does not load torch.compile.
     """
@@ -162,7 +156,7 @@ def compilations() -> int:
 
 
 def graph_breaks() -> int:
-    """In how many places torch.compile has left its graphs in this process.
+    """The number of graph breaks of torch.compile in this process.
 
     It does not load torch.compile.
     """
@@ -171,86 +165,91 @@ def graph_breaks() -> int:
 
 
 def compile_seconds() -> float:
-    """How long torch.compile has compiled in this process. It does not load torch.compile."""
+    """The seconds that torch.compile has spent compiling in this process.
+
+    It does not load torch.compile.
+    """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
-    return (
-        0.0
-        if loaded is None
-        else sum(loaded.compilation_time_metrics.get("_compile.compile_inner", ()))
-    )
+    if loaded is None:
+        return 0.0
+    return float(sum(loaded.compilation_time_metrics.get("_compile.compile_inner", ())))
 
 
 class Compilations:
-    """Tells when torch.compile begins to compile something, anywhere in the process, and when it has ended, if that is asked for."""
+    """Calls functions when torch.compile starts and ends compiling, anywhere in the process."""
 
     def __init__(
         self, tell: Callable[[], None], tell_end: Callable[[], None] = lambda: None
     ) -> None:
-        self._tell, self._tell_end = (
-            (lambda *_: tell()),
-            (lambda *_: tell_end()),
-            # torch says what it compiles
-        )
-        self._heard, self._heard_end = self._tell, self._tell_end
+        # Torch passes a description of the compilation.
+        self._tell: Callable[..., None] = lambda *_: tell()
+        self._tell_end: Callable[..., None] = lambda *_: tell_end()
+        self._heard: Callable[..., None] = self._tell
+        self._heard_end: Callable[..., None] = self._tell_end
 
     @property
     def listens(self) -> bool:
-        return self._heard in self._handler.start_callbacks if self._handler is not None else False
+        """Whether the functions are registered with torch.compile."""
+        handler = self._handler
+        return handler is not None and self._heard in handler.start_callbacks
 
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Listen from here on, if torch.compile is loaded."""
+        """Start listening, if torch.compile is loaded."""
         self.stop()
-        self._heard, self._heard_end = guard(self._tell), guard(self._tell_end)
+        self._heard = guard(self._tell)
+        self._heard_end = guard(self._tell_end)
         self.listen_again()
 
     def listen_again(self) -> None:
-        """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
+        """Register again, if necessary.
+
+        Call it from time to time: torch.compile may be loaded later, and `torch.compiler.reset()`
+        removes the registration.
+        """
         handler = self._handler
         if handler is not None and self._heard not in handler.start_callbacks:
             handler.register_start_callback(self._heard)
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        if self.listens:
-            self._handler.remove_start_callback(self._heard)
-        if self._handler is not None and self._heard_end in self._handler.end_callbacks:
-            self._handler.remove_end_callback(self._heard_end)
+        """Stop listening. It can be called again."""
+        handler = self._handler
+        if handler is None:
+            return
+        if self._heard in handler.start_callbacks:
+            handler.remove_start_callback(self._heard)
+        if self._heard_end in handler.end_callbacks:
+            handler.remove_end_callback(self._heard_end)
 
     @property
     def _handler(self) -> Any:
-        """What torch.compile calls as it begins and ends to compile.
-
-        `None` where it is not loaded.
-        """
+        """The registry of torch.compile's callbacks, or `None` if torch.compile is not loaded."""
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
-    """Remove a hook wherever torch has it.
+    """Remove a hook from every registry of its owner, or from the global registries.
 
     A handle would be lost in an interrupt right after the hook was installed.
     """
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
-            for marks in (_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called):
-                # torch leaves the first of these
-                marks.pop(number, None)
+            # Torch's own removal leaves the first entry behind.
+            _global_forward_hooks_with_kwargs.pop(number, None)
+            _global_forward_hooks_always_called.pop(number, None)
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Whether a global hook on the ends of optimizers' steps is the last one.
+    """Whether a global hook after optimizer steps is the last one.
 
-    It alone may add and remove such hooks as it is called.
+    Only the last one may add and remove such hooks while it runs.
     """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Let it be the last one from here on, until another one is added.
-
-    To be called while none of them runs.
-    """
+    """Move a global hook after optimizer steps to the end. Call it while no such hook runs."""
     for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
         _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
 
@@ -269,21 +268,23 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
 
 
 def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None:
-    """Let dynamo never look into calls of a function, and `within` not into what it calls."""
-    # Code that dynamo does not compile runs under its eye all the same: of a module that is
-    # compiled in place, the hooks do. It costs a call nothing, and adds no frame, as
-    # `torch.compiler.disable` does.
-    skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-    eval_frame.set_code_exec_strategy(
-        function.__code__, eval_frame._FrameExecStrategy(skip, skip if within else usual)
-    )
+    """Exclude a function from dynamo, and with `within` also the functions that it calls.
+
+    Dynamo inspects all code that runs below a compiled module, such as the hooks of a module that
+    is compiled in place. Unlike `torch.compiler.disable`, this adds no frame and costs a call
+    nothing.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    in_callees = skip if within else eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, in_callees)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 class HiddenHooks:
-    """Takes global module hooks off whenever torch.compile begins to compile, and puts them back when it has ended.
+    """Removes global module hooks while torch.compile compiles, and restores them afterwards.
 
-    Dynamo would compile them with the modules. A module that is called on another thread meanwhile
-    is not hooked.
+    Dynamo would compile the hooks with the modules. A module that another thread calls during a
+    compilation runs without the hooks.
     """
 
     def __init__(self, hooks: Iterable[Callable[..., Any]]) -> None:
@@ -293,44 +294,42 @@ class HiddenHooks:
         self._compilations = Compilations(self._hide, self._show)
 
     def start(self) -> None:
-        """Begin, if torch.compile is loaded."""
+        """Start hiding the hooks, if torch.compile is loaded."""
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """End: hooks that are hidden stay off. It can be called again."""
+        """Stop. Hooks that are hidden stay removed. It can be called again."""
         self._before.clear()
         self._compilations.stop()
 
     def _hide(self) -> None:
-        if not self._before:
-            self._before.extend(dict(each) for each in self._registries)
-            for each in self._registries:
-                for number in [number for number, hook in each.items() if id(hook) in self._hooks]:
-                    del each[number]
+        if self._before:
+            return
+        self._before.extend(dict(registry) for registry in self._registries)
+        for registry in self._registries:
+            for number, hook in list(registry.items()):
+                if id(hook) in self._hooks:
+                    del registry[number]
 
     def _show(self) -> None:
-        for each, was in zip(self._registries, self._before, strict=False):
-            now = dict(each)
-            # users' hooks are called in their order, ours among them
-            each.clear()
-            each.update(
-                {
-                    number: hook
-                    for number, hook in was.items()
-                    if number in now or id(hook) in self._hooks
-                }
-                | now
-            )
+        for registry, before in zip(self._registries, self._before, strict=False):
+            now = dict(registry)
+            # The user's hooks keep their order, with the hidden hooks in between.
+            registry.clear()
+            for number, hook in before.items():
+                if number in now or id(hook) in self._hooks:
+                    registry[number] = hook
+            registry.update(now)
         self._before.clear()
 
 
 def scripted_without(undo: CleanupStack, is_ours: Callable[[Any], bool]) -> None:
-    """Let TorchScript not see these hooks of modules, which it would compile, until `undo` is closed."""
+    """Hide hooks of modules from TorchScript, which would compile them, until `undo` is closed."""
 
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
         hooks = module._forward_pre_hooks
         module._forward_pre_hooks = OrderedDict(
-            each for each in hooks.items() if not is_ours(each[1])
+            item for item in hooks.items() if not is_ours(item[1])
         )
         try:
             return call(module)

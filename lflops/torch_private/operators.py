@@ -20,16 +20,14 @@ with known_torch():
     _KEY = torch._C.DispatchKey
     _ANY_DEVICE = _KEY.CompositeImplicitAutogradNestedTensor
     GROUPED_MM: Any = torch.ops.aten._grouped_mm.default
-    """The product of tokens with the weights of their experts."""
+    """The matmul of tokens with the weights of their experts."""
 
-COMPOSITE = (
-    _KEY.CompositeImplicitAutograd
-    # the dispatch key of operators that are written in terms of others
-)
-WRITTEN_IN_CPP = frozenset(
-    {"aten", "prims", "quantized", "_c10d_functional", "c10d", "prim"}
-    # namespaces of which no kernel is in Python
-)
+COMPOSITE = _KEY.CompositeImplicitAutograd
+"""The dispatch key of operators that are written in terms of other operators."""
+
+WRITTEN_IN_CPP = frozenset({"aten", "prims", "quantized", "_c10d_functional", "c10d", "prim"})
+"""Namespaces without a kernel written in Python."""
+
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
 """The dispatch keys of kernels for nested tensors, by device."""
@@ -41,33 +39,35 @@ def qualified_name(operator: Any) -> str:
 
 
 def overloads_of(operator: Any) -> list[Any]:
-    """The overloads of an operator of any kind, without those that only scripts call.
+    """The overloads of an operator of any kind, without those that only scripts can call.
 
-    Empty for anything else.
+    Empty for any other object.
     """
     if isinstance(operator, OpOverloadPacket):
-        overloads = (getattr(operator, each) for each in operator.overloads())
+        overloads = [getattr(operator, name) for name in operator.overloads()]
         return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
-    # of `torch.library.custom_op`
-    only = getattr(operator, "_opoverload", operator)
-    return [only] if isinstance(only, OpOverload | HigherOrderOperator) else []
+    # The result of `torch.library.custom_op` holds its only overload.
+    overload = getattr(operator, "_opoverload", operator)
+    return [overload] if isinstance(overload, OpOverload | HigherOrderOperator) else []
 
 
 def decomposes(operator: Any) -> bool:
-    """Whether the operator is written in terms of others and arrived undecomposed, as it does under inference mode."""
-    # Only the dispatcher's kernels count. Torch also has Python decompositions of a few kernels
-    # (`upsample_nearest2d`), which do not run here. An operator with a kernel for a device does not
-    # decompose there (`silu_backward`).
-    return (
-        isinstance(operator, OpOverload)
-        and _has_kernel(operator, COMPOSITE)
-        and not any(_has_kernel(operator, key) for key in DEVICES)
-    )
+    """Whether an operator is written in terms of others and reaches the modes undecomposed.
+
+    That happens under inference mode. Only the dispatcher's kernels count: torch also has Python
+    decompositions of a few kernels (`upsample_nearest2d`), which do not run here. An operator with
+    a kernel for a device does not decompose there (`silu_backward`).
+    """
+    if not isinstance(operator, OpOverload) or not _has_kernel(operator, COMPOSITE):
+        return False
+    return not any(_has_kernel(operator, key) for key in DEVICES)
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run the operator as the operators that it is written in, or that its kernel for nested tensors calls."""
-    # without a count, no `__torch_function__` sees this call
+    """Run the operators that an operator is written in, or that its nested-tensor kernel calls.
+
+    As without a count, no `__torch_function__` sees this call.
+    """
     with DisableTorchFunction():
         return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
 
@@ -75,49 +75,51 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
     """The dispatch key of the kernel that calls other operators on nested tensors.
 
-    `None` if no argument is one.
+    `None` if no argument is a nested tensor.
     """
-    for each in args:
-        if type(each) in PLAIN and each.is_nested and each.layout is torch.strided:
-            return next(
-                (key for key in NESTED.get(each.device.type, ()) if _has_kernel(operator, key)),
-                None,
-            )
+    for value in args:
+        if type(value) in PLAIN and value.is_nested and value.layout is torch.strided:
+            for key in NESTED.get(value.device.type, ()):
+                if _has_kernel(operator, key):
+                    return key
+            return None
     return None
 
 
 def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The dispatch key of the kernel that these arguments go to, if it is written in Python.
+    """The dispatch key of the kernel for these arguments if it is written in Python, else `None`.
 
-    Else `None`.
+    Such a kernel was registered by `torch.library.custom_op` or `Library.impl` and calls other
+    operators.
     """
-    # Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl`
-    # registered
     if not isinstance(operator, OpOverload):
         return None
-    device = next(
-        (each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), ""
-    )
+    device = ""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            device = value.device.type
+            break
     name = operator.name().replace("::", "/", 1)
-    written = (device.upper(), "CompositeExplicitAutograd")
-    found = next((key for key in written if f"{name}/{key}" in torch.library._impls), None)
-    return None if found is None else getattr(_KEY, found, None)
+    for key in (device.upper(), "CompositeExplicitAutograd"):
+        if f"{name}/{key}" in torch.library._impls:
+            return getattr(_KEY, key, None)
+    return None
 
 
 def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator's kernel at once, without asking the dispatch modes about the operator itself."""
+    """Run an operator's kernel directly, so that no dispatch mode sees the operator itself."""
     if is_overridden(args):
         return operator._handle.redispatch_boxed(torch._C.DispatchKeySet(key), *args, **kwargs)
     return operator._op_dk(key, *args, **kwargs)
 
 
 def direct_call(operator: Any) -> Any:
-    """What a call of the operator calls, without the frame in between; any other function itself."""
+    """The function that an operator's `__call__` calls; any other function itself."""
     return operator._op if type(operator) is OpOverload else operator
 
 
 def call_without_overrides(operator: Any) -> Any:
-    """A function that calls the operator while overrides are off, as the dispatcher does.
+    """Return a function that calls an operator while overrides are off, as the dispatcher does.
 
     No `__torch_function__` sees the call.
     """
@@ -125,7 +127,7 @@ def call_without_overrides(operator: Any) -> Any:
         return with_overrides(operator)
     if operator.namespace in WRITTEN_IN_CPP:
         return operator._op
-    # A kernel in Python is called as ever, and so are the overrides within it.
+    # A kernel written in Python runs with the overrides that are on now.
     return with_overrides(partial(torch._C._dispatch_call_boxed, operator._handle))
 
 
@@ -140,28 +142,26 @@ def _has_kernel(operator: OpOverload, key: Any) -> bool:
 
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     """Names and positions of the arguments that the operator writes to."""
-    arguments = operator._schema.arguments
-    return tuple(
-        (one.name, at)
-        for at, one in enumerate(arguments)
-        if one.alias_info is not None and one.alias_info.is_write
-    )
+    written = []
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append((argument.name, position))
+    return tuple(written)
 
 
 def has_list_argument(operator: OpOverload) -> bool:
     """Whether an argument is a list of tensors."""
-    return any(
-        "Tensor" in str(each.type) and "List[" in str(each.type)
-        for each in operator._schema.arguments
-    )
+    types = [str(argument.type) for argument in operator._schema.arguments]
+    return any("Tensor" in kind and "List[" in kind for kind in types)
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of all arguments, in the order of the schema."""
-    return tuple(
-        (each.name, each.default_value if each.has_default_value() else None)
-        for each in operator._schema.arguments
-    )
+    names = []
+    for argument in operator._schema.arguments:
+        default = argument.default_value if argument.has_default_value() else None
+        names.append((argument.name, default))
+    return tuple(names)
 
 
 def makes_storage(operator: OpOverload) -> bool:
@@ -170,9 +170,9 @@ def makes_storage(operator: OpOverload) -> bool:
 
 
 def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
-    """The kernels that attention chooses from on CUDA, best first.
+    """The attention kernels that torch chooses from on CUDA, best first.
 
-    Those that this torch has and the user did not switch off.
+    Kernels that this torch lacks or that the user disabled are left out.
     """
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {
@@ -181,19 +181,14 @@ def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
         "efficient_attention": cuda.mem_efficient_sdp_enabled,
         "cudnn_attention": cuda.cudnn_sdp_enabled,
     }
-    order = [
-        list(switches)[number]
-        for number in torch._C._get_sdp_priority_order()
-        if number < len(switches)
-    ]
-    if (
-        cudnn_first and order[-1] == "cudnn_attention"
-        # torch's own order for most chips; one of the user's stays
-    ):
+    names = list(switches)
+    order = [names[number] for number in torch._C._get_sdp_priority_order() if number < len(names)]
+    # cuDNN is last in torch's order for most chips. An order that the user has set stays.
+    if cudnn_first and order[-1] == "cudnn_attention":
         order.insert(0, order.pop())
-    operators = {
-        each: getattr(torch.ops.aten, f"_scaled_dot_product_{each}", None)
-        for each in order
-        if switches[each]()
-    }
-    return {each: operator.default for each, operator in operators.items() if operator is not None}
+    kernels = {}
+    for name in order:
+        operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}", None)
+        if operator is not None and switches[name]():
+            kernels[name] = operator.default
+    return kernels

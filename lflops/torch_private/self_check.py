@@ -1,6 +1,6 @@
-"""The self-check tries each private name of torch where the right answer is known.
+"""Tries each private name of torch on a case whose result is known.
 
-A changed torch is an error, not wrong numbers.
+If torch has changed, counting fails with an error instead of wrong numbers.
 """
 
 import functools
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 @functools.cache
 def check() -> None:
-    """Check once per process that torch's private names do what lflops takes them to do."""
+    """Check once per process that torch's private names do what lflops expects."""
     with known_torch(), dispatch_modes.isolated():
         facts = _numbering() | _of_operators() | _of_tensors() | _of_modules()
     _raise_if_wrong(facts)
@@ -45,7 +45,7 @@ def check() -> None:
 
 @functools.cache
 def check_fake_tensors() -> None:
-    """Check the same of fake tensors, which load a large part of torch.
+    """Check the private names for fake tensors, which load a large part of torch.
 
     Only an estimate needs them.
     """
@@ -68,7 +68,7 @@ def check_fake_tensors() -> None:
 
 @functools.cache
 def check_fake_group() -> None:
-    """Check the process group of ranks that do not exist, where there is no other.
+    """Check the process group of ranks that do not exist, if there is no other group.
 
     Estimates of a mesh need it.
     """
@@ -79,12 +79,11 @@ def check_fake_group() -> None:
         receives = _Operators()
         with receives:
             torch.distributed.recv(torch.zeros(3, device="cpu"), src=1)
+    wait_name = distributed.wait_operator().name()
     _raise_if_wrong(
         {
             "a fake group has other ranks": ranks == 2,
-            "collectives are not waited for": distributed.wait_operator()
-            .name()
-            .endswith("wait_tensor"),
+            "collectives are not waited for": wait_name.endswith("wait_tensor"),
             "received tensors are not seen": distributed.receive_operator() in receives.seen,
             "every received tensor is a vote of a pipeline's stage": not distributed.is_pipeline_vote(),
             "a fake group stays open": not torch.distributed.is_initialized(),
@@ -94,9 +93,9 @@ def check_fake_group() -> None:
 
 @functools.cache
 def check_inductor() -> None:
-    """Check the names of inductor, which takes seconds to load.
+    """Check the private names for inductor, which takes seconds to load.
 
-    Only a monitor that looks into compiled code needs them.
+    Only a monitor that divides the time of compiled code needs them.
     """
     from lflops.torch_private import inductor
 
@@ -108,14 +107,12 @@ def check_inductor() -> None:
         names = inductor.recorded_names(
             '{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}'
         )
+    calls = inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
     _raise_if_wrong(
         {
             "graphs are not recorded": during and not before,
             "inductor's settings are not restored": not inductor.is_recording(),
-            "calls of kernels are not numbered": inductor.kernel_calls(
-                "    # [Provenance debug handles] cpp_fused_add_0:12\n"
-            )
-            == ("cpp_fused_add_0:12",),
+            "calls of kernels are not numbered": calls == ("cpp_fused_add_0:12",),
             "kernels have no nodes": names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
             "keys of graphs cannot name their modules": inductor.keys_have_graphs(),
@@ -125,9 +122,9 @@ def check_inductor() -> None:
 
 @functools.cache
 def check_data_loader() -> None:
-    """Check that fetches are heard, by a loader of nothing.
+    """Check that fetches of a data loader are reported, with an empty data set.
 
-    Only the watching of a loop that was found needs it.
+    Only an auto-detected loop needs it.
     """
     from lflops.torch_private.data_loader import hear_fetches
 
@@ -141,19 +138,17 @@ def check_data_loader() -> None:
         hear_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
         next(iterator, None)
     next(iterator, None)
-    _raise_if_wrong(
-        {"data loaders fetch unheard": len(heard) == 2 and isinstance(heard[1], StopIteration)}
-    )
+    are_reported = len(heard) == 2 and isinstance(heard[1], StopIteration)
+    _raise_if_wrong({"data loaders fetch unheard": are_reported})
 
 
 @functools.cache
 def check_cuda_memory(device: torch.device) -> None:
-    """Check the names that record the memory of a CUDA device.
+    """Check the private names that record the memory of a CUDA device.
 
-    Only a report about missing memory needs them.
+    Only an out-of-memory report needs them. If the user is recording already, that recording
+    continues, and only the snapshot's segments are checked.
     """
-    # If the user records already, that recording goes on, and only the snapshot's segments are
-    # checked
     with known_torch(), dispatch_modes.without_modes():
         is_users = cuda_memory.is_recording_memory()
         if not is_users:
@@ -178,27 +173,27 @@ def check_cuda_memory(device: torch.device) -> None:
 
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
-    """Whether a snapshot has a block that is in use, and an allocation with its line of code, each with the parts that lflops reads."""
-    blocks = (
-        block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ())
-    )
-    entries = (entry for trace in snapshot.get("device_traces", ()) for entry in trace)
-    block_parts, entry_parts, frame_parts = (
-        {"size", "requested_size", "state"},
-        {"addr", "size", "frames"},
-        {"filename", "line", "name"},
-    )
-    return (
-        any(
-            block.keys() >= block_parts and block["state"] == "active_allocated" for block in blocks
-        ),
-        any(
-            entry.get("action") == "alloc"
-            and entry.keys() >= entry_parts
-            and any(frame.keys() >= frame_parts for frame in entry["frames"])
-            for entry in entries
-        ),
-    )
+    """Whether a snapshot has a block in use, and an allocation with its line of code.
+
+    Both must have all fields that lflops reads.
+    """
+    has_block = False
+    for segment in snapshot.get("segments", ()):
+        for block in segment.get("blocks", ()):
+            is_complete = block.keys() >= {"size", "requested_size", "state"}
+            if is_complete and block["state"] == "active_allocated":
+                has_block = True
+    has_allocation = False
+    for trace in snapshot.get("device_traces", ()):
+        for entry in trace:
+            is_complete = entry.keys() >= {"addr", "size", "frames"}
+            if is_complete and entry.get("action") == "alloc" and _has_line(entry["frames"]):
+                has_allocation = True
+    return has_block, has_allocation
+
+
+def _has_line(frames: Any) -> bool:
+    return any(frame.keys() >= {"filename", "line", "name"} for frame in frames)
 
 
 def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
@@ -208,16 +203,16 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
 
 
 def _no_op(*_: object) -> None:
-    """Do nothing: a hook for trials."""
+    """Do nothing, as a hook for trials."""
 
 
 class _Operators(dispatch_modes.TorchDispatchMode):
-    """Notes the operators that run, and the numbers of the autograd nodes that run products."""
+    """Records the operators that run, and the numbers of the autograd nodes that call matmuls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Any] = []
-        self.products: list[int] = []
+        self.matmul_nodes: list[int] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -225,23 +220,29 @@ class _Operators(dispatch_modes.TorchDispatchMode):
         self.seen.append(function)
         node = autograd.current_node()
         if function is aten.mm.default and node is not None:
-            self.products.append(autograd.sequence_number(node))
+            self.matmul_nodes.append(autograd.sequence_number(node))
         return function(*args, **(kwargs or {}))
 
 
 def _numbering() -> dict[str, bool]:
-    """Two products of one input: their gradient is the case that naive attribution gets wrong."""
+    """Check how autograd nodes are numbered, with two matmuls of one input.
+
+    Their gradient is the case that naive attribution gets wrong.
+    """
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)
-    x, w = (
-        torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2)
-    )
+    x = torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True)
+    w = torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True)
     before = autograd.next_sequence_number()
     first = x.mm(w)
     between = autograd.next_sequence_number()
     second = x.mm(w)
     ended: list[int] = []
-    first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(ran.products))))
+
+    def note_end() -> None:
+        ended.append(len(ran.matmul_nodes))
+
+    first.register_hook(lambda _: autograd.after_backward(note_end))
     after = autograd.next_sequence_number()
     outside = autograd.backward_id()
     with CleanupStack() as undo:
@@ -257,115 +258,117 @@ def _numbering() -> dict[str, bool]:
         )
         backward((x * 1).sum())
     backward((x * 1).sum())
+
+    is_in_order = before < between < after
+    expected_nodes = [after - 1, after - 1, between - 1, between - 1]
+    operator_names = [operators.qualified_name(operator) for operator in ran.seen]
+    third = (x * 1).mm(w)
+    leaves = {id(leaf) for leaf in autograd.leaves([third])}
+    nodes = list(autograd.nodes_behind([third.grad_fn]))
+    is_recording = autograd.profiler_is_recording()
     return {
         "modes do not end": ran not in dispatch_modes.open_modes(),
-        "autograd nodes are not numbered in the order they are built": before <= between - 1
-        and between <= after - 1,
-        "a node's number does not survive to backward": ran.products
-        == [after - 1] * 2 + [between - 1] * 2,
+        "autograd nodes are not numbered in the order they are built": is_in_order,
+        "a node's number does not survive to backward": ran.matmul_nodes == expected_nodes,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and heard == [7],
-        "operators have other names": "aten::mm"
-        in [operators.qualified_name(each) for each in ran.seen],
-        "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
-        "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])}
-        == {id(x), id(w)},
-        "a graph's nodes are not found": len([*autograd.nodes_behind([(x * 1).mm(w).grad_fn])])
-        == 4,
-        "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
+        "operators have other names": "aten::mm" in operator_names,
+        "nodes have no names": "MmBackward" in autograd.node_name(third.grad_fn),
+        "a graph's leaves are not found": leaves == {id(x), id(w)},
+        "a graph's nodes are not found": len(nodes) == 4,
+        "a recording profiler is not seen": is_recording in (True, False),
         "profilers get ready unseen": _are_profilers_seen(),
     }
 
 
 def _are_profilers_seen() -> bool:
-    """Without one that gets ready: that would cut off another that records."""
+    """Whether the start of a profiler is reported.
+
+    No profiler is started, because that would stop another one that is recording.
+    """
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
     with CleanupStack() as undo:
         autograd.hear_profilers(undo, _no_op)
         within = kind._prepare_trace
+    if within is before or kind._prepare_trace is not before:
+        return False
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
-    return within is not before is kind._prepare_trace and all(
-        "_prepare_trace" in each.__code__.co_names for each in callers
-    )
+    return all("_prepare_trace" in function.__code__.co_names for function in callers)
 
 
 def _of_operators() -> dict[str, bool]:
-    matmul, linear, add_ = aten.mm.default, aten.linear.default, aten.add_.Tensor
+    matmul = aten.mm.default
+    linear = aten.linear.default
+    add_ = aten.add_.Tensor
     x = torch.ones(1, 2, device="cpu", dtype=torch.float32)
+    are_views_marked = aten.t.default.is_view and not matmul.is_view
+    is_composite = operators.decomposes(linear) and not operators.decomposes(matmul)
+    decomposed = operators.decompose(linear, (x, x), {})
+    makes_storage = operators.makes_storage(matmul) and not operators.makes_storage(add_)
+    direct = operators.direct_call(matmul)(x, x.t())
+    is_function_kept = operators.direct_call(len) is len
+    takes_list = operators.has_list_argument(aten.cat.default)
+    takes_no_list = not operators.has_list_argument(matmul)
+    names = [name for name, _ in operators.argument_names(matmul)]
+    is_overload_listed = matmul in operators.overloads_of(aten.mm)
+    has_nested_kernel = operators.has_nested_kernel(aten.matmul.default)
+    nested_kernel = operators.nested_kernel(matmul, (x, x))
+    python_kernel = operators.python_kernel(matmul, (x, x), {})
+    without_overrides = operators.call_without_overrides(matmul)(x, x.t())
+    run = operators.run_kernel(matmul, torch._C.DispatchKey.CPU, (x, x.t()), {})
+    attention = operators.attention_kernels().keys()
+    known = {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"}
     return {
-        "views are not marked": aten.t.default.is_view and not matmul.is_view,
-        "composite operators are not marked": operators.decomposes(linear)
-        and not operators.decomposes(matmul),
-        "composite operators do not decompose": operators.decompose(linear, (x, x), {}).item() == 2,
+        "views are not marked": are_views_marked,
+        "composite operators are not marked": is_composite,
+        "composite operators do not decompose": decomposed.item() == 2,
         "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
-        "fresh results are not marked": operators.makes_storage(matmul)
-        and not operators.makes_storage(add_),
-        "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2
-        and operators.direct_call(len) is len,
-        "lists of tensors are not marked": operators.has_list_argument(aten.cat.default)
-        and not operators.has_list_argument(matmul),
-        "arguments have other names": [name for name, _ in operators.argument_names(matmul)]
-        == ["self", "mat2"],
-        "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm)
+        "fresh results are not marked": makes_storage,
+        "an operator calls nothing else": direct.item() == 2 and is_function_kept,
+        "lists of tensors are not marked": takes_list and takes_no_list,
+        "arguments have other names": names == ["self", "mat2"],
+        "an operator's overloads are not listed": is_overload_listed
         and operators.overloads_of("mm") == [],
-        "kernels for nested tensors are not marked": operators.has_nested_kernel(
-            aten.matmul.default
-        ),
-        "a plain tensor is taken for a nested one": operators.nested_kernel(matmul, (x, x)) is None,
-        "a kernel of torch's is taken for one in Python": operators.python_kernel(
-            matmul, (x, x), {}
-        )
-        is None,
-        "an operator is not called without overrides": operators.call_without_overrides(matmul)(
-            x, x.t()
-        ).item()
-        == 2,
-        "a kernel cannot be run at once": operators.run_kernel(
-            matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}
-        ).item()
-        == 2,
-        "attention's kernels are not listed": operators.attention_kernels().keys()
-        <= {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"},
+        "kernels for nested tensors are not marked": has_nested_kernel,
+        "a plain tensor is taken for a nested one": nested_kernel is None,
+        "a kernel of torch's is taken for one in Python": python_kernel is None,
+        "an operator is not called without overrides": without_overrides.item() == 2,
+        "a kernel cannot be run at once": run.item() == 2,
+        "attention's kernels are not listed": attention <= known,
     }
 
 
 def _of_tensors() -> dict[str, bool]:
     x = torch.zeros(2, 2, device="cpu", dtype=torch.float32)
     storage, key = tensors.storage_key(x)
+    _, key_of_view = tensors.storage_key(x.view(4))
+    has_key = key == key_of_view and storage.nbytes() == x.nbytes
     sparse = torch.eye(3, device="cpu", dtype=torch.float32).to_sparse()
     indices, values = tensors.sparse_parts(sparse)
+    sparse_sizes = (*indices.shape, *values.shape, tensors.stored_elements(sparse))
     with tensors.without_overrides():
-        given = (
+        attributes = (
             tensors.shape_key(x),
             tensors.is_integer(x),
             tensors.is_integer(indices),
             tensors.nested_offsets(x),
             tensors.node_of(x),
         )
+    has_overrides = tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))
+    written = torch.zeros(1, device="cpu").add_(1)
+    passes_dynamo = dispatch_modes.passes_dynamo() in (True, False)
     return {
-        "a storage has no key": key == tensors.storage_key(x.view(4))[1]
-        and storage.nbytes() == x.nbytes,
-        "a sparse tensor has other parts": (
-            *indices.shape,
-            *values.shape,
-            tensors.stored_elements(sparse),
-        )
-        == (2, 3, 3, 3),
-        "a tensor's own attributes are not read": given == ((2, 2), False, True, None, None),
-        "a plain tensor has overrides": not (
-            tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))
-        ),
+        "a storage has no key": has_key,
+        "a sparse tensor has other parts": sparse_sizes == (2, 3, 3, 3),
+        "a tensor's own attributes are not read": attributes == ((2, 2), False, True, None, None),
+        "a plain tensor has overrides": not has_overrides,
         "overrides cannot be kept": tensors.with_overrides(len)([x]) == 1,
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
-        "writes to a tensor are not numbered": tensors.version_of(
-            torch.zeros(1, device="cpu").add_(1)
-        )
-        == 1,
+        "writes to a tensor are not numbered": tensors.version_of(written) == 1,
         "a subclass is not constructed under a mode": _constructs_under_a_mode(x),
-        "tracing is seen where there is none": not dispatch_modes.is_tracing()
-        and dispatch_modes.passes_dynamo() in (True, False),
+        "tracing is seen where there is none": not dispatch_modes.is_tracing() and passes_dynamo,
     }
 
 
@@ -374,7 +377,7 @@ class _Subclass(torch.Tensor):
 
 
 def _constructs_under_a_mode(x: torch.Tensor) -> bool:
-    """Whether the constructor finds no mode of lflops on the stack, and leaves the stack as it was."""
+    """Whether a constructor runs without the modes of lflops, which are restored afterwards."""
     mode = dispatch_modes.InternalMode()
     with CleanupStack() as undo, dispatch_modes.on_stack(mode):
         tensor_constructors.construct_without_modes(undo)
@@ -396,15 +399,11 @@ def _hears_compilations() -> bool:
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
-    """Try it with hooks that do nothing: on a module and an optimizer of ours, and for all."""
-    optimizer = Optimizer.__new__(
-        Optimizer
-        # to make one in the usual way would load torch.compile
-    )
-    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = (
-        OrderedDict(),
-        OrderedDict(),
-    )
+    """Whether hooks without effect are found on a module, on an optimizer, and among global ones."""
+    # The constructor of an optimizer would load torch.compile.
+    optimizer = Optimizer.__new__(Optimizer)
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
     owners: list[tuple[Any, list[Callable[..., Any]]]] = [
         (module, [module.register_forward_pre_hook, module.register_forward_hook]),
         (optimizer, [optimizer.register_step_pre_hook, optimizer.register_step_post_hook]),
@@ -417,11 +416,9 @@ def _are_hooks_found(module: nn.Module) -> bool:
             undo.add(modules.remove_hook, _no_op, owner)
             handles = [register(_no_op) for register in registers]
             modules.call_last(_no_op)
-            found = found and (
-                owner is not None
-                or modules.is_called_last(_no_op)
-                == (registers[-1] is register_optimizer_step_post_hook)
-            )
+            if owner is None:
+                are_of_optimizers = registers[-1] is register_optimizer_step_post_hook
+                found = found and modules.is_called_last(_no_op) == are_of_optimizers
         for handle in handles:
             registry = handle.hooks_dict_ref()
             found = found and registry is not None and handle.id not in registry
@@ -430,7 +427,7 @@ def _are_hooks_found(module: nn.Module) -> bool:
 
 
 def _hides_hooks(module: nn.Module) -> bool:
-    """Whether a hook is off while torch.compile or TorchScript compiles, where the first is loaded, and its code can be left alone."""
+    """Whether a hook is hidden from TorchScript, and from torch.compile if that is loaded."""
     modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
@@ -438,7 +435,6 @@ def _hides_hooks(module: nn.Module) -> bool:
     with CleanupStack() as undo:
         undo.add(hidden.stop)
         hidden.start()
-        # of a module that is only tried
         module._forward_pre_hooks[0] = _no_op
         modules.scripted_without(undo, lambda hook: hook is _no_op)
         is_heard = handler is None or len(handler.start_callbacks) == len(before) + 1
@@ -447,7 +443,7 @@ def _hides_hooks(module: nn.Module) -> bool:
 
 
 def _are_own_hooks_called() -> bool:
-    """Whether a module of ours calls its hooks, as torch calls global ones."""
+    """Whether a module of lflops calls its hooks as torch calls global hooks."""
     called: list[tuple[Any, ...]] = []
 
     class Own(modules.InternalModule):
@@ -466,13 +462,13 @@ def _of_modules() -> dict[str, bool]:
     parent = nn.Module()
     modules.without_global_hooks(nn.Module.add_module)(parent, "0", child)
     modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
+    is_compiled = modules.is_compiled(parent) or modules.compiles_its_hooks(parent)
+    has_store = distributed.group_store() is not None
     return {
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "parts are registered elsewhere": modules.self_parts(parent) == ([child], []),
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
-        "a plain module is taken for a compiled one": not (
-            modules.is_compiled(parent) or modules.compiles_its_hooks(parent)
-        ),
+        "a plain module is taken for a compiled one": not is_compiled,
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
@@ -484,6 +480,5 @@ def _of_modules() -> dict[str, bool]:
         "modules of ours call other hooks": _are_own_hooks_called(),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
-        "the default group has no store": distributed.group_store() is None
-        or torch.distributed.is_initialized(),
+        "the default group has no store": not has_store or torch.distributed.is_initialized(),
     }

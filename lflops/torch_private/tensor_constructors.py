@@ -41,7 +41,7 @@ class _HiddenConstructor:
         self._new = new
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the wrapper, but the constructor itself to dynamo, which knows it by identity."""
+        """Return the wrapper, or to dynamo the constructor, which dynamo compares by identity."""
         reader = sys._getframe(1).f_globals.get("__name__", "")
         return self._constructor if reader.startswith("torch._dynamo.") else self._new
 
@@ -83,10 +83,11 @@ class _Installation:
 
     def _remove(self) -> None:
         with self._lock:
-            hidden, self._hidden = self._hidden, None
+            hidden = self._hidden
+            self._hidden = None
+            # If other code has wrapped the wrapper since, the wrapper stays: it does nothing
+            # without a mode.
             if hidden is None or vars(Tensor).get("__new__") is not hidden:
-                # somebody has replaced it since: below theirs the wrapper does nothing without a
-                # mode
                 return
             if self._before is _ABSENT:
                 del Tensor.__new__
@@ -98,7 +99,7 @@ _INSTALLATION = _Installation()
 
 
 def construct_without_modes(undo: CleanupStack) -> None:
-    """Let subclasses of `torch.Tensor` be constructed as if no mode of lflops were on the stack, until `undo` is closed."""
+    """Let tensor subclasses be constructed without modes of lflops, until `undo` is closed."""
     user = object()
     undo.add(_INSTALLATION.remove, user)
     _INSTALLATION.add(user)

@@ -35,7 +35,7 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of fake tensors where code needs their values, or a shape that depends on values."""
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
-"""Error of fake tensors at an operator without a fake kernel: the shape of its result is unknown."""
+"""Error of fake tensors for an operator without a fake kernel, so that shapes are unknown."""
 
 
 has_torch_function: Callable[[Any], bool] = _has_torch_function
@@ -58,14 +58,14 @@ without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = Disabl
 
 
 def is_overridden(args: Any) -> bool:
-    """Whether an operator's arguments, also in lists, have a class with a `__torch_function__`, or a mode has one."""
+    """Whether a `__torch_function__` of a mode, or of an argument or list entry, would run."""
     if has_torch_function(args):
         return True
     return any(type(each) is list and has_torch_function(each) for each in args)
 
 
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs with the overrides that are on now, also where they are off when it is called."""
+    """Return a function that always runs with the overrides that are enabled now."""
     subclasses_are_on = torch._C._is_torch_function_enabled()
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -96,22 +96,20 @@ _layout: Callable[[Tensor], Any] = _base.layout.__get__
 _dtype: Callable[[Tensor], Any] = _base.dtype.__get__
 _is_nested: Callable[[Tensor], bool] = _base.is_nested.__get__
 
-node_of: Callable[[Tensor], Any] = (
-    _base.grad_fn.__get__
-    # the autograd node that computed a tensor; `None` where there is none
-)
+node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
+"""The autograd node that computed a tensor, or `None`."""
 
 
 def shape_key(tensor: Tensor) -> Hashable:
-    """What two tensors of one shape have in common; of a nested tensor its number of elements.
+    """A key that is equal for tensors of the same shape.
 
-    Takes no attribute of a user's class.
+    The key of a nested tensor is its number of elements. No attribute of a user's class is read.
     """
     if type(tensor) is Tensor:
         try:
             return _size(tensor)
         except RuntimeError:
-            # a nested tensor of the older layout
+            # `Tensor.size` fails for a nested tensor of the older layout.
             return "nested", Tensor.numel(tensor)
     if _layout(tensor) is torch.jagged:
         return "nested", Tensor.numel(vars(tensor)["_values"])
@@ -119,22 +117,17 @@ def shape_key(tensor: Tensor) -> Hashable:
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor holds integers or truth values, each element at its place.
-
-    It is not sparse, not nested and not quantized.
-    """
-    return (
-        _layout(tensor) is torch.strided and _dtype(tensor) in _INTEGERS and not _is_nested(tensor)
-    )
+    """Whether a tensor is a dense tensor of integers or truth values."""
+    is_dense = _layout(tensor) is torch.strided and not _is_nested(tensor)
+    return is_dense and _dtype(tensor) in _INTEGERS
 
 
 def nested_offsets(tensor: Tensor) -> Tensor | None:
     """Where the parts of a jagged tensor begin; `None` for any other."""
-    return (
-        vars(tensor)["_offsets"]
-        if type(tensor) is not Tensor and _layout(tensor) is torch.jagged
-        else None
-    )
+    if type(tensor) is Tensor or _layout(tensor) is not torch.jagged:
+        return None
+    offsets: Tensor = vars(tensor)["_offsets"]
+    return offsets
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
@@ -155,11 +148,8 @@ def local_part(tensor: Tensor) -> Tensor:
     if type(tensor) in PLAIN:
         return tensor
     try:
-        local: Tensor = object.__getattribute__(
-            tensor,
-            "_local_tensor",
-            # calls no `__getattr__` of a user's class
-        )
+        # This calls no `__getattr__` of a user's class.
+        local: Tensor = object.__getattribute__(tensor, "_local_tensor")
     except AttributeError:
         return tensor
     return local
@@ -171,13 +161,14 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stored_elements(tensor: Tensor) -> int:
-    return (
-        sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
-    ).numel()
+    """The number of elements that a sparse tensor stores."""
+    if tensor.layout is torch.sparse_coo:
+        return sparse_parts(tensor)[1].numel()
+    return tensor.values().numel()
 
 
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
-    """Whether operators compute shapes and no values: a tensor is fake, or a fake mode is active."""
+    """Whether operators compute only shapes: a tensor is fake, or a fake mode is active."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
         isinstance(local_part(each), FakeTensor) for each in tensors
@@ -185,7 +176,7 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which new tensors are fake, and operators take real tensors as if they were fake."""
+    """A mode in which new tensors are fake, and operators accept real tensors as fake ones."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # It would keep a weak reference to each result, and then `model.to(bfloat16)` fails: a module
     # converts no parameter that has one.
