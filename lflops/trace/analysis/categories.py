@@ -1,12 +1,13 @@
-"""What kind of work an operator or a kernel is, and what a kernel's name says about precision and tensor cores.
+"""Categories of operators and kernels, and precision and tensor cores by kernel names.
 
-An operator's name decides where it is known, a kernel's name elsewhere: a conversion of layouts
-inside of a convolution is convolution. `categories.toml` has the names.
+A kernel has the category of the operator that launched it, if that is known, because a layout
+conversion inside a convolution is convolution. Otherwise its own name decides. `categories.toml` has
+the names.
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -43,38 +44,45 @@ class _Tables(Struct, forbid_unknown_fields=True):
     precision_patterns: dict[str, str]
 
 
-def _compiled(patterns: Mapping[str, Meaning]) -> tuple[tuple[re.Pattern[str], Meaning], ...]:
-    return tuple(
-        (re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in patterns.items()
-    )
+_Patterns = Sequence[tuple[re.Pattern[str], Meaning]]
+
+
+def _compiled(
+    patterns: Mapping[str, Meaning], flags: re.RegexFlag = re.NOFLAG
+) -> _Patterns[Meaning]:
+    return [(re.compile(pattern, flags), meaning) for pattern, meaning in patterns.items()]
+
+
+def _first_match(patterns: _Patterns[Meaning], name: str) -> Meaning | None:
+    """Return the meaning of the first pattern in a name."""
+    for pattern, meaning in patterns:
+        if pattern.search(name):
+            return meaning
+    return None
 
 
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
-_OPERATORS = {
-    name: category for category, names in _TABLES.operators.items() for name in names.split()
-}
-_OPERATOR_PATTERNS = tuple(
-    (re.compile(pattern), category) for pattern, category in _TABLES.operator_patterns.items()
-)
-_KERNEL_PATTERNS = _compiled(_TABLES.kernel_patterns)
-_TENSOR_CORE_PATTERNS = _compiled(_TABLES.tensor_core_patterns)
-_PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns)
+_OPERATORS: dict[str, Category] = {}
+for _category, _names in _TABLES.operators.items():
+    _OPERATORS |= dict.fromkeys(_names.split(), _category)
+_OPERATOR_PATTERNS = _compiled(_TABLES.operator_patterns)
+_KERNEL_PATTERNS = _compiled(_TABLES.kernel_patterns, re.IGNORECASE)
+_TENSOR_CORE_PATTERNS = _compiled(_TABLES.tensor_core_patterns, re.IGNORECASE)
+_PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns, re.IGNORECASE)
 
 
 @functools.lru_cache(1 << 16)
 def category_of_operator(name: str) -> Category:
-    """The kind of work of an operator, by its name; `other` where it is unknown."""
+    """Return the category of an operator by its name, `other` if it is unknown."""
     base = name.removeprefix("aten::")
     known = base if base in _OPERATORS else base.rstrip("_")
     if known in _OPERATORS:
         return _OPERATORS[known]
-    return next(
-        (category for pattern, category in _OPERATOR_PATTERNS if pattern.search(base)), "other"
-    )
+    return _first_match(_OPERATOR_PATTERNS, base) or "other"
 
 
 def category_of_kernel(work: DeviceEvent, operator: str | None) -> Category:
-    """The kind of work of a kernel, by the operator that launched it or else by its own name."""
+    """Return the category of device work by the operator that launched it, or by its own name."""
     if communicates(work):
         return "communication"
     if work.kind == "copy":
@@ -87,22 +95,16 @@ def category_of_kernel(work: DeviceEvent, operator: str | None) -> Category:
 
 @functools.lru_cache(1 << 16)
 def _category_by_name(name: str) -> Category:
-    return next(
-        (category for pattern, category in _KERNEL_PATTERNS if pattern.search(name)), "other"
-    )
+    return _first_match(_KERNEL_PATTERNS, name) or "other"
 
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
-    """Whether a kernel runs on tensor or matrix cores; `None` where its name does not tell."""
-    return next(
-        (has_them for pattern, has_them in _TENSOR_CORE_PATTERNS if pattern.search(name)), None
-    )
+    """Return whether a kernel runs on tensor or matrix cores, or `None` if its name does not show it."""
+    return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 
 @functools.lru_cache(1 << 16)
 def precision_by_name(name: str) -> str | None:
-    """The precision that a kernel's name tells, as `hardware.DTYPES` call it."""
-    return next(
-        (precision for pattern, precision in _PRECISION_PATTERNS if pattern.search(name)), None
-    )
+    """Return the precision that a kernel's name shows, by its name in `hardware.DTYPES`."""
+    return _first_match(_PRECISION_PATTERNS, name)

@@ -1,4 +1,4 @@
-"""`lflops trace`: the traces of a window; and `lflops diff` and `lflops roofline` of traces."""
+"""`lflops trace`, and `lflops diff` and `lflops roofline` for traces."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lflops.cli.diff import memory_limit, refuse_unknown
-from lflops.cli.output import UsageError, draw, help_of, write_json
+from lflops.cli.output import UsageError, draw, write_json
 from lflops.report.html import write
 from lflops.report.text import counted, plain
 from lflops.trace.analysis.compare import compare, trace_limits
@@ -15,7 +15,7 @@ from lflops.trace.analysis.merge import MERGED, merge as merge_traces
 from lflops.trace.analysis.page import trace_page
 from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.analysis.sentences import clock_lines
-from lflops.trace.analysis.summary import summarise, summarise_all
+from lflops.trace.analysis.summary import TraceSummaries, summarise, summarise_all
 from lflops.trace.analysis.terminal import (
     render_ranks,
     render_trace,
@@ -26,46 +26,88 @@ from lflops.trace.analysis.terminal import (
 from lflops.trace.convert import compat as copy_of
 from lflops.trace.files import traces_in
 
-HELP = help_of(__file__)
 _LISTED = 10
+"""Rows of each table of a comparison."""
+
+_WHY_UNKNOWN = {
+    "unknown_max_regress": "cannot be checked: each trace needs at least two steps",
+    "unknown_min_mfu": (
+        "cannot be checked: the second trace has no MFU, because its shapes or the peak of its "
+        "chip are unknown"
+    ),
+    "unknown_max_memory": (
+        "cannot be checked: the second trace has no memory peak; record with profile_memory=True"
+    ),
+}
+"""Reasons why a limit cannot be checked."""
 
 trace = typer.Typer(
     rich_markup_mode=None,
-    help="Traces of torch.profiler: what the device did, ranks as one, copies for torch-tb-profiler.",
+    help="Analyse torch.profiler traces, merge ranks, and convert for torch-tb-profiler.",
 )
 
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank."
+        metavar="FILE...",
+        help="Traces of torch.profiler, compressed or not; one for each rank.",
     ),
 ]
 Folder = Annotated[
     Path,
     typer.Argument(
         metavar="DIR",
-        help="Has the ranks' traces of one window, *.pt.trace.json or *.pt.trace.json.gz.",
+        help="Folder with the traces of one window, *.pt.trace.json or *.pt.trace.json.gz.",
     ),
 ]
+HardwareOption = typer.Option(
+    metavar="NAME",
+    help="Chip to compare with, or a TOML file; by default, the chip that the trace names.",
+)
+TopOption = typer.Option(metavar="N", min=1, help="Rows of each table.")
+HtmlOption = typer.Option(
+    metavar="OUT", help="Write a page that opens offline, and print its path."
+)
+ShowJsonOption = typer.Option(
+    "--json",
+    help=(
+        "Print one JSON object: traces (a list with device, idle, steps, categories, kernels, "
+        "operators and more for each trace) and ranks. Times are integers of nanoseconds; "
+        "unknown is null."
+    ),
+)
+IntoOption = typer.Option(
+    metavar="FILE", help=f"File to write; by default, {MERGED} in the same folder."
+)
+MergeJsonOption = typer.Option(
+    "--json", help="Print one JSON object: file, ranks, events, damaged and clocks."
+)
+CompatJsonOption = typer.Option(
+    "--json",
+    help=(
+        "Print one JSON object: files (a list of the copies) and damaged (the number of events "
+        "that each copy leaves out)."
+    ),
+)
 
 
 @trace.command()
 def show(
     files: Files,
     *,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 10,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help=HELP["html"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    hardware: Annotated[str | None, HardwareOption] = None,
+    top: Annotated[int, TopOption] = 10,
+    html: Annotated[Path | None, HtmlOption] = None,
+    as_json: Annotated[bool, ShowJsonOption] = False,
 ) -> None:
     """Show what the device did.
 
-    Computing, communicating, copying, idle and why; steps, kernels, operators.
+    Computing, communication, copies and idle time with its causes; steps, kernels and operators.
     """
     if html is not None and as_json:
-        raise UsageError(f"html={str(html)!r}: --json prints, --html writes; give one of the two")
+        raise UsageError(f"html={str(html)!r}: --json prints, --html writes; pass only one of them")
     if html is not None and html.resolve() in {file.resolve() for file in files}:
-        raise UsageError(f"html={str(html)!r} is a trace itself: give another path")
+        raise UsageError(f"html={str(html)!r} is a trace itself: pass another path")
     found = summarise_all((read_trace(file) for file in files), hardware)
     if as_json:
         write_json(found)
@@ -73,69 +115,62 @@ def show(
         write(trace_page(found), html)
         typer.echo(html)
     else:
-        shown = [] if found.ranks is None else [render_ranks(found.ranks, top=top)]
-        for place, part in enumerate(
-            [*shown, *(render_trace(summary, top=top) for summary in found.traces)]
-        ):
-            if place:
-                draw("")
-            draw(part)
+        _draw_all(found, top)
+
+
+def _draw_all(found: TraceSummaries, top: int) -> None:
+    if found.ranks is not None:
+        draw(render_ranks(found.ranks, top=top))
+        draw("")
+    for place, summary in enumerate(found.traces):
+        if place:
+            draw("")
+        draw(render_trace(summary, top=top))
 
 
 @trace.command()
 def merge(
     folder: Folder,
     *,
-    into: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=HELP["into"].format(MERGED))
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["merge_as_json"])] = False,
+    into: Annotated[Path | None, IntoOption] = None,
+    as_json: Annotated[bool, MergeJsonOption] = False,
 ) -> None:
-    """Make one Chrome trace of several ranks', each rank under its name and all on one clock."""
+    """Merge the traces of several ranks into one Chrome trace on one clock."""
     merged = merge_traces(folder, into)
     if as_json:
         write_json(merged)
-    else:
-        left_out = (
-            f"; {counted(merged.damaged, 'event')} left out that cannot be read"
-            if merged.damaged
-            else ""
-        )
-        typer.echo(
-            f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}{left_out}"
-        )
-        for line in clock_lines(merged.clocks):
-            typer.echo(line)
+        return
+    traces = counted(len(merged.ranks), "trace")
+    line = f"{merged.file}: {traces}, {counted(merged.events, 'event')}"
+    if merged.damaged:
+        line += f"; {counted(merged.damaged, 'event')} left out that cannot be read"
+    typer.echo(line)
+    for clock_line in clock_lines(merged.clocks):
+        typer.echo(clock_line)
 
 
 @trace.command()
-def compat(
-    folder: Folder,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["compat_as_json"])] = False,
-) -> None:
+def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False) -> None:
     """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
 
     If torch-tb-profiler is installed, the callback does this itself.
     """
     copies = [copy_of(each) for each in traces_in(folder)]
     if as_json:
-        write_json(
-            {
-                "files": [str(file) for file, _ in copies],
-                "damaged": [len(damage) for _, damage in copies],
-            }
-        )
-    for file, damage in [] if as_json else copies:
-        left_out = (
-            f": {counted(len(damage), 'event')} left out that cannot be read: {plain(damage[0])}"
-            if damage
-            else ""
-        )
-        typer.echo(f"{file}{left_out}")
+        files = [str(file) for file, _ in copies]
+        damaged = [len(damage) for _, damage in copies]
+        write_json({"files": files, "damaged": damaged})
+        return
+    for file, damage in copies:
+        line = str(file)
+        if damage:
+            events = counted(len(damage), "event")
+            line += f": {events} left out that cannot be read: {plain(damage[0])}"
+        typer.echo(line)
 
 
 def add_commands(app: typer.Typer) -> None:
+    """Add `lflops trace` to the command line."""
     app.add_typer(trace, name="trace")
 
 
@@ -149,7 +184,7 @@ def diff_traces(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Compare two traces as `lflops diff` does; returns the exit status."""
+    """Compare two traces as `lflops diff` does, and return the exit status."""
     compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
     checked = trace_limits(
         compared,
@@ -157,7 +192,7 @@ def diff_traces(
         min_mfu=mfu,
         max_memory=memory_limit(memory, compared.allocated_bytes[0]),
     )
-    refuse_unknown(checked, HELP)
+    refuse_unknown(checked, _WHY_UNKNOWN)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
@@ -167,7 +202,7 @@ def diff_traces(
 
 
 def show_trace_roofline(file: Path, hardware: str | None, top: int, *, as_json: bool) -> None:
-    """Place the operators of a trace below the roofs of a chip, as `lflops roofline` does."""
+    """Compare the operators of a trace with a chip's roofline, as `lflops roofline` does."""
     summary = summarise(read_trace(file), hardware)
     if as_json:
         write_json(

@@ -1,6 +1,6 @@
-"""Two traces compared: the step, the device's states, what idle time was lost to, and where the device's time went."""
+"""Two traces compared: steps, device states, idle time by cause, and operators and kernels."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -14,10 +14,7 @@ _STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
-    """Nanoseconds before and after.
-
-    Of a step where both traces have steps, else of the whole window. 0 is none of it.
-    """
+    """Nanoseconds before and after: of a step if both traces have steps, else of the window."""
 
     name: str
     before: float
@@ -29,23 +26,25 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 
 
 class TraceDiff(Struct, frozen=True, kw_only=True):
-    """What changed from one trace to another. The lists have what changed most first."""
+    """Changes from one trace to another, the largest change of each group first.
 
-    # whether times are of a step
+    Pairs are the values before and after; `None` is unknown.
+
+    Attributes:
+        per_step: Whether times are of a step rather than of the window.
+        window: Time of the step or the window.
+        step: Median and quartiles of the steps, or `None` without steps.
+        is_beyond_noise: Whether the quartile ranges of the steps do not overlap; `None` with fewer
+            than two steps.
+        hardware: The names of the devices.
+    """
+
     per_step: bool
-    # of a step, or of the whole window
     window: TimeChange
-    step: tuple[
-        TimingStats | None, TimingStats | None
-        # median and quartiles before and after, in seconds; `None` without steps
-    ]
-    is_beyond_noise: (
-        bool | None
-        # whether the quartile ranges of the steps do not overlap; `None` with fewer than two steps
-    )
+    step: tuple[TimingStats | None, TimingStats | None]
+    is_beyond_noise: bool | None
     mfu: tuple[float | None, float | None]
     allocated_bytes: tuple[int | None, int | None]
-    # the devices' names before and after
     hardware: tuple[str, str]
     states: tuple[TimeChange, ...]
     idle: tuple[TimeChange, ...]
@@ -55,79 +54,78 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
 
 
 def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
-    pair = before, after
-    per_step = all(each.steps for each in pair)
-    parts = [len(each.steps) if per_step else 1 for each in pair]
-    timelines = [_timeline(each, per_step=per_step) for each in pair]
-
-    def changes(*groups: Iterable[tuple[str, int]]) -> tuple[TimeChange, ...]:
-        sums = zip(map(summed, groups), parts, strict=True)
-        first, second = (
-            {name: time / part for name, time in of_side.items()} for of_side, part in sums
-        )
-        rows = (
-            TimeChange(name=name, before=first.get(name, 0.0), after=second.get(name, 0.0))
-            for name in first | second
-        )
-        return tuple(
-            sorted(
-                (row for row in rows if row.before or row.after),
-                key=lambda row: (-abs(row.change), row.name),
-            )
-        )
-
-    states = {
-        name: TimeChange(
-            name=name, before=timelines[0][name] / parts[0], after=timelines[1][name] / parts[1]
-        )
-        for name in ("window", *_STATES)
-    }
-    first, second = before.step, after.step
-    several = first is not None and second is not None and min(first.n, second.n) > 1
+    """Compare two traces, by step if both have steps."""
+    per_step = bool(before.steps and after.steps)
+    first = _Times(before, per_step=per_step)
+    second = _Times(after, per_step=per_step)
+    states = [
+        TimeChange(name=state, before=first.states[state], after=second.states[state])
+        for state in _STATES
+    ]
     return TraceDiff(
         per_step=per_step,
-        window=states["window"],
-        step=(first, second),
-        is_beyond_noise=(first.high < second.low or second.high < first.low)
-        if several and first and second
-        else None,
+        window=TimeChange(name="window", before=first.window, after=second.window),
+        step=(before.step, after.step),
+        is_beyond_noise=_is_beyond_noise(before.step, after.step),
         mfu=(_mfu(before), _mfu(after)),
         allocated_bytes=(_allocated(before), _allocated(after)),
-        hardware=(_names(before), _names(after)),
-        states=tuple(states[name] for name in _STATES),
-        idle=changes(*(each.idle.items() for each in pair)),
-        categories=changes(
-            *(((row.category, row.device) for row in each.categories) for each in pair)
-        ),
-        operators=changes(
-            *(
-                (
-                    (row.name, row.self_device if each.device else row.self_host)
-                    for row in each.operators
-                )
-                for each in pair
-            )
-        ),
-        kernels=changes(*(((row.name, row.device) for row in each.kernels) for each in pair)),
+        hardware=(_device_names(before), _device_names(after)),
+        states=tuple(states),
+        idle=_changes(first.idle, second.idle),
+        categories=_changes(first.categories, second.categories),
+        operators=_changes(first.operators, second.operators),
+        kernels=_changes(first.kernels, second.kernels),
     )
 
 
-def _timeline(summary: TraceSummary, *, per_step: bool) -> Mapping[str, int]:
-    """The states of all steps together, or of the window.
+class _Times:
+    """Nanoseconds of a trace by name, per step or in the window."""
 
-    Of a trace without a device, the window alone.
-    """
-    known = (
-        [step.device for step in summary.steps if step.device is not None]
-        if per_step
-        else [summary.device]
-    )
-    timelines: list[DeviceTimeline] = [each for each in known if each is not None]
-    if timelines:
-        whole = total(timelines)
-        return {name: getattr(whole, name) for name in ("window", *_STATES)}
-    window = sum(step.end - step.start for step in summary.steps) if per_step else summary.recorded
-    return dict.fromkeys(_STATES, 0) | {"window": window}
+    def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
+        """Take the times from a trace."""
+        self._divisor = len(summary.steps) if per_step else 1
+        timeline = _timeline(summary, per_step=per_step)
+        if timeline is not None:
+            window = timeline.window
+            self.states = {state: getattr(timeline, state) / self._divisor for state in _STATES}
+        else:
+            steps_time = sum(step.duration for step in summary.steps)
+            window = steps_time if per_step else summary.recorded
+            self.states = dict.fromkeys(_STATES, 0.0)
+        self.window = window / self._divisor
+        self.idle = self._divided(summary.idle.items())
+        self.categories = self._divided((row.category, row.device) for row in summary.categories)
+        self.kernels = self._divided((row.name, row.device) for row in summary.kernels)
+        if summary.device is not None:
+            self.operators = self._divided((row.name, row.self_device) for row in summary.operators)
+        else:
+            self.operators = self._divided((row.name, row.self_host) for row in summary.operators)
+
+    def _divided(self, times: Iterable[tuple[str, int]]) -> dict[str, float]:
+        return {name: time / self._divisor for name, time in summed(times).items()}
+
+
+def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
+    """Return the states of all steps together, or of the window."""
+    if not per_step:
+        return summary.device
+    timelines = [step.device for step in summary.steps if step.device is not None]
+    return total(timelines) if timelines else None
+
+
+def _changes(before: dict[str, float], after: dict[str, float]) -> tuple[TimeChange, ...]:
+    rows = []
+    for name in before | after:
+        row = TimeChange(name=name, before=before.get(name, 0.0), after=after.get(name, 0.0))
+        if row.before or row.after:
+            rows.append(row)
+    return tuple(sorted(rows, key=lambda row: (-abs(row.change), row.name)))
+
+
+def _is_beyond_noise(before: TimingStats | None, after: TimingStats | None) -> bool | None:
+    if before is None or after is None or before.n < 2 or after.n < 2:
+        return None
+    return before.high < after.low or after.high < before.low
 
 
 def _mfu(summary: TraceSummary) -> float | None:
@@ -135,16 +133,13 @@ def _mfu(summary: TraceSummary) -> float | None:
 
 
 def _allocated(summary: TraceSummary) -> int | None:
-    return max(
-        (each.memory.allocated for each in summary.devices if each.memory is not None), default=None
-    )
+    peaks = [each.memory.allocated for each in summary.devices if each.memory is not None]
+    return max(peaks, default=None)
 
 
-def _names(summary: TraceSummary) -> str:
-    return (
-        ", ".join(dict.fromkeys(each.name or f"device {each.device}" for each in summary.devices))
-        or "no device"
-    )
+def _device_names(summary: TraceSummary) -> str:
+    names = dict.fromkeys(each.name or f"device {each.device}" for each in summary.devices)
+    return ", ".join(names) or "no device"
 
 
 def trace_limits(
@@ -154,38 +149,34 @@ def trace_limits(
     min_mfu: float | None = None,
     max_memory: float | None = None,
 ) -> tuple[Limit, ...]:
-    """Check the second trace against limits; of memory, the allocator's peak.
+    """Check the second trace against limits.
 
-    A step that is longer within the spread breaks nothing.
+    A longer step within the spread of the steps breaks no limit. The memory limit is for the
+    allocator's peak.
     """
-    made: list[Limit] = []
+    limits = []
     if max_regress is not None:
-        before, after = diff.step
-        regress = (
-            after.median / before.median - 1
-            if before and after and before.median and diff.is_beyond_noise is not None
-            else None
+        regress = _regress(diff)
+        is_broken = None
+        if regress is not None:
+            is_broken = regress > max_regress and diff.is_beyond_noise is True
+        limits.append(
+            Limit(name="max_regress", allowed=max_regress, found=regress, broken=is_broken)
         )
-        broken = None if regress is None else regress > max_regress and diff.is_beyond_noise is True
-        made.append(Limit(name="max_regress", allowed=max_regress, found=regress, broken=broken))
     if min_mfu is not None:
         mfu = diff.mfu[1]
-        made.append(
-            Limit(
-                name="min_mfu",
-                allowed=min_mfu,
-                found=mfu,
-                broken=None if mfu is None else mfu < min_mfu,
-            )
-        )
+        is_broken = None if mfu is None else mfu < min_mfu
+        limits.append(Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=is_broken))
     if max_memory is not None:
         peak = diff.allocated_bytes[1]
-        made.append(
-            Limit(
-                name="max_memory",
-                allowed=max_memory,
-                found=peak,
-                broken=None if peak is None else peak > max_memory,
-            )
-        )
-    return tuple(made)
+        is_broken = None if peak is None else peak > max_memory
+        limits.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=is_broken))
+    return tuple(limits)
+
+
+def _regress(diff: TraceDiff) -> float | None:
+    """Return the slowdown of a step as a share of 1, or `None` with fewer than two steps."""
+    before, after = diff.step
+    if diff.is_beyond_noise is None or before is None or after is None or not before.median:
+        return None
+    return after.median / before.median - 1

@@ -1,13 +1,12 @@
-"""Why a device was idle, from what the host did meanwhile.
+"""Causes of a device's idle time, delays of launches, and depth of the launch queue.
 
-How long launches took to arrive; how much work was queued.
+Each idle interval ends with a piece of work. The thread that launched that work determines the cause:
 
-Each idle stretch ends with a piece of work. The thread that launched that work decides what the
-stretch was lost to:
+    device   ▇▇▇▇ kernel │               idle                              │ ▇▇▇ next kernel
+    host                 │ Python │ operator  │ launch call │
+    cause                │ python │ operators │ launching   │ launch_latency
 
-    device   ▇▇▇▇ kernel │            idle                 │ ▇▇▇ next kernel
-    host                 │ Python │ operator │ launch call │
-    lost to              │ python │ operators│ launching   │ launch_latency (from the call's end to the kernel's start)
+`launch_latency` lasts from the end of the call to the start of the kernel.
 """
 
 import functools
@@ -15,7 +14,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
@@ -23,38 +22,38 @@ from lflops.intervals import Intervals, joined, shares
 from lflops.trace.recorded import DeviceEvent, RecordedTrace, RuntimeCall
 
 Cause = Literal[
-    # the thread was inside the data loader
     "data_loader",
-    # it waited for the device, or had just been woken
     "synchronising",
-    # it asked the driver for memory, or gave it back
     "allocating",
-    # it was in another call of the device's library
     "launching",
-    # it was in an operator, and in no such call
     "operators",
-    # in none of these
     "python",
-    # the next work was launched after the idle time began, and had not started yet
     "launch_latency",
-    # it had been launched before the device became idle: the device's own gap, or a wait for
-    # another stream
     "queued",
-    # the trace does not tell what launched the next work
     "not_recorded",
 ]
-"""What an idle moment is lost to."""
+"""Cause of an idle moment.
+
+* `data_loader`: The thread was inside the data loader.
+* `synchronising`: It waited for the device, or had just been woken.
+* `allocating`: It requested or released device memory.
+* `launching`: It was in another call of the device's runtime.
+* `operators`: It was in an operator, outside such calls.
+* `python`: It did none of these.
+* `launch_latency`: The next work was launched after the idle time began, and had not started yet.
+* `queued`: The next work had been launched before: a gap on the device, or a wait for another stream.
+* `not_recorded`: The trace does not show what launched the next work.
+"""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-_AT: tuple[Cause, ...] = (
+_ACTIVITIES: tuple[Cause, ...] = (
     "synchronising",
     "data_loader",
     "allocating",
     "launching",
     "operators",
-    "python",
 )
-"""What a thread is at; a moment belongs to the first that it is at."""
+"""Activities of a thread. A moment belongs to the first one that contains it, or else to `python`."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(
@@ -80,9 +79,13 @@ _LOADERS = (
 
 
 class LaunchDelays(Struct, frozen=True, kw_only=True):
-    """From the beginning of launch calls to the beginning of their work, of all work with a recorded launch; in nanoseconds.
+    """Nanoseconds from the start of launch calls to the start of their work.
 
-    `shorter_than_launch` kernels ran shorter than the call that launched them took.
+    Attributes:
+        calls: Number of launches.
+        high: 90th percentile of the delays.
+        call_median: Median duration of the calls.
+        shorter_than_launch: Number of kernels that ran shorter than their launch call.
     """
 
     calls: int
@@ -94,9 +97,11 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Work that had been launched and had not started, over the window by time.
+    """Number of launches whose work has not started, over the window.
 
-    For `empty` nanoseconds there was none.
+    Attributes:
+        mean: Mean over time.
+        empty: Nanoseconds with no such launch.
     """
 
     mean: float
@@ -104,17 +109,22 @@ class QueueDepth(Struct, frozen=True, kw_only=True):
     empty: int
 
 
-_Launch = Callable[[DeviceEvent], RuntimeCall | None]
+_LaunchOf = Callable[[DeviceEvent], RuntimeCall | None]
 
 
 def idle_by_cause(
-    idle: Intervals, work: Sequence[DeviceEvent], launch_of: _Launch, trace: RecordedTrace
+    idle: Intervals, work: Sequence[DeviceEvent], launch_of: _LaunchOf, trace: RecordedTrace
 ) -> dict[Cause, int]:
-    """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time."""
-    # `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the
-    # call that launched a piece of it.
+    """Divide a device's idle time among its causes, in nanoseconds.
+
+    Args:
+        idle: Idle intervals of the device, by start.
+        work: Work of the device, by start.
+        launch_of: Returns the call that launched a piece of work.
+        trace: The trace, with the activities of the host.
+    """
     causes: Counter[Cause] = Counter()
-    pieces: defaultdict[int, Intervals] = defaultdict(list)
+    before_launch: defaultdict[int, Intervals] = defaultdict(list)
     starts = [each.start for each in work]
     for start, end in idle:
         place = bisect_left(starts, end)
@@ -122,94 +132,111 @@ def idle_by_cause(
         if launch is None:
             causes["not_recorded"] += end - start
             continue
-        began, ended = min(max(launch.start, start), end), min(max(launch.end, start), end)
-        causes["queued" if ended == start else "launch_latency"] += end - ended
-        causes["launching"] += ended - began
-        if began > start:
-            pieces[launch.thread].append((start, began))
-    activities = _activities(trace, pieces)
-    for thread, found in pieces.items():
-        for cause, took in zip(_AT, shares(found, *activities[thread]), strict=True):
+        call_start = min(max(launch.start, start), end)
+        call_end = min(max(launch.end, start), end)
+        was_launched_before = call_end == start
+        causes["queued" if was_launched_before else "launch_latency"] += end - call_end
+        causes["launching"] += call_end - call_start
+        if call_start > start:
+            before_launch[launch.thread].append((start, call_start))
+    activities = _activities(trace, before_launch.keys())
+    for thread, intervals in before_launch.items():
+        times = shares(intervals, *activities[thread])
+        for cause, took in zip((*_ACTIVITIES, "python"), times, strict=True):
             causes[cause] += took
     return {cause: causes[cause] for cause in CAUSES if causes[cause]}
 
 
-def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, list[Intervals]]:
-    """When each thread was at what, in the order of `_AT`; `python` is all other time."""
-    wanted = set(threads)
-    found: dict[Cause, defaultdict[int, Intervals]] = {cause: defaultdict(list) for cause in CAUSES}
+def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, Sequence[Intervals]]:
+    """Return the intervals of each activity, in the order of `_ACTIVITIES`, by thread."""
+    found: dict[int, defaultdict[Cause, Intervals]] = {
+        thread: defaultdict(list) for thread in threads
+    }
     for call in trace.runtime:
-        if call.thread in wanted:
-            found[_cause(call.name)][call.thread].append((call.start, call.end))
+        if call.thread in found:
+            found[call.thread][_cause_of_call(call.name)].append((call.start, call.end))
     for operator in trace.operators:
-        if operator.thread in wanted:
+        if operator.thread in found:
             cause: Cause = "data_loader" if operator.name.startswith(_LOADERS) else "operators"
-            found[cause][operator.thread].append((operator.start, operator.end))
+            found[operator.thread][cause].append((operator.start, operator.end))
     for span in trace.spans:
-        if span.thread in wanted and span.name.startswith(_LOADERS):
-            found["data_loader"][span.thread].append((span.start, span.end))
-    return {thread: [joined(found[cause][thread]) for cause in _AT[:-1]] for thread in wanted}
+        if span.thread in found and span.name.startswith(_LOADERS):
+            found[span.thread]["data_loader"].append((span.start, span.end))
+    activities = {}
+    for thread, intervals in found.items():
+        activities[thread] = [joined(intervals[cause]) for cause in _ACTIVITIES]
+    return activities
 
 
 @functools.lru_cache(1 << 12)
-def _cause(call: str) -> Cause:
-    if call in _BLOCKING_COPIES or any(part in call for part in _SYNCHRONISING):
+def _cause_of_call(name: str) -> Cause:
+    if name in _BLOCKING_COPIES or any(part in name for part in _SYNCHRONISING):
         return "synchronising"
-    return "allocating" if any(part in call for part in _ALLOCATING) else "launching"
+    if any(part in name for part in _ALLOCATING):
+        return "allocating"
+    return "launching"
 
 
-def launch_delays(work: Iterable[DeviceEvent], launch_of: _Launch) -> LaunchDelays | None:
-    """How long launches took.
+class _Launched(NamedTuple):
+    call: RuntimeCall
+    work: DeviceEvent
 
-    `None` where none was recorded. A graph is launched once, so only its first work counts.
+
+def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDelays | None:
+    """Return the delays of launches, or `None` if no launch was recorded.
+
+    A graph is launched once, so only its first work counts.
     """
-    first: dict[int, tuple[RuntimeCall, DeviceEvent]] = {}
+    first: dict[int, _Launched] = {}
     for each in work:
-        launch = launch_of(each)
-        if launch is not None and (
-            each.correlation not in first or each.start < first[each.correlation][1].start
-        ):
-            first[each.correlation] = launch, each
+        call = launch_of(each)
+        if call is None:
+            continue
+        known = first.get(each.correlation)
+        if known is None or each.start < known.work.start:
+            first[each.correlation] = _Launched(call, each)
     if not first:
         return None
-    delays = sorted(max(each.start - launch.start, 0) for launch, each in first.values())
-    high = (
-        statistics.quantiles(delays, n=10, method="inclusive")[-1] if len(delays) > 1 else delays[0]
-    )
+    launches = first.values()
+    delays = sorted(max(each.work.start - each.call.start, 0) for each in launches)
+    high: float = delays[0]
+    if len(delays) > 1:
+        high = statistics.quantiles(delays, n=10, method="inclusive")[-1]
+    kernels = [each for each in launches if each.work.kind == "kernel"]
     return LaunchDelays(
         calls=len(delays),
         median=round(statistics.median(delays)),
         high=round(high),
         longest=delays[-1],
-        call_median=round(
-            statistics.median(launch.end - launch.start for launch, _ in first.values())
-        ),
-        shorter_than_launch=sum(
-            each.kind == "kernel" and each.end - each.start < launch.end - launch.start
-            for launch, each in first.values()
-        ),
+        call_median=round(statistics.median(each.call.duration for each in launches)),
+        shorter_than_launch=sum(each.work.duration < each.call.duration for each in kernels),
     )
 
 
 def queue_depth(
-    work: Iterable[DeviceEvent], launch_of: _Launch, start: int, end: int
+    work: Iterable[DeviceEvent], launch_of: _LaunchOf, start: int, end: int
 ) -> QueueDepth | None:
-    """How much work waited between two moments; `None` where no launch was recorded."""
+    """Return the depth of the queue between two moments, or `None` if no launch was recorded."""
     changes: list[tuple[int, int]] = []
     for each in work:
         launch = launch_of(each)
         if launch is not None and launch.start < each.start:
-            changes += [(max(launch.start, start), 1), (each.start, -1)]
+            changes.append((max(launch.start, start), 1))
+            changes.append((each.start, -1))
     if not changes or end <= start:
         return None
-    depth = largest = weighted = empty = 0
-    at = start
-    for moment, change in sorted(changes):
-        passed = min(max(moment, start), end) - at
-        weighted += depth * passed
-        empty += passed if depth == 0 else 0
-        at += passed
+    depth = 0
+    largest = 0
+    depth_time = 0
+    empty = 0
+    now = start
+    # The queue is empty after the last change, which the change of 0 at the end accounts for.
+    for moment, change in [*sorted(changes), (end, 0)]:
+        passed = min(max(moment, start), end) - now
+        depth_time += depth * passed
+        if depth == 0:
+            empty += passed
+        now += passed
         depth += change
         largest = max(largest, depth)
-    empty += end - at if depth == 0 else 0
-    return QueueDepth(mean=weighted / (end - start), largest=largest, empty=empty)
+    return QueueDepth(mean=depth_time / (end - start), largest=largest, empty=empty)

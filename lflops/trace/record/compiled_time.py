@@ -1,24 +1,24 @@
 """The time of compiled regions by module.
 
-The kernels of each region, tied to the calls of its graph.
+The kernels of each region are matched with the kernel calls in the generated code of its graph.
 
-On the host, a call lasts from the end of the one before it to its own end: that is the generated
-code that gets it ready, and the kernel. On a device it is the kernel alone.
+On the host, a call lasts from the end of the previous call to its own end: that is the generated
+code that prepares it, and the kernel. On a device, it is the kernel alone.
 
     region     |                                                    |
     events         cpp_fused_gelu_1      aten::addmm
-    belongs to |    gelu's modules   |     addmm's module   | nobody |
+    belongs to |    gelu's modules   |     addmm's module   | none  |
 
-A kernel is the n-th call of its name if it is the n-th event of its name, and there are as many
-calls as events. Otherwise all of that name stay unassigned. Whose nodes a kernel computes is in the
-record of its graph:
+The n-th event of a name is the n-th call of that name, if there are as many calls as events.
+Otherwise all events of the name stay unassigned. The record of a graph says which nodes a kernel
+computes:
 
     cpp_fused_gelu_1:3        mul_2, erf, mul_4     nodes of `blocks.0`
     extern_kernels.addmm:4    addmm_1               a node of `blocks.0.b`
 
-A module has the name by which the compiled function reaches it, as `L['self'].blocks.0`. Which row
-that is depends on the module that runs: a graph may be compiled once and run for each of twelve
-blocks.
+A graph names a module as the compiled function reaches it, for example `L['self'].blocks.0`. The
+module's name depends on the module that runs the graph: a graph may be compiled once and run for
+each of twelve blocks.
 """
 
 import re
@@ -30,114 +30,114 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from lflops.errors import CountError
+from lflops.model.module_tree import ModuleTree, rows_of
 from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase
-from lflops.profile.series import grouped, summed
+from lflops.profile.series import grouped
+
+_GRAPH_PREFIX = re.compile(r"^graph_\d+_")
 
 
 class Share(NamedTuple):
-    """A part of a kernel."""
+    """A module's share of a kernel.
 
-    # its number among the graph's modules; -1 for code of the compiled function itself
+    Attributes:
+        module: Index of the module in its graph; -1 for code of the compiled function itself.
+        is_of_forward: Whether the nodes are of the forward pass, which a backward graph recomputes.
+        share: Share of the kernel's time, by the bytes that the nodes move. The shares of a kernel
+            add up to 1.
+    """
+
     module: int
-    # whether its nodes are of the forward pass, so that a graph of backward computes them again
     is_of_forward: bool
-    # of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1
     share: float
 
 
 class KernelCall(NamedTuple):
-    """A call of a kernel."""
+    """A call of a kernel in generated code.
 
-    # in generated code, as `cpp_fused_gelu_1` or `extern_kernels.mm`
+    Attributes:
+        name: Name in the generated code, for example `cpp_fused_gelu_1` or `extern_kernels.mm`.
+        event: Kineto's name, for example `cpp_fused_gelu_1` or `aten::mm`.
+        shares: Shares of the modules; empty if the nodes of the call are unknown.
+        bytes_moved: Bytes read and written, or `None` if unknown.
+    """
+
     name: str
-    # what Kineto calls it, as `cpp_fused_gelu_1` or `aten::mm`
     event: str
-    # empty where nothing was recorded of its nodes
     shares: tuple[Share, ...]
-    # read and written; `None` where that is not known
     bytes_moved: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphKernels:
-    """A compiled graph."""
+    """A compiled graph.
 
-    modules: tuple[
-        tuple[str, str], ...
-        # the name and the class of each module that has nodes in it
-    ]
-    # in the order of generated code
+    Attributes:
+        modules: Name and class of each module with nodes in the graph.
+        calls: Kernel calls in the order of the generated code.
+    """
+
+    modules: tuple[tuple[str, str], ...]
     calls: tuple[KernelCall, ...]
 
     @classmethod
     def of(
         cls, calls: Sequence[str], nodes: Mapping[str, Sequence[str]], record: Mapping[str, Any]
     ) -> "GraphKernels | None":
-        """Read a record.
+        """Parse the record of a graph; return `None` if there is no record.
 
-        `calls` are the kernels in their order, each with its number: `extern_kernels.mm:7`; `nodes`
-        are the names of each call's nodes. The record has the modules; by node its module, bytes
-        and torch's tag of its pass; of each kernel its bytes, its nodes, and whether it is a
-        library's. `None` where there is no record.
+        Args:
+            calls: The kernel calls in order, with their numbers, for example `extern_kernels.mm:7`.
+            nodes: Names of the nodes of each call.
+            record: `modules`; `nodes`, with the module, the bytes and torch's tag of the pass by
+                node; and `kernels`, with the bytes, the nodes and whether it is a library kernel.
         """
         if not record or not calls:
             return None
-        about: Mapping[str, Sequence[Any]] = record["nodes"]
-        moved = _bytes_of_calls(
-            {call: frozenset(nodes.get(call, ())) for call in calls}, record["kernels"]
-        )
-        return cls(
-            modules=tuple((name, kind) for name, kind in record["modules"]),
-            calls=tuple(
-                KernelCall(
-                    name := call.rpartition(":")[0],
-                    _event(name),
-                    _shares([about[node] for node in nodes.get(call, ()) if node in about]),
-                    moved.get(call),
-                )
-                for call in calls
-            ),
-        )
+        known_nodes: Mapping[str, Sequence[Any]] = record["nodes"]
+        nodes_of_call = {call: frozenset(nodes.get(call, ())) for call in calls}
+        moved = _bytes_of_calls(nodes_of_call, record["kernels"])
+        kernel_calls = []
+        for call in calls:
+            name = call.rpartition(":")[0]
+            found = [known_nodes[node] for node in nodes.get(call, ()) if node in known_nodes]
+            kernel_calls.append(KernelCall(name, _event(name), _shares(found), moved.get(call)))
+        modules = tuple((name, class_name) for name, class_name in record["modules"])
+        return cls(modules=modules, calls=tuple(kernel_calls))
 
 
-# a graph without a record
 UNKNOWN = GraphKernels(modules=(), calls=())
+"""A graph without a record."""
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """The share of a kernel that each module has.
-
-    Where the bytes of no node are known, nodes have equal parts.
-    """
-    known = all(moved is not None for _, moved, _ in nodes) and any(moved for _, moved, _ in nodes)
-    parts = summed(
-        ((module, tag == "is_forward"), moved if known else 1) for module, moved, tag in nodes
-    )
+    """Divide a kernel among modules, by bytes or else in equal parts by node."""
+    sizes = [moved for _, moved, _ in nodes]
+    has_bytes = None not in sizes and any(sizes)
+    parts: defaultdict[tuple[int, bool], int] = defaultdict(int)
+    for module, moved, tag in nodes:
+        parts[module, tag == "is_forward"] += moved if has_bytes else 1
     total = sum(parts.values())
-    return tuple(Share(*key, part / total) for key, part in parts.items() if part)
+    shares = []
+    for (module, is_of_forward), part in parts.items():
+        if part:
+            shares.append(Share(module, is_of_forward, part / total))
+    return tuple(shares)
 
 
 def _bytes_of_calls(
     nodes: Mapping[str, frozenset[str]], kernels: Sequence[tuple[int | None, Sequence[str], bool]]
 ) -> dict[str, int]:
-    """Bytes that each call reads and writes: a call may be several of the scheduler's kernels.
+    """Return the bytes that each call reads and writes, if they are known.
 
-    A call with an unknown one is left out.
+    One call may run several kernels of inductor's scheduler.
     """
     sums: dict[str, int] = {}
     unknown: set[str] = set()
-    for moved, names, of_library in kernels:
-        of_kernel = frozenset(names)
-        calls = {call: own for call, own in nodes.items() if (_event(call) != call) == of_library}
-        exact = [call for call, own in calls.items() if own == of_kernel]
-        whole = [call for call, own in calls.items() if own > of_kernel]
-        views_left_out = (
-            [call for call, own in calls.items() if own and own < of_kernel] if of_library else []
-        )
-        fitting = exact or views_left_out or whole
-        if not fitting:
+    for moved, names, is_library in kernels:
+        call = _call_of_kernel(frozenset(names), nodes, is_library=is_library)
+        if call is None:
             continue
-        call = min(fitting, key=lambda each: len(nodes[each]))
         if moved is None:
             unknown.add(call)
         else:
@@ -145,8 +145,32 @@ def _bytes_of_calls(
     return {call: moved for call, moved in sums.items() if call not in unknown}
 
 
+def _call_of_kernel(
+    kernel: frozenset[str], nodes: Mapping[str, frozenset[str]], *, is_library: bool
+) -> str | None:
+    """Find the call that runs a scheduler's kernel, by their nodes.
+
+    A call with equal nodes fits best. A call of a library kernel may lack nodes that are views.
+    Otherwise the call may have the nodes of several kernels.
+    """
+    equal = []
+    smaller = []
+    larger = []
+    for call, own in nodes.items():
+        if (_event(call) != call) != is_library:
+            continue
+        if own == kernel:
+            equal.append(call)
+        elif own > kernel:
+            larger.append(call)
+        elif own and own < kernel and is_library:
+            smaller.append(call)
+    fitting = equal or smaller or larger
+    return min(fitting, key=lambda call: len(nodes[call]), default=None)
+
+
 def _event(name: str) -> str:
-    """The name that Kineto has for a kernel of generated code."""
+    """Return Kineto's name of a kernel in generated code."""
     parts = name.removeprefix("torch.ops.").split(".")
     if parts[0] == "extern_kernels":
         return f"aten::{parts[1]}"
@@ -156,9 +180,11 @@ def _event(name: str) -> str:
 class CompileTracking:
     """Records every graph that is compiled between `start` and `stop`.
 
-    It changes inductor's settings, and restores them.
+    It changes inductor's settings, which belong to the process: the first user sets them and the
+    last user restores them.
 
-    The settings are those of the process: the first user sets them and the last restores them.
+    Attributes:
+        refusal: Why no graph is recorded, or `None`.
     """
 
     _lock = threading.Lock()
@@ -166,12 +192,11 @@ class CompileTracking:
     _restore: Callable[[], None] | None = None
 
     def __init__(self) -> None:
-        # why no graph is recorded; `None` while they are
         self.refusal: str | None = None
         self._runs = False
 
     def start(self) -> None:
-        """Begin to record; where this torch does not offer what that takes, `refusal` says so."""
+        """Begin to record. If this torch does not support it, `refusal` says why."""
         try:
             from lflops.torch_private.self_check import check_inductor
 
@@ -185,83 +210,95 @@ class CompileTracking:
                 self._runs = True
         except CountError as error:
             self.refusal = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+        except Exception as error:  # noqa: BLE001 - no error may end the training run
             self.refusal = f"{type(error).__name__}: {error}"
 
     def stop(self) -> None:
-        """End it, if it has begun; what is compiled by now keeps its record."""
+        """Stop recording. Graphs that were compiled until now keep their record."""
         with self._lock:
             if not self._runs:
                 return
             self._runs = False
             CompileTracking._users -= 1
-            if not CompileTracking._users and CompileTracking._restore is not None:
-                restore, CompileTracking._restore = CompileTracking._restore, None
+            restore = CompileTracking._restore
+            if not CompileTracking._users and restore is not None:
+                CompileTracking._restore = None
                 restore()
 
 
 def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
-    """The graphs with these keys that have a record."""
+    """Return the graphs with these keys that have a record."""
     try:
         from lflops.torch_private.inductor import compiled_graphs
     except CountError:
         return {}
-    found = (
-        (graph.key, GraphKernels.of(graph.calls, graph.nodes, graph.record))
-        for graph in compiled_graphs(keys)
-    )
-    return {key: kernels for key, kernels in found if kernels is not None}
-
-
-_OF_GRAPH = re.compile(r"^graph_\d+_")
+    found = {}
+    for graph in compiled_graphs(keys):
+        kernels = GraphKernels.of(graph.calls, graph.nodes, graph.record)
+        if kernels is not None:
+            found[graph.key] = kernels
+    return found
 
 
 @dataclass(slots=True)
 class RegionEvent:
-    """A kernel, or another operator, right below a region."""
+    """A kernel or operator that a region calls directly.
+
+    Attributes:
+        start: Nanoseconds since 1970, like `end`.
+        device: Nanoseconds of the device work that it launched.
+    """
 
     name: str
-    # nanoseconds since 1970, as `end`
     start: int
     end: int
-    # nanoseconds of the device for it
     device: int = 0
 
 
 @dataclass(kw_only=True)
 class Region:
-    """One run of a compiled graph."""
+    """One run of a compiled graph.
 
-    # of the graph
+    Attributes:
+        key: Key of the graph.
+        batch: Index of the recorded batch.
+        running: The module and phase that ran the graph; for a backward graph, the module that
+            built it.
+        events: Kernels and operators that it called directly, in order.
+        kernels: Names and nanoseconds of device kernels that no such event launched, in order.
+    """
+
     key: str
     start: int
     end: int
-    # the index of the recorded batch
     batch: int
-    # the module and phase that ran it: of a backward, those that built it
     running: ModulePhase
-    # what ran right below it, in order
     events: list[RegionEvent] = field(default_factory=list)
-    # Names and nanoseconds of the device's kernels that no such event launched, in order.
     kernels: list[tuple[str, int]] = field(default_factory=list)
+
+
+_Times = dict[ModulePhase, dict[ModulePhase, float]]
+"""Nanoseconds by running module and phase, and by the module and phase that they belong to."""
 
 
 @dataclass(kw_only=True)
 class CompiledTimes:
-    """What ran in compiled regions."""
+    """Times of all compiled regions.
 
-    # the sums over all batches
+    Attributes:
+        code: Sums over all batches.
+        host: Host times of each batch.
+        device: Device times of each batch.
+    """
+
     code: CompiledCode
-    # Nanoseconds by batch, running module and phase, and by the module and phase that they belong
-    # to.
-    host: list[dict[ModulePhase, dict[ModulePhase, float]]]
-    # the same of the device
-    device: list[dict[ModulePhase, dict[ModulePhase, float]]]
+    host: list[_Times]
+    device: list[_Times]
 
 
 @dataclass(slots=True)
 class _Kernel:
-    """A kernel's part in one module and phase."""
+    """A kernel's share in one module and phase."""
 
     calls: int = 0
     host: float = 0.0
@@ -269,10 +306,37 @@ class _Kernel:
     moved: float | None = 0.0
 
 
-Rows = Callable[
-    [GraphKernels, str], Sequence[str | None]
-    # the rows of a graph's modules while a module runs
-]
+Rows = Callable[[GraphKernels, str], Sequence[str | None]]
+"""Returns the names of a graph's modules while a module runs."""
+
+
+def divided_among_modules(
+    regions: Sequence[Region],
+    device_times: Sequence[dict[ModulePhase, float]],
+    tree: ModuleTree,
+    *,
+    device: bool,
+) -> CompiledTimes:
+    """Divide compiled regions among modules, and with them the device times of each batch.
+
+    Args:
+        regions: The compiled regions.
+        device_times: Device nanoseconds of each batch, which are changed.
+        tree: The modules.
+        device: Whether a device was recorded.
+    """
+    graphs = recorded_graphs(region.key for region in regions)
+
+    def rows(graph: GraphKernels, running: str) -> Sequence[str | None]:
+        return rows_of(graph.modules, running, tree)
+
+    times = times_of(regions, graphs, rows, batches=len(device_times), device=device)
+    for batch, divided in zip(device_times, times.device, strict=True):
+        for running, by_module in divided.items():
+            for key, took in by_module.items():
+                batch[running] = batch.get(running, 0) - took
+                batch[key] = batch.get(key, 0) + took
+    return times
 
 
 def times_of(
@@ -283,62 +347,76 @@ def times_of(
     batches: int,
     device: bool,
 ) -> CompiledTimes:
-    """Divide compiled regions over modules."""
+    """Divide compiled regions among modules."""
     sums = _Sums(batches)
     keys: set[str] = set()
     for region in regions:
         keys.add(region.key)
         graph = graphs.get(region.key, UNKNOWN)
         sums.add(region, graph, rows(graph, region.running.fqn))
-    return sums.times(len(keys), sum(key not in graphs for key in keys), device=device)
+    unrecorded = len(keys - graphs.keys())
+    return sums.times(len(keys), unrecorded, device=device)
+
+
+class _Side:
+    """Nanoseconds of the host or of the device.
+
+    Attributes:
+        times: Times by batch and module.
+        all: Time of all regions.
+        unassigned: Time that belongs to no module.
+        divided: Time of kernels that several modules share.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self.times: list[_Times] = [{} for _ in range(batches)]
+        self.all = 0
+        self.unassigned = 0.0
+        self.divided = 0.0
+
+    def add(self, region: Region, key: ModulePhase, took: float) -> None:
+        by_module = self.times[region.batch].setdefault(region.running, {})
+        by_module[key] = by_module.get(key, 0.0) + took
 
 
 class _Sums:
+    """Sums over compiled regions."""
+
     def __init__(self, batches: int) -> None:
-        self._host: list[dict[ModulePhase, dict[ModulePhase, float]]] = [{} for _ in range(batches)]
-        self._device: list[dict[ModulePhase, dict[ModulePhase, float]]] = [
-            {} for _ in range(batches)
-        ]
+        self._host = _Side(batches)
+        self._device = _Side(batches)
         self._kernels: dict[tuple[str, ModulePhase, int], _Kernel] = {}
         self._regions = 0
-        self._all: Counter[str] = Counter()
-        self._unassigned: defaultdict[str, float] = defaultdict(float)
-        self._split: defaultdict[str, float] = defaultdict(float)
 
     def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
-        """Add a region: what is between kernels belongs to the next one, what comes after the last to none."""
-        self._regions += 1
-        self._all["host"] += region.end - region.start
-        calls, at = (
-            _matched([_OF_GRAPH.sub("", event.name) for event in region.events], graph.calls),
-            region.start,
-        )
-        for event, call in zip(region.events, calls, strict=True):
-            self._all["device"] += event.device
-            self._call(
-                region,
-                call,
-                rows,
-                event.end - (min(at, event.start) if call is None else at),
-                event.device,
-            )
-            at = event.end
-        self._unassigned["host"] += region.end - at
-        launched = {
-            id(call)
-            for event, call in zip(region.events, calls, strict=True)
-            if call is not None and event.device
-        }
-        without = [call for call in graph.calls if id(call) not in launched]
-        for (_, took), call in zip(
-            region.kernels,
-            _matched([name for name, _ in region.kernels], without, by_name=True),
-            strict=True,
-        ):
-            self._all["device"] += took
-            self._call(region, call, rows, 0, took)
+        """Add a region.
 
-    def _call(
+        Host time between two kernels belongs to the second kernel; time after the last kernel
+        belongs to none.
+        """
+        self._regions += 1
+        self._host.all += region.end - region.start
+        names = [_GRAPH_PREFIX.sub("", event.name) for event in region.events]
+        calls = _matched(names, graph.calls, "event")
+        # Equal calls are different calls, so they are compared by identity.
+        launched: set[int] = set()
+        previous_end = region.start
+        for event, call in zip(region.events, calls, strict=True):
+            start = min(previous_end, event.start) if call is None else previous_end
+            previous_end = event.end
+            self._device.all += event.device
+            self._add_call(region, call, rows, event.end - start, event.device)
+            if call is not None and event.device:
+                launched.add(id(call))
+        self._host.unassigned += region.end - previous_end
+        without_event = [call for call in graph.calls if id(call) not in launched]
+        kernel_names = [name for name, _ in region.kernels]
+        kernel_calls = _matched(kernel_names, without_event, "name")
+        for (_, took), call in zip(region.kernels, kernel_calls, strict=True):
+            self._device.all += took
+            self._add_call(region, call, rows, 0, took)
+
+    def _add_call(
         self,
         region: Region,
         call: KernelCall | None,
@@ -350,66 +428,72 @@ class _Sums:
         modules = len({row for row, _ in owners})
         for (row, phase), share in owners.items():
             if row is None or call is None:
-                self._unassigned["host"] += host * share
-                self._unassigned["device"] += device * share
+                self._host.unassigned += host * share
+                self._device.unassigned += device * share
                 continue
             key = ModulePhase(row, phase)
-            for sums, took in ((self._host, host), (self._device, device)):
-                by_module = sums[region.batch].setdefault(region.running, {})
-                by_module[key] = by_module.get(key, 0.0) + took * share
+            self._host.add(region, key, host * share)
+            self._device.add(region, key, device * share)
+            if modules > 1:
+                self._host.divided += host * share
+                self._device.divided += device * share
             kernel = self._kernels.setdefault((call.name, key, modules), _Kernel())
             kernel.calls += 1
             kernel.host += host * share
             kernel.device += device * share
-            kernel.moved = (
-                None
-                if kernel.moved is None or call.bytes_moved is None
-                else kernel.moved + call.bytes_moved * share
-            )
-            if modules > 1:
-                self._split["host"] += host * share
-                self._split["device"] += device * share
+            if kernel.moved is None or call.bytes_moved is None:
+                kernel.moved = None
+            else:
+                kernel.moved += call.bytes_moved * share
 
     def times(self, graphs: int, unrecorded: int, *, device: bool) -> CompiledTimes:
-        kernels = tuple(
-            CompiledKernel(
-                name=name,
-                module=row,
-                phase=phase,  # type: ignore[arg-type]
-                modules=modules,
-                calls=each.calls,
-                host_seconds=each.host / 1e9,
-                device_seconds=each.device / 1e9 if device else None,
-                bytes_moved=None if each.moved is None else round(each.moved),
-            )
-            for (name, (row, phase), modules), each in sorted(
-                self._kernels.items(), key=lambda item: -max(item[1].device, item[1].host)
-            )
-        )
-        on: Literal["device", "host"] = "device" if device and self._all["device"] else "host"
+        """Return the sums, given the numbers of graphs and of graphs without a record."""
+        timed_on: Literal["device", "host"] = "host"
+        side = self._host
+        if device and self._device.all:
+            timed_on = "device"
+            side = self._device
         code = CompiledCode(
             graphs=graphs,
             unrecorded_graphs=unrecorded,
             regions=self._regions,
-            timed_on=on,
-            seconds=self._all[on] / 1e9,
-            unassigned_seconds=max(self._unassigned[on], 0.0) / 1e9,
-            divided_seconds=self._split[on] / 1e9,
-            kernels=kernels,
+            timed_on=timed_on,
+            seconds=side.all / 1e9,
+            unassigned_seconds=max(side.unassigned, 0.0) / 1e9,
+            divided_seconds=side.divided / 1e9,
+            kernels=self._compiled_kernels(device=device),
         )
-        return CompiledTimes(code=code, host=self._host, device=self._device)
+        return CompiledTimes(code=code, host=self._host.times, device=self._device.times)
+
+    def _compiled_kernels(self, *, device: bool) -> tuple[CompiledKernel, ...]:
+        rows = []
+        for (name, (row, phase), modules), kernel in self._kernels.items():
+            compiled = CompiledKernel(
+                name=name,
+                module=row,
+                phase=phase,  # type: ignore[arg-type]
+                modules=modules,
+                calls=kernel.calls,
+                host_seconds=kernel.host / 1e9,
+                device_seconds=kernel.device / 1e9 if device else None,
+                bytes_moved=None if kernel.moved is None else round(kernel.moved),
+            )
+            rows.append((max(kernel.device, kernel.host), compiled))
+        rows.sort(key=lambda row: -row[0])
+        return tuple(compiled for _, compiled in rows)
 
 
 def _matched(
-    names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool = False
+    names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """The call of each event: the n-th of its name, if there are as many of both."""
-    of_name = grouped(calls, attrgetter("name" if by_name else "event"))
-    counts, seen = Counter(names), Counter[str]()
+    """Return the call of each event: the n-th call of its name, if there are as many of both."""
+    calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
+    numbers = Counter(names)
+    seen: Counter[str] = Counter()
     matched: list[KernelCall | None] = []
     for name in names:
-        fitting = of_name.get(name, [])
-        matched.append(fitting[seen[name]] if len(fitting) == counts[name] else None)
+        fitting = calls_by_name.get(name, [])
+        matched.append(fitting[seen[name]] if len(fitting) == numbers[name] else None)
         seen[name] += 1
     return matched
 
@@ -417,17 +501,16 @@ def _matched(
 def _owners(
     call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]
 ) -> Mapping[tuple[str | None, str], float]:
-    """The rows and phases that a call's time belongs to, with their shares.
+    """Return the modules and phases that a call's time belongs to, with their shares.
 
-    Code of the compiled function is the running module's.
+    Code of the compiled function itself belongs to the running module. A forward graph may contain
+    backward nodes, which the compiler computes early to save memory; they run in forward.
     """
-    # A graph of forward may have nodes of backward: the compiler computes ahead what saves memory.
-    # They run in forward.
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}
     owners: defaultdict[tuple[str | None, str], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
         row = running.fqn if module < 0 else rows[module]
-        phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
-        owners[row, phase] += share
+        is_recompute = running.phase == "backward" and is_of_forward
+        owners[row, "recompute" if is_recompute else running.phase] += share
     return owners

@@ -1,12 +1,12 @@
-"""What Kineto's raw events say: operators with their own time, and the device's work by module.
+"""Operators with self time, and device work by module, from Kineto's events in memory.
 
-An event is inclusive, and an operator calls others: on each thread events are nested by their
-times. What the device does is tied to the operator that asked for it, not to the moment at which it
-was done. The sums are those of torch's own table, by name, with calls of the device's library as
-rows. `trace/analysis/host_walk.py` sums the operators of a file by their inputs.
+Operators call other operators: on each thread, events are nested by their times. Device work belongs
+to the operator that launched it, whenever it ran, and so to the module that ran the operator. Sums
+are by name, as in torch's table, where runtime calls have rows too. `trace/analysis/host_walk.py`
+sums the operators of a trace file by their inputs.
 
-    host     aten::linear [ aten::addmm [ launch ] ]                own: linear without addmm
-    device                                    kernel                tied to addmm, so to the module that ran addmm
+    host     aten::linear [ aten::addmm [ launch ] ]     self time of linear is without addmm
+    device                                    kernel     belongs to addmm
 """
 
 import bisect
@@ -23,7 +23,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore
 from lflops.attribution.module_tracker import AutogradSegments
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.trace.record.compiled_time import Region, RegionEvent
 from lflops.trace.record.module_log import THREAD, LogEntry, Replay
 from lflops.trace.recorded import (
@@ -40,38 +40,51 @@ from lflops.trace.recorded import (
 )
 
 REGION = "## Call CompiledFxGraph "
-"""Begins the names of the runs of compiled graphs; the graph's key follows."""
-
-# begins the names of the operators that launch collectives
+"""Prefix of the names of compiled regions, before the graph's key."""
 LAUNCHES = "c10d::"
-_WORK: dict[str, Literal["copy", "fill"]] = {
-    "Memcpy": "copy",
-    "Memset": "fill",
-    # by how a name of the device begins; else a kernel
-}
-MAX_TABLE_ROWS = (
-    # operators of the table: those with the most self time on the device, and on the host
-    20
-)
+"""Prefix of the names of operators that launch collectives."""
+MAX_TABLE_ROWS = 20
+"""Most operators in the table, by self time on the device and on the host each."""
 
-NO_OPERATORS = {
-    *("[memory]", "[OutOfMemory]", "aten::is_leaf", "aten::output_nr", "aten::_version"),
-    *(f"profiler::_record_function_{part}" for part in ("enter", "enter_new", "exit")),
-}
-"""What torch's own table leaves out as well."""
+_WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
+"""Kind of device work by the start of its name; otherwise it is a kernel."""
+
+NO_OPERATORS = frozenset(
+    {
+        "[memory]",
+        "[OutOfMemory]",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+    }
+)
+"""Events that torch's table leaves out too."""
+
+_RawEvent = tuple[str, int, int, int, int, int, bool, bool, bool, int, int]
+"""Fields of an event, which `recorded` explains."""
 
 
 def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
-    """Kineto's events as a trace.
+    """Convert Kineto's events to a trace.
 
-    Where no device or no Python stack was recorded, nothing is asked about it.
+    Fields are read column by column, because a call from Python for each event and field is slow.
+
+    Args:
+        raw: Kineto's events.
+        device: Whether a device was recorded.
+        stack: Whether the Python stack was recorded.
     """
     if not raw:
         return recorded(())
     kind = type(raw[0])
     threads = list(map(kind.start_thread_id, raw))
-    named = map(kind.is_user_annotation, raw)
-    loose = map(ne, threads, map(kind.end_thread_id, raw))
+    is_named = map(kind.is_user_annotation, raw)
+    if stack and hasattr(kind, "is_python_function"):
+        is_named = map(or_, is_named, map(kind.is_python_function, raw))
+    ends_elsewhere = map(ne, threads, map(kind.end_thread_id, raw))
     columns: list[Iterable[Any]] = [
         map(kind.name, raw),
         map(kind.start_ns, raw),
@@ -79,42 +92,40 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
         threads,
         map(kind.sequence_nr, raw),
         map(kind.fwd_thread_id, raw),
-        map(or_, named, map(kind.is_python_function, raw))
-        if stack and hasattr(kind, "is_python_function")
-        else named,
-        map(or_, loose, map(kind.is_async, raw)),
+        is_named,
+        map(or_, ends_elsewhere, map(kind.is_async, raw)),
     ]
     if device:
-        columns += [
-            (each.device_type() != DeviceType.CPU for each in raw),
-            map(kind.correlation_id, raw),
-        ]
-        columns += [map(kind.linked_correlation_id, raw)]
+        columns.append(each.device_type() != DeviceType.CPU for each in raw)
+        columns.append(map(kind.correlation_id, raw))
+        columns.append(map(kind.linked_correlation_id, raw))
     else:
-        columns += [repeat(each, len(raw)) for each in (False, 0, 0)]
+        # `is_on_device`, `key` and `link`: false and 0.
+        columns += [repeat(0, len(raw)) for _ in range(3)]
     events = zip(*columns, strict=True)
-    return recorded(
-        compress(events, map(not_, map(kind.is_hidden_event, raw)))
-        if stack and hasattr(kind, "is_hidden_event")
-        else events
-    )
+    if stack and hasattr(kind, "is_hidden_event"):
+        return recorded(compress(events, map(not_, map(kind.is_hidden_event, raw))))
+    return recorded(events)
 
 
-def recorded(
-    events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bool, int, int]],
-) -> RecordedTrace:
-    """A trace of events, each a tuple.
+def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
+    """Convert events to a trace.
 
-    name, start, end, thread: The times are nanoseconds since 1970. number: Of a node of backward,
-    when it was built; of any other -1, or the number of the next node. built_on: Of a node of
-    backward, the thread that built it. is_named: Whether somebody named a stretch of time, rather
-    than that an operator ran. spans_threads: Whether it began on one thread and ended on another.
-    is_on_device: Whether the device did it. key: The number of the event. link: The key of the
-    operator for which the device or its library did it; 0 is none.
+    Args:
+        events: Tuples of these fields:
+
+            * `name`, `start`, `end` and `thread`; times are nanoseconds since 1970.
+            * `number`: Sequence number of a backward node, which its forward has too; for other
+              operators -1 or the number of the next node.
+            * `built_on`: For a backward node, the thread that built it.
+            * `is_named`: Whether it is a named span rather than an operator.
+            * `spans_threads`: Whether it ended on another thread than it began on.
+            * `is_on_device`: Whether the device ran it.
+            * `key`: Number of the event.
+            * `link`: For device work and runtime calls, the key of their operator; 0 is none.
     """
     trace = RecordedTrace()
-    # of the calls of the device's library
-    links: list[int] = []
+    operators_of_calls: list[int] = []
     for (
         name,
         start,
@@ -138,30 +149,39 @@ def recorded(
         elif is_named:
             kind: Literal["step", "scope"] = "step" if name.startswith(STEP) else "scope"
             trace.spans.append(
-                Span(kind, name, thread, start, end, "forward", None, key, spans_threads)
+                Span(kind, name, thread, start, end, external=key, spans_threads=spans_threads)
             )
         elif link:
-            links.append(link)
+            operators_of_calls.append(link)
             trace.runtime.append(RuntimeCall(name, thread, start, end, key))
         elif name not in NO_OPERATORS:
             trace.operators.append(
                 OperatorCall(
-                    name, thread, start, end, key, None, number, built_on, None, spans_threads
+                    name,
+                    thread,
+                    start,
+                    end,
+                    key,
+                    sequence=number,
+                    forward_thread=built_on,
+                    spans_threads=spans_threads,
                 )
             )
-    threads = {each.external: each.thread for each in trace.on_host()} if links else {}
-    for link, call in zip(
-        links,
-        trace.runtime,
-        strict=True,
-        # the device's library numbers threads otherwise
-    ):
-        call.thread = threads.get(link, call.thread)
+    if operators_of_calls:
+        # The device's runtime numbers threads differently than torch.
+        threads = {each.external: each.thread for each in trace.on_host()}
+        for call, operator in zip(trace.runtime, operators_of_calls, strict=True):
+            call.thread = threads.get(operator, call.thread)
     return trace
 
 
 class Communicated(NamedTuple):
-    """A collective: its kind, how long its kernel ran, and for how much of that nothing was computed, in nanoseconds."""
+    """Time of a collective.
+
+    Attributes:
+        nanoseconds: Time of its kernel.
+        exposed: Part of this time in which nothing was computed.
+    """
 
     kind: str
     nanoseconds: int
@@ -179,26 +199,25 @@ class _Open(RegionEvent):
 
 @dataclass(kw_only=True)
 class AttributedTrace:
-    """Kineto's events, joined with the log of modules."""
+    """Kineto's events, attributed to modules by the module log.
 
-    # Nanoseconds of the device, by step, and by module and phase of the operator that launched it;
-    # other work is the root's.
+    Attributes:
+        device: Device nanoseconds of each step, by the module and phase that launched the work; work
+            of unknown origin belongs to the root.
+        batch_at: Returns the index of the step at a moment inside a step.
+        calls: Calls of modules and scopes inside steps, on all threads.
+        operators: Table of operators over all steps.
+        communication: Nanoseconds of collectives and exposed nanoseconds over all steps, by the
+            module and phase that launched them and by kind.
+        regions: Runs of compiled graphs.
+    """
+
     device: list[dict[ModulePhase, float]]
-    calls: list[Call] = field(
-        default_factory=list
-        # of modules and named parts, on all threads, in steps
-    )
-    operators: tuple[
-        TracedOperator, ...
-        # the table, over all steps. What is between them, as a validation, is in none of this
-    ] = ()
-    # Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched
-    # them, and by kind; over all steps.
-    communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
-    # the runs of compiled graphs
-    regions: list[Region] = field(default_factory=list)
-    # the index of the step at a moment within one
     batch_at: Callable[[int], int]
+    calls: list[Call] = field(default_factory=list)
+    operators: tuple[TracedOperator, ...] = ()
+    communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
 
 
 def join(
@@ -210,69 +229,78 @@ def join(
     *,
     on_host: Mapping[int, Communicated] | None = None,
 ) -> AttributedTrace:
-    """Tie each event to the module that ran.
+    """Attribute each event to the module that ran.
 
-    `home` is the thread that trains; `on_host` are collectives by the start of their launch.
+    Args:
+        trace: Kineto's events.
+        logs: Module logs by Python's thread number.
+        home: The training thread.
+        tree: The modules.
+        communicated: Collectives by the key of the operator that launched them.
+        on_host: Collectives that ran on the host, by the start of the operator that launched them.
     """
     begun = steps_of(trace)
+    steps = _StepIntervals(begun)
     pythons = {
         span.thread: int(span.name.removeprefix(THREAD))
         for span in trace.spans
         if span.name.startswith(THREAD)
     }
-    trainer = begun[0].thread if begun else None
-    steps = _StepIntervals(begun)
-    if trainer is not None:
+    trainer = None
+    if begun:
+        trainer = begun[0].thread
         pythons[trainer] = home
-    done = grouped(sorted(trace.work, key=attrgetter("start")), attrgetter("external"))
-    askers = (
-        {each.external for each in trace.on_host() if not each.spans_threads} - {0}
-        if done
-        else set()
+    work: dict[int, list[DeviceEvent]] = grouped(
+        sorted(trace.work, key=attrgetter("start")), attrgetter("external")
     )
-    walk = _Walk(
-        steps, {key: done[key] for key in done if key in askers}, communicated or {}, on_host or {}
-    )
+    launchers: set[int] = set()
+    if work:
+        launchers = {each.external for each in trace.on_host() if not each.spans_threads} - {0}
+    launched = {key: found for key, found in work.items() if key in launchers}
+    walk = _Walk(steps, launched, communicated or {}, on_host or {})
     by_thread: defaultdict[int, list[HostItem]] = defaultdict(list)
-    loose: list[HostItem] = []
     for each in trace.on_host():
-        if each.start in steps:
-            (loose if each.spans_threads else by_thread[each.thread]).append(each)
-    order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
-    segments = {thread: AutogradSegments(0) for thread in order}
-    for each in loose:
-        walk.count(each)
-    for number, thread in enumerate(order):
-        # no thread of Python has the number 0
+        if each.start not in steps:
+            continue
+        if each.spans_threads:
+            walk.count(each)
+        else:
+            by_thread[each.thread].append(each)
+    threads = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
+    segments = {thread: AutogradSegments(0) for thread in threads}
+    for number, thread in enumerate(threads):
+        # No Python thread has the number 0.
         entries = logs.get(pythons.get(thread, 0), ())
-        walk.thread(
-            by_thread[thread],
-            Replay(tree, entries, thread=number, segments=segments, own=segments[thread]),
-        )
+        own = segments[thread]
+        replay = Replay(tree, entries, thread=number, segments=segments, own=own)
+        walk.walk_thread(by_thread[thread], replay)
     without_events = sorted(logs.keys() - pythons.values(), key=lambda python: python != home)
-    for number, python in enumerate(without_events, len(order)):
-        walk.found.calls += Replay(
-            tree, logs[python], thread=number, segments=segments, own=AutogradSegments(0)
-        ).finish()
-    for work in trace.work:
-        if work.external not in askers and work.start in steps:
-            walk.on_device(steps.index(work.start), ModulePhase("", "other"), work.end - work.start)
-    return walk.joined()
+    for number, python in enumerate(without_events, len(threads)):
+        own = AutogradSegments(0)
+        replay = Replay(tree, logs[python], thread=number, segments=segments, own=own)
+        walk.found.calls += replay.finish()
+    for event in trace.work:
+        if event.external not in launchers and event.start in steps:
+            walk.add_device_time(steps.index(event.start), ModulePhase("", "other"), event.duration)
+    return walk.result()
 
 
 def steps_of(trace: RecordedTrace) -> list[Span]:
-    """The steps of the profiler, in their order."""
-    return sorted(
-        (span for span in trace.spans if span.kind == "step"), key=attrgetter("start", "end")
-    )
+    """Return the profiler's steps in order."""
+    steps = [span for span in trace.spans if span.kind == "step"]
+    return sorted(steps, key=attrgetter("start", "end"))
 
 
 class _StepIntervals:
-    """The recorded steps in time. Between two of them other things may happen, as a validation."""
+    """The intervals of the recorded steps. Other work, such as validation, may lie between them."""
 
-    def __init__(self, steps: Iterable[Span]) -> None:
-        self._changes = [moment for step in steps for moment in (step.start, step.end)]
-        self.number = len(self._changes) // 2
+    def __init__(self, steps: Sequence[Span]) -> None:
+        """Take the steps in order."""
+        self.number = len(steps)
+        self._changes: list[int] = []
+        for step in steps:
+            self._changes.append(step.start)
+            self._changes.append(step.end)
 
     def __contains__(self, moment: int) -> bool:
         return bisect.bisect_right(self._changes, moment) % 2 == 1
@@ -281,131 +309,146 @@ class _StepIntervals:
         return bisect.bisect_right(self._changes, moment) // 2
 
     def change(self, moment: int) -> float:
-        """The next moment at which a step begins or ends."""
+        """Return the next moment at which a step begins or ends."""
         index = bisect.bisect_right(self._changes, moment)
         return self._changes[index] if index < len(self._changes) else inf
 
 
 class _Walk:
-    """Goes through the events of one thread after the other."""
+    """Attributes the events of one thread after the other."""
 
     def __init__(
         self,
         steps: _StepIntervals,
-        kernels: Mapping[int, Sequence[DeviceEvent]],
+        work: Mapping[int, Sequence[DeviceEvent]],
         communicated: Mapping[int, Sequence[Communicated]],
         on_host: Mapping[int, Communicated],
     ) -> None:
-        self.steps = steps
-        self.asked = {
-            key: sum(each.end - each.start for each in done) for key, done in kernels.items()
-        }
-        self.communicated, self.on_host = communicated, on_host
-        self.times: dict[str, SliceTimes] = {}
-        self.named: dict[str, SliceTimes] = {}
+        """Prepare a walk.
+
+        Args:
+            steps: The recorded steps.
+            work: Device work by the key of the operator that launched it.
+            communicated: Collectives by the key of the operator that launched them.
+            on_host: Collectives on the host by the start of the operator that launched them.
+        """
         self.found = AttributedTrace(device=[{} for _ in range(steps.number)], batch_at=steps.index)
-        self._kernels = kernels
-        self._doubles: list[
-            tuple[_Open, _Open]
-            # an operator that calls one of the same name, then that one
-        ] = []
+        self._steps = steps
+        self._work = work
+        self._nanoseconds = summed(
+            (key, each.duration) for key, found in work.items() for each in found
+        )
+        self._communicated = communicated
+        self._on_host = on_host
+        self._operators: dict[str, SliceTimes] = {}
+        self._spans: dict[str, SliceTimes] = {}
+        # Pairs of an operator and an operator of the same name that it calls.
+        self._doubles: list[tuple[_Open, _Open]] = []
 
     def count(self, item: HostItem) -> SliceTimes:
         """Count a call, and return the sums of its name."""
-        table = self.named if isinstance(item, Span) else self.times
-        times = table.get(item.name) or table.setdefault(item.name, SliceTimes(item.name))
+        table = self._spans if isinstance(item, Span) else self._operators
+        times = table.get(item.name)
+        if times is None:
+            times = SliceTimes(item.name)
+            table[item.name] = times
         times.calls += 1
         times.host += item.end - item.start
         return times
 
-    def thread(self, items: Iterable[HostItem], replay: Replay) -> None:
+    def walk_thread(self, items: Iterable[HostItem], replay: Replay) -> None:
+        """Attribute the events of one thread, while its module log is replayed."""
         opened: list[_Open] = []
         running = replay.module_phase
+        step = 0
         due: float = -1
         for item in outer_first(items, opened, may_cross=False):
-            start, key, times = item.start, item.external, self.count(item)
+            times = self.count(item)
             is_node = item.name.startswith(NODE)
-            if start >= due or is_node:
-                replay.go_on(start)
+            if item.start >= due or is_node:
+                replay.go_on(item.start)
                 if is_node and isinstance(item, OperatorCall):
-                    replay.begin_node(item.sequence, item.forward_thread, start, item.end)
-                step = self.steps.index(start)
-                due = min(replay.due, self.steps.change(start))
+                    replay.begin_node(item.sequence, item.forward_thread, item.start, item.end)
+                step = self._steps.index(item.start)
+                due = min(replay.due, self._steps.change(item.start))
                 running = replay.module_phase
-            self._begin(_Open(item.name, start, item.end, times=times), key, opened, step, running)
-            if key in self.asked:
-                self.on_device(step, running, self.asked[key])
-                self._communicate(running, self.communicated.get(key, ()))
-                replay.on_device(self.asked[key])
-                times.self_device += self.asked[key]
+            event = _Open(item.name, item.start, item.end, times=times)
+            self._begin(event, item.external, opened, step, running)
+            took = self._nanoseconds.get(item.external)
+            if took is not None:
+                self.add_device_time(step, running, took)
+                self._communicate(running, self._communicated.get(item.external, ()))
+                replay.on_device(took)
+                times.self_device += took
                 for event in opened:
-                    event.times.device += self.asked[key]
-                    event.device += self.asked[key]
+                    event.times.device += took
+                    event.device += took
         self.found.calls += replay.finish()
 
-    def on_device(self, step: int, running: ModulePhase, nanoseconds: int) -> None:
+    def add_device_time(self, step: int, running: ModulePhase, nanoseconds: int) -> None:
+        """Add device work that a module launched."""
         device = self.found.device[step]
         if nanoseconds:
             device[running] = device.get(running, 0) + nanoseconds
 
     def _communicate(self, running: ModulePhase, launched: Iterable[Communicated]) -> None:
         for kind, nanoseconds, exposed in launched:
-            whole, alone = self.found.communication.get((running, kind), (0, 0))
-            self.found.communication[running, kind] = whole + nanoseconds, alone + exposed
+            total, total_exposed = self.found.communication.get((running, kind), (0, 0))
+            sums = total + nanoseconds, total_exposed + exposed
+            self.found.communication[running, kind] = sums
 
     def _begin(
         self, event: _Open, key: int, opened: list[_Open], step: int, running: ModulePhase
     ) -> None:
-        event.times.self_host += event.end - event.start
-        if event.start in self.on_host and event.name.startswith(LAUNCHES):
-            self._communicate(running, [self.on_host[event.start]])
+        took = event.end - event.start
+        event.times.self_host += took
+        if event.start in self._on_host and event.name.startswith(LAUNCHES):
+            self._communicate(running, [self._on_host[event.start]])
         if opened:
             parent = opened[-1]
-            parent.times.self_host -= event.end - event.start
+            parent.times.self_host -= took
             parent.children += 1
             if event.times is parent.times:
                 self._doubles.append((parent, event))
             if parent.region is not None:
                 parent.region.events.append(event)
         if event.name.startswith(REGION):
-            graph = event.name.removeprefix(REGION).partition(" ")[0]
-            kernels = [(each.name, each.end - each.start) for each in self._kernels.get(key, ())]
             event.region = Region(
-                key=graph,
+                key=event.name.removeprefix(REGION).partition(" ")[0],
                 start=event.start,
                 end=event.end,
                 batch=step,
                 running=running,
-                kernels=kernels,
+                kernels=[(each.name, each.duration) for each in self._work.get(key, ())],
             )
             self.found.regions.append(event.region)
         opened.append(event)
 
-    def joined(self) -> AttributedTrace:
-        """Join what all threads did.
+    def result(self) -> AttributedTrace:
+        """Return what all threads did.
 
-        An operator that only calls another of its name is one with it, as in torch's own table.
+        An operator that only calls another operator of its name counts once, as in torch's table.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:
                 outer.times.calls -= 1
                 outer.times.host -= inner.end - inner.start
                 outer.times.device -= inner.device
-        self.found.calls = [call for call in self.found.calls if call.start in self.steps]
-        self.found.operators = _table(self.times.values())
+        self.found.calls = [call for call in self.found.calls if call.start in self._steps]
+        self.found.operators = _table(self._operators.values())
         return self.found
 
 
 def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
-    """Those with the most self time, on the device and on the host."""
-    operators = [each for each in times if each.calls]
-    on_device = sorted(
-        (each for each in operators if each.self_device), key=lambda each: -each.self_device
-    )[:MAX_TABLE_ROWS]
-    on_host = sorted(operators, key=lambda each: -each.self_host)[:MAX_TABLE_ROWS]
-    chosen = {each.name: each for each in (*on_device, *on_host)}
-    return tuple(
-        TracedOperator(
+    """Return the operators with the most self time on the device and on the host."""
+    called = [each for each in times if each.calls]
+    with_device = [each for each in called if each.self_device]
+    with_device.sort(key=lambda each: -each.self_device)
+    by_host = sorted(called, key=lambda each: -each.self_host)
+    chosen = [*with_device[:MAX_TABLE_ROWS], *by_host[:MAX_TABLE_ROWS]]
+    operators = {}
+    for each in chosen:
+        operators[each.name] = TracedOperator(
             name=each.name,
             calls=each.calls,
             host_seconds=each.host / 1e9,
@@ -413,5 +456,4 @@ def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
             device_seconds=each.device / 1e9,
             self_device_seconds=each.self_device / 1e9,
         )
-        for each in chosen.values()
-    )
+    return tuple(operators.values())

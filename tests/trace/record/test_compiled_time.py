@@ -8,7 +8,7 @@ from torch import nn
 from lflops.model.module_tree import ModuleTree, rows_of
 from lflops.profile.profile import SCHEMA_VERSION, Profile
 from lflops.profile.records import Call, ModulePhase, TimingStats
-from lflops.trace.record.attach_trace import with_compiled
+from lflops.trace.record.compiled_profile import with_compiled
 from lflops.trace.record.compiled_time import (
     CompiledTimes,
     GraphKernels,
