@@ -1,7 +1,4 @@
-"""Which collective a name means: an operator's of torch, a kernel's of NCCL or RCCL, or what a trace calls one.
-
-What it has to move.
-"""
+"""Find the kind of a collective from the name of an operator, a kernel or a trace event."""
 
 import functools
 import re
@@ -14,31 +11,30 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
-_SHARE = frozenset(
-    {"all_gather", "reduce_scatter", "all_to_all"}
-    # of these a rank keeps its own share
-)
+# In these collectives a rank keeps its own share of the message.
+_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 
 
 @functools.lru_cache(1 << 12)
 def is_collective_kernel(name: str) -> bool:
+    """Return whether a kernel of this name belongs to a collective."""
     return _KERNEL.search(name) is not None
 
 
 @functools.lru_cache(1 << 12)
 def collective_kind(name: str) -> str:
-    """The kind, as `all_reduce`.
+    """Return the kind of a collective, such as `all_reduce`.
 
-    `send_recv` is a kernel of NCCL's, of which all-to-all is made too.
+    `send_recv` is an NCCL kernel, which all-to-all uses too.
     """
     plain = re.sub(r"[^a-z]", "", name.lower())
     return next((kind for part, kind in _KINDS.items() if part in plain), "other")
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Bytes that a rank sends for each byte of the message, as in NVIDIA's nccl-tests.
+    """Return the bytes that a rank sends for each byte of the message, as in nccl-tests.
 
-    `None` where the size of the group is needed.
+    `None` if the unknown size of the group is needed.
     """
     if kind not in _SHARE and kind != "all_reduce":
         return 1.0

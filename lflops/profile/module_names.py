@@ -1,22 +1,19 @@
-"""Dotted names of modules.
+"""Dotted names of modules: the names above and below, and the patterns of repeated names."""
 
-What is above and below a name, and which names repeat, as those of 48 layers.
-"""
-
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, runs_of
 
 Item = TypeVar("Item")
 
 
 @lru_cache(1 << 16)
 def ancestry(name: str) -> tuple[str, ...]:
-    """A row's name and those of all the rows above it, itself first, the root last."""
+    """Return a name and all names above it: the name first, the root last."""
     names = [name]
     while name:
         name = name.rpartition(".")[0]
@@ -25,7 +22,7 @@ def ancestry(name: str) -> tuple[str, ...]:
 
 
 def children(names: Iterable[str]) -> dict[str, list[str]]:
-    """The names directly below each name, in the given order."""
+    """Return the names directly below each name, in the given order."""
     below: dict[str, list[str]] = {name: [] for name in names}
     for name in filter(None, below):
         below[name.rpartition(".")[0]].append(name)
@@ -35,75 +32,104 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
 def patterns(
     modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, str]:
-    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`.
+    """Replace the numbers of repeated modules by `*` in each name, such as `layers.*.mlp.0`.
 
-    Modules of one class at the same place have the same.
+    Modules of one class at the same place have the same pattern.
 
-    A module repeats where the sibling before or after it has a number too and is the same. The 48
-    blocks of a stack do; the first and the third layer of a `Sequential` do not. A star stands for
-    all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
+    A module repeats if the sibling before or after it has a number too and is the same. The 48
+    blocks of a stack repeat; the first and the third layer of a `Sequential` do not. A star stands
+    for all numbers; otherwise the numbers are listed: `layers.{0-2,4}.mlp`.
 
-    Siblings are the same where they have one class; those without any module below them also need
-    as many parameters.
+    Siblings are the same if they have one class. Siblings without submodules also need the same
+    number of parameters.
 
-    `modules` has by name its class and parameters; `below` what `children` returns, where it is
-    known.
+    Args:
+        modules: The class and the number of parameters of each name.
+        below: The result of `children`, if it is known.
     """
     below = below or children(modules)
-    same = {
-        name: (kind, None if below[name] else parameters)
-        for name, (kind, parameters) in modules.items()
-    }
     found = {"": ""}
     waiting = [[""]]
+    # The loop appends to the list that it reads: groups of modules with equal patterns.
     for parents in waiting:
-        places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        numbers = 0
-        for parent in parents:
-            numbered = {each for each in below[parent] if each.rpartition(".")[2].isdecimal()}
-            pairs = (
-                pair
-                for pair in pairwise(below[parent])
-                if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]]
-            )
-            repeated = {each for pair in pairs for each in pair}
-            numbers += len(numbered)
-            for each in below[parent]:
-                places[
-                    "*" if each in repeated else each.rpartition(".")[2], modules[each][0]
-                ].append(each)
-        above, taken = found[parents[0]], set[str]()
-        for (label, _), names in places.items():
-            is_whole = len(names) == (numbers if label == "*" else len(parents))
-            pattern = (f"{above}.{label}" if above else label) if is_whole else spelled_out(names)
-            found |= (
-                dict.fromkeys(names, pattern)
-                if pattern not in taken
-                else {name: name for name in names}
-            )
+        above = found[parents[0]]
+        taken: set[str] = set()
+        for label, names, is_whole in _alike(parents, modules, below):
+            pattern = spelled_out(names)
+            if is_whole:
+                pattern = f"{above}.{label}" if above else label
+            if pattern in taken:
+                found.update({name: name for name in names})
+            else:
+                found.update(dict.fromkeys(names, pattern))
             taken.add(pattern)
             waiting.append(names)
     return found
 
 
+def _alike(
+    parents: Sequence[str],
+    modules: Mapping[str, tuple[str, int | None]],
+    below: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[str, list[str], bool]]:
+    """Group the modules below equal parents by their label and class.
+
+    The label is `*` for repeated modules. Yields the label, the names, and whether they are all
+    modules that the pattern with this label stands for.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    numbered = 0
+    for parent in parents:
+        numbered += sum(map(_has_number, below[parent]))
+        repeated = _repeated(below[parent], modules, below)
+        for name in below[parent]:
+            label = "*" if name in repeated else _last_part(name)
+            groups.setdefault((label, modules[name][0]), []).append(name)
+    for (label, _), names in groups.items():
+        yield label, names, len(names) == (numbered if label == "*" else len(parents))
+
+
+def _repeated(
+    siblings: Sequence[str],
+    modules: Mapping[str, tuple[str, int | None]],
+    below: Mapping[str, Sequence[str]],
+) -> set[str]:
+    """Return the siblings that are the same as the sibling before or after them."""
+
+    def signature(name: str) -> tuple[str, int | None]:
+        class_name, parameters = modules[name]
+        return class_name, None if below[name] else parameters
+
+    repeated: set[str] = set()
+    for one, other in pairwise(siblings):
+        if _has_number(one) and _has_number(other) and signature(one) == signature(other):
+            repeated.update((one, other))
+    return repeated
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _has_number(name: str) -> bool:
+    return _last_part(name).isdecimal()
+
+
 def spelled_out(names: Iterable[str]) -> str:
-    """Names that differ in numbers as one, as `layers.{0-2,4}.mlp`; of one name itself."""
-    labels = [
-        list(dict.fromkeys(same)) for same in zip(*(name.split(".") for name in names), strict=True)
-    ]
-    return ".".join(
-        each[0] if len(each) == 1 else f"{{{_ranges(sorted(map(int, each)))}}}" for each in labels
-    )
+    """Join names that differ in numbers, such as `layers.{0-2,4}.mlp`; a single name is kept."""
+    parts = []
+    for labels in zip(*(name.split(".") for name in names), strict=True):
+        if len(set(labels)) == 1:
+            parts.append(labels[0])
+        else:
+            runs = runs_of(sorted(set(map(int, labels))))
+            parts.append(f"{{{','.join(map(_run, runs))}}}")
+    return ".".join(parts)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    known = {*numbers}
-    starts = [number for number in numbers if number - 1 not in known]
-    ends = [number for number in numbers if number + 1 not in known]
-    return ",".join(
-        f"{start}-{end}" if end > start else f"{start}"
-        for start, end in zip(starts, ends, strict=True)
-    )
+def _run(run: tuple[int, int]) -> str:
+    first, last = run
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def fold_repeats(
@@ -111,30 +137,33 @@ def fold_repeats(
     key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]],
     patterns: Mapping[str, str],
 ) -> list[tuple[str, list[Item]]]:
-    """Group items of repeated modules, as the 48 layers of a stack.
+    """Group items of repeated modules, such as the 48 layers of a stack.
 
-    Labels and items, in the order of the first items.
+    Returns labels and items, in the order of the first items. The label is the pattern of the names
+    if the group has all modules of that pattern, otherwise the names, spelled out.
+
+    Args:
+        items: The items to group.
+        key: Returns an item's module, then everything else that is equal within a group.
+        patterns: The result of `patterns`. A name without a pattern stands for itself.
     """
-    # The label is the names' pattern where the group has all modules of that pattern; else their
-    # own names, spelled out. The key is an item's module, then all else that has to be equal within
-    # a group. A name without a pattern stands for itself.
-    modules = Counter(patterns.values())
+    modules_of_pattern = Counter(patterns.values())
 
-    def place(item: Item) -> tuple[Hashable, ...]:
+    def group_key(item: Item) -> tuple[Hashable, ...]:
         name, *rest = key(item)
         return patterns.get(name, name), *rest
 
-    def label(pattern: str, group: Sequence[Item]) -> str:
+    folded = []
+    for (pattern, *_), group in grouped(items, group_key).items():
         names = dict.fromkeys(key(item)[0] for item in group)
-        return pattern if 1 < len(names) == modules[pattern] else spelled_out(names)
-
-    return [
-        (label(str(pattern), group), group)
-        for (pattern, *_), group in grouped(items, place).items()
-    ]
+        is_whole = 1 < len(names) == modules_of_pattern[str(pattern)]
+        folded.append((str(pattern) if is_whole else spelled_out(names), group))
+    return folded
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
-    """Values of modules, those of repeated ones together, by the label that `fold_repeats` gives them."""
-    folded = fold_repeats(values.items(), lambda item: item[:1], patterns)
-    return {label: sum(value for _, value in items) for label, items in folded}
+    """Add up the values of repeated modules, by the label that `fold_repeats` gives them."""
+    sums = {}
+    for label, items in fold_repeats(values.items(), lambda item: item[:1], patterns):
+        sums[label] = sum(value for _, value in items)
+    return sums

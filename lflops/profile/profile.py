@@ -1,15 +1,14 @@
 """The profile: the work, memory and time of one rank or one run, module by module.
 
-Numbers are in SI units (bytes, seconds, operations), exact integers where they are counts. `None`
-means unknown, never 0. It has no sentences and no torch objects: a reader needs neither torch nor a
-terminal.
+Numbers are in SI units (bytes, seconds, operations), and counts are exact integers. `None` means
+unknown, never 0. A profile contains no sentences and no torch objects.
 
-A module is named by its dotted path, the root by the empty string. Own work is what ran while the
-module was the innermost one running; inclusive work adds that of every row below it in the tree of
+A module is named by its dotted path, the root by the empty string. Self work ran while the module
+was the innermost running module; inclusive work adds the work of all rows below it in the tree of
 names.
 
-The values that a profile has by the thousand are left out of Python's garbage collection
-(`gc=False`): none can be part of a cycle, and loading 5,000 modules takes a quarter less.
+Python's garbage collector does not track the values that a profile has by the thousand
+(`gc=False`). They cannot be part of a cycle, and loading 5,000 modules takes a quarter less time.
 """
 
 import difflib
@@ -42,41 +41,40 @@ from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
-# a phase; `"all"` and `None` add the phases up
 PhaseQuery = Phase | Literal["all"] | None
-Metric = Literal[
-    "macs", "executed_macs", "flops", "bytes_moved"
-    # a field of `Work` that a profile is queried for
-]
+"""A phase; `"all"` and `None` add the phases up."""
+
+Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
+"""A field of `Work` that a profile is queried for."""
 
 MARGIN = 0.1
-"""Share of a device's memory that `Memory.fits` leaves.
+"""Share of a device's memory that `Memory.fits` leaves free.
 
-Of 80 GB about 0.5 for CUDA's context, 1.6 for NCCL, 4 for fragmentation and 1 that
-the driver keeps.
+On an 80 GB device, CUDA's context needs about 0.5 GB, NCCL 1.6 GB, fragmentation 4 GB, and the
+driver 1 GB.
 """
 
 SCHEMA_VERSION = "2.0"
-"""Of the file.
+"""Version of the file's schema.
 
-A reader takes every minor version of its major one: unknown fields are ignored, new ones have a
-default.
+A reader accepts every minor version of its major version. It ignores unknown fields, and new fields
+have a default.
 """
 
 
 class Work(Struct, frozen=True, kw_only=True, gc=False):
-    """The work of one phase of one module: inclusive, and `self_`.
+    """The work of one module in one phase: inclusive, and without submodules (`self_`).
 
     Attributes:
-        calls: Operator calls that computed or moved something; views and allocations are none.
+        calls: Operator calls that computed or moved data. Views and allocations do not count.
         macs: Multiply-accumulates of contractions. Attention counts its full square.
         executed_macs: The same without what a causal or block mask lets the kernel skip.
-        flops: 2 x `macs` plus the convention for everything else.
-        bytes_moved: The least traffic of the operators as dispatched; not DRAM traffic.
+        flops: 2 x `macs`, plus all other operations by a documented convention.
+        bytes_moved: Least traffic of the operators as dispatched; not DRAM traffic.
         comm_bytes: Payload of the collectives.
-        logical_macs: MACs of the unsharded model on this rank's batch. Read from the global shapes
-            of sharded tensors; `None` where a rank computed with its local part as a plain tensor,
-            which does not have the global shape.
+        logical_macs: MACs of the unsharded model on this rank's batch, from the global shapes of
+            sharded tensors. `None` if a rank computed with its local part as a plain tensor, which
+            does not have the global shape.
         seconds: Stream time on CUDA, host time on CPU.
         device_seconds: Kernel time; needs a trace.
     """
@@ -101,9 +99,10 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact, known always, and there as `self_` too."""
-# those that a `OpCount` has
+"""The fields of `Work` that are exact and always known; each has a `self_` field, too."""
+
 OP_COUNT_FIELDS = COUNTS[:-1]
+"""The counts that an `OpCount` has."""
 
 
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
@@ -117,16 +116,15 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     """One row of the tree of names.
 
     Attributes:
-        class_name: The class's name; `"scope"` for a named part that is no module.
-        detail: The module's `extra_repr`, as `in_features=768, out_features=3072, bias=True`.
-        calls: How often it was called in forward. A container that only its children's names pass
-            through has 0.
-        compiled: Whether it runs under torch.compile outside of the counted pass.
-        owner: The row that counts this row's parameters, where they are shared with an earlier one.
+        class_name: The name of the class; `"scope"` for a named part that is not a module.
+        detail: The module's `extra_repr`, such as `in_features=768, out_features=3072, bias=True`.
+        calls: Number of calls in forward. A container that is never called itself has 0.
+        compiled: Whether it runs under torch.compile outside the counting pass.
+        owner: The row that counts this row's parameters, if they are shared with an earlier row.
         parameters: Distinct parameters here and below, each counted once in the profile.
-        local_parameters: The part of them that this rank holds.
+        local_parameters: The part of the parameters that this rank holds.
         dtypes: `parameters` by dtype.
-        peak_bytes: The most bytes alive at once while this row or one below it ran.
+        peak_bytes: The most bytes alive at once while this row or a row below it ran.
     """
 
     class_name: str
@@ -151,7 +149,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     other: Work
 
     def work(self, phase: str) -> Work:
-        """The work of one phase, by its name."""
+        """Return the work of one phase."""
         work: Work = getattr(self, phase)
         return work
 
@@ -159,19 +157,22 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
 def with_works(
     modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]
 ) -> dict[str, ModuleProfile]:
+    """Return the modules with other work in some phases."""
     changed: dict[str, dict[str, Any]] = {}
     for (row, phase), work in works.items():
         changed.setdefault(row, {})[phase] = work
-    return {
-        row: replace(module, **changed[row]) if row in changed else module
-        for row, module in modules.items()
-    }
+    result = dict(modules)
+    for row, of_row in changed.items():
+        if row in result:
+            result[row] = replace(result[row], **of_row)
+    return result
 
 
 class OpCount(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one operator in one phase of one module, in one dtype.
 
-    That of a contraction's operands, else of the result.
+    Attributes:
+        dtype: The dtype of a contraction's operands, otherwise of the result.
     """
 
     module: str
@@ -196,15 +197,16 @@ class UnsupportedCall(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True, gc=False):
-    """One collective on one group. `bytes` is the larger of what a rank sends and receives.
+    """One collective on one group, in one module and phase.
 
     Attributes:
-        seconds: Of its kernels on the device, or on the host with gloo, a step. Waiting for other
-            ranks is part of it. `None` where none was traced, or where others of its kind ran in
-            the same place.
-        exposed_seconds: Of these, in which nothing was computed.
-        least_seconds: The least `seconds` of all ranks that traced it, which is the transfer where
-            one rank comes last in all calls; `None` where fewer than two traced.
+        bytes: The larger of the bytes that a rank sends and receives.
+        seconds: Time per step of its kernels on the device, or on the host with gloo, including the
+            wait for other ranks. `None` if it was not traced, or if others of its kind ran in the
+            same place.
+        exposed_seconds: The part of `seconds` in which nothing was computed.
+        least_seconds: The least `seconds` of all ranks that traced it. It is the transfer time if
+            one rank comes last in all calls. `None` if fewer than two ranks traced it.
     """
 
     module: str
@@ -220,11 +222,11 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Moment(Struct, frozen=True, array_like=True, gc=False):
-    """One operator of the timeline and the bytes that were alive before it ran.
+    """One operator of the timeline, and the bytes that were alive before it ran.
 
     Attributes:
         index: Its number among all operators of the step.
-        by_category: These bytes by category.
+        by_category: `live_bytes` by category.
         highest_bytes: The most bytes alive from then until the next operator of the timeline.
     """
 
@@ -238,7 +240,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Allocation(Struct, frozen=True, array_like=True, gc=False):
-    """A storage that was alive at the peak, and what made it."""
+    """A storage that was alive at the peak, and the operator that made it."""
 
     category: str
     operator: str
@@ -248,17 +250,17 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
-    """What torch's allocator for CUDA does with the allocations of a step, simulated.
+    """A simulation of torch's CUDA allocator on the allocations of a step.
 
-    Peaks, each at its own time, in bytes.
+    All fields are peaks in bytes, each at its own time.
 
     Attributes:
-        settings: As in `PYTORCH_ALLOC_CONF`; empty is the default.
-        requested_bytes: Asked for by tensors.
-        allocated_bytes: In blocks that are handed out, as `torch.cuda.max_memory_allocated()`.
-        reserved_bytes: In segments, as `torch.cuda.max_memory_reserved()`.
-        unused_bytes: Reserved and not allocated when the most is reserved: cached blocks and
-            fragments.
+        settings: The value of `PYTORCH_ALLOC_CONF`; empty for the default.
+        requested_bytes: Bytes that tensors requested.
+        allocated_bytes: Bytes in allocated blocks, like `torch.cuda.max_memory_allocated()`.
+        reserved_bytes: Bytes in segments, like `torch.cuda.max_memory_reserved()`.
+        unused_bytes: Reserved bytes that are not allocated when the most is reserved: cached blocks
+            and fragments.
     """
 
     settings: str
@@ -269,25 +271,24 @@ class Reserved(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Bytes alive from operator to operator.
+    """The bytes of tensors that are alive while a step runs.
 
-    Of tensors, without the allocator's rounding (an estimate may have it) and workspaces.
+    They do not include workspaces, nor the allocator's rounding, except in some estimates.
 
     Attributes:
-        source: `counted` on a real pass, `fake` where nothing was allocated.
-        peak_index: The operator that reached the peak, as its number among all operators of the
+        source: `counted` on a real pass, `fake` if nothing was allocated.
+        peak_index: The number of the operator that reached the peak, among all operators of the
             step.
         by_category: The peak by parameters, gradients, optimizer_state, activations, temporary,
-            other. What is alive of a category at the peak may be less than it had before:
-            `most_by_category` has that.
-        most_by_category: The most bytes alive of each category, each at its own time: activations
-            at the end of forward.
+            other. At another time, more bytes of a category may be alive, see `most_by_category`.
+        most_by_category: The most bytes alive of each category, each at its own time. Activations
+            reach it at the end of forward.
         by_module: The peak by the row that made or owns the bytes, without rows below it.
-        activations_by_module: The activations among them, own bytes.
+        activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
-        timeline: In the order of execution; above 20,000 operators the extremes of equal buckets,
-            and the peak.
-        reserved: What torch's allocator for CUDA reserves; `None` where it was not simulated.
+        timeline: The operators in the order of execution. Of more than 20,000 operators, the
+            extremes of equal buckets, and the peak.
+        reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
 
     source: Literal["counted", "fake"]
@@ -302,34 +303,35 @@ class Memory(Struct, frozen=True, kw_only=True):
     reserved: Reserved | None = None
 
     def fits(self, memory_bytes: float, *, margin: float = MARGIN) -> bool:
-        """Whether the peak fits into so much memory and leaves a share of it for what no tensor holds.
+        """Return whether the peak fits into a device's memory and leaves a share of it free.
 
         Args:
-            memory_bytes: What a device has, in bytes.
-            margin: The share that is left for the driver, libraries, collectives and fragmentation.
-                `lflops estimate --hardware NAME` has these by chip.
+            memory_bytes: Memory of the device in bytes.
+            margin: Share of the memory that is left for the driver, libraries, collectives and
+                fragmentation. `lflops estimate --hardware NAME` knows these for each chip.
 
         Raises:
-            ValueError: The margin is no share.
+            ValueError: The margin is not a share.
         """
         if not 0 <= margin < 1:
-            raise ValueError(f"margin={margin!r}: give a share of the memory from 0 to less than 1")
+            raise ValueError(f"margin={margin!r}: pass a share of the memory, from 0 to below 1")
         return self.peak_bytes <= memory_bytes * (1 - margin)
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
     """What was profiled, where and how.
 
-    `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word.
-
     Attributes:
-        allocated_bytes: The peak of torch's allocator for CUDA since it was last reset, read when a
-            training's window ended; of several ranks the largest. `None` on a CPU.
-        reserved_bytes: The same of the memory that the allocator took from the device.
-        threads: With which torch computes an operator on the CPU; `None` where the model computes
-            elsewhere.
-        cores: Those that the process may use.
-        workers: Processes that it has started and that run, as those of a DataLoader; `None` is
+        created: Time in ISO 8601, UTC.
+        shapes: Shapes of the inputs.
+        device_type: Such as `cuda`, as torch names it.
+        allocated_bytes: Peak of torch's CUDA allocator since it was last reset, read at the end of
+            a window; with several ranks the largest. `None` on a CPU.
+        reserved_bytes: Peak of the memory that the CUDA allocator reserved.
+        threads: Number of threads that torch uses in an operator on the CPU; `None` if the model
+            runs on another device.
+        cores: Number of cores that the process may use.
+        workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
     """
 
@@ -365,15 +367,15 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The result of one pass or one window. Saved as JSON, the file is this value.
+    """The result of one pass or one window. The JSON file is this value.
 
     Attributes:
-        waits: The modules and phases in which this rank waits for others: a collective runs there,
-            or is awaited.
-        unprofiled_comparison: What the clean steps of all ranks say of each other, which are more than
-            the hooked ones of `rank_comparison`.
-        timelines: One step in time, of the rank that made the profile, or of the first ranks; empty
-            where no step was traced or hooked.
+        waits: The modules and phases in which this rank waits for others, because a collective runs
+            or is awaited there.
+        rank_comparison: The delays of ranks in module-timing steps.
+        unprofiled_comparison: The delays of ranks in unprofiled steps, which are more.
+        timelines: One step of the rank that made the profile, or of each of the first ranks; empty
+            if no step was traced or timed by module.
     """
 
     schema_version: str

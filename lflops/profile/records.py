@@ -1,7 +1,4 @@
-"""The records of a run: its traces and ranks, and the phases and units that all parts of a profile share.
-
-Steps are in `steps.py`.
-"""
+"""The traces and ranks of a run, and the phases and units that all parts of a profile share."""
 
 import math
 import statistics
@@ -18,29 +15,29 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
     "backward": ("backward", "recompute"),
 }
 """The phases whose work is done in each pass over the model."""
-# the phases of all passes
 PASS_PHASES = PHASES[:3]
+"""The phases of all passes over the model."""
 
 
 def ready_for_threads(*kinds: Any) -> None:
-    """Work out how these types are decoded.
+    """Prepare the decoding of these types.
 
-    Where two threads are the first to decode one, msgspec crashes.
+    msgspec crashes if two threads are the first to decode a type.
     """
     for kind in kinds:
         json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:
-    """The phase of a step that a phase of the count runs in."""
+    """Return the phase of a step in which a phase of the count runs."""
     return "backward" if phase == "recompute" else phase
 
 
 class ModulePhase(NamedTuple):
-    """A row of modules in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`.
+    """A module in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`.
 
-    Where ranks are compared, also a phase of the step outside of modules: `ModulePhase("",
-    "data")`.
+    Where ranks are compared, it can be a phase of the step outside modules:
+    `ModulePhase("", "data")`.
     """
 
     fqn: str
@@ -61,39 +58,39 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def error(self) -> float | None:
-        """The error of the median in seconds, as `analyze.compare.significance` explains it.
+        """The standard error of the median in seconds; `None` for fewer than two steps.
 
-        `None` where fewer than two were timed.
+        `lflops.analysis.compare.significance` derives it from the quartiles.
         """
-        return (
-            None if self.n < 2 else 0.93 * (self.high - self.low) * math.sqrt(self.n) / (self.n - 1)
-        )
+        if self.n < 2:
+            return None
+        return 0.93 * (self.high - self.low) * math.sqrt(self.n) / (self.n - 1)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """The spread of measured seconds.
+        """Return the median and quartiles of measured seconds; `None` without a value.
 
-        `None` where there are none. A negative difference, which is noise, counts as 0.
+        A negative difference, which is noise, counts as 0.
         """
         seconds = [max(value, 0.0) for value in values]
         if not seconds:
             return None
-        low, median, high = (
-            statistics.quantiles(seconds, n=4, method="inclusive")
-            if len(seconds) > 1
-            else seconds * 3
-        )
+        if len(seconds) == 1:
+            return cls(median=seconds[0], low=seconds[0], high=seconds[0], n=1)
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(median=median, low=low, high=high, n=len(seconds))
 
     def shifted(self, seconds: float) -> Self:
-        """All of it so much later; never below nothing."""
+        """Return the times plus `seconds`, and not below 0."""
         return replace(
             self,
-            **{name: max(getattr(self, name) + seconds, 0.0) for name in ("median", "low", "high")},
+            median=max(self.median + seconds, 0.0),
+            low=max(self.low + seconds, 0.0),
+            high=max(self.high + seconds, 0.0),
         )
 
     def times(self, factor: float) -> Self:
-        """All of it so many times as long."""
+        """Return the times multiplied by `factor`."""
         return replace(
             self, median=self.median * factor, low=self.low * factor, high=self.high * factor
         )
@@ -107,8 +104,8 @@ class ByCategory(NamedTuple):
     Attributes:
         activations: Made in forward, saved for backward or not.
         temporary: Made in backward or in an optimizer's step, and neither gradient nor state.
-        other: Made before the step and no parameter, such as the batch and buffers; or made outside
-            of the model's phases.
+        other: Made before the step and not a parameter, such as the batch and buffers, or made
+            outside the phases of the model.
     """
 
     parameters: Count
@@ -123,7 +120,7 @@ CATEGORIES = ByCategory._fields
 
 
 class TracedOperator(Struct, frozen=True, kw_only=True):
-    """An operator's times in the traces, inclusive and its own."""
+    """The inclusive time and the self time of an operator in the traces."""
 
     name: str
     calls: Count
@@ -134,18 +131,22 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row."""
+    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row.
+
+    Attributes:
+        start: Nanoseconds since 1970.
+        end: Nanoseconds since 1970.
+        device: Nanoseconds of the kernels launched inside it; 0 without a device.
+        innermost: Whether no other call is inside it.
+        thread: Number of its thread; 0 is the training thread.
+    """
 
     fqn: str
     phase: Phase
-    # nanoseconds since 1970, as `end`
     start: int
     end: int
-    # nanoseconds of the kernels launched inside it; 0 without a device
     device: int
-    # whether no other call is inside it
     innermost: bool
-    # the number of its thread; 0 is the training thread
     thread: int
 
 
@@ -155,12 +156,12 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     A kernel that was fused of several modules has a row in each of them.
 
     Attributes:
-        name: In generated code, as `cpp_fused_gelu_1` or `extern_kernels.mm`.
-        modules: How many modules it computes for. Above 1 its time and bytes are divided over them,
-            by the bytes that their nodes move.
-        calls: In which the module has a part.
-        host_seconds: From the end of the kernel before it to its own end.
-        device_seconds: `None` if no device was recorded.
+        name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
+        modules: Number of modules that it computes for. With several modules, its time and bytes
+            are divided among them by the bytes that their nodes move.
+        calls: Number of calls in which the module has a part.
+        host_seconds: Time from the end of the previous kernel to its end.
+        device_seconds: Kernel time; `None` if no device was recorded.
         bytes_moved: What the fused kernel reads and writes, as the compiler counts it.
     """
 
@@ -174,29 +175,27 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     bytes_moved: Count | None = None
 
     def seconds_on(self, side: Literal["host", "device"]) -> float:
-        """Its seconds on the side that compiled code was timed on.
+        """Return the seconds on the side on which compiled code was timed.
 
-        The host's where no device was recorded.
+        They are host seconds if no device was recorded.
         """
-        return (
-            self.host_seconds
-            if side == "host" or self.device_seconds is None
-            else self.device_seconds
-        )
+        if side == "host" or self.device_seconds is None:
+            return self.host_seconds
+        return self.device_seconds
 
 
 class CompiledCode(Struct, frozen=True, kw_only=True):
-    """What ran inside of compiled graphs in the traced steps.
+    """The work inside compiled graphs in the traced steps.
 
     Attributes:
-        graphs: How many different ones ran.
-        unrecorded_graphs: Those of them whose modules are unknown.
-        regions: How often one ran.
-        timed_on: What the seconds are of: the device, if it was recorded, else the host.
-        seconds: In all regions; they are the kernels' and the unassigned ones.
-        unassigned_seconds: Of no known module.
-        divided_seconds: In kernels that were fused of several modules.
-        kernels: Those with the most time first.
+        graphs: Number of different graphs.
+        unrecorded_graphs: Number of graphs whose modules are unknown.
+        regions: Number of calls of graphs.
+        timed_on: Where seconds were measured: on the device if it was recorded, else on the host.
+        seconds: Time in all graphs: kernels and unassigned time.
+        unassigned_seconds: Time of no known module.
+        divided_seconds: Time in kernels that were fused from several modules.
+        kernels: The kernels, longest first.
     """
 
     graphs: Count
@@ -213,16 +212,16 @@ class Trace(Struct, frozen=True, kw_only=True):
     """Totals of the traced steps, and the traces' files.
 
     Attributes:
-        files: By rank.
-        batches: The number of recorded batches. All figures below are sums over them.
+        files: The paths of the traces by rank.
+        batches: Number of recorded batches. All figures below are sums over them.
         device_idle_seconds: Idle time between the device's first and last work; `None` if the
             device recorded none. Idle, exposed and compute seconds are disjoint.
         exposed_comm_seconds: The device communicated and computed nothing.
         exposed_copy_seconds: The device copied and did nothing else.
         device_compute_seconds: The device ran a kernel other than communication.
-        operators: The operators with the most own time, on the device or on the host.
-        compiled: What ran inside of compiled graphs, by module; `None` if that was not asked for,
-            or nothing is compiled.
+        operators: The operators with the most self time, on the device or on the host.
+        compiled: The work inside compiled graphs by module; `None` if it was not requested, or
+            nothing is compiled.
     """
 
     files: Mapping[str, str]
@@ -235,7 +234,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
 
     def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
-        """The operators, sorted by own time."""
+        """Return the operators, sorted by self time."""
         return sorted(
             self.operators,
             key=lambda each: each.self_device_seconds if on_device else each.self_host_seconds,
@@ -243,18 +242,20 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
     def per_batch(self, figure: float) -> float | None:
-        """The mean over the recorded batches; `None` where their number is unknown."""
+        """Return the mean over the recorded batches; `None` if their number is unknown."""
         return figure / self.batches if self.batches else None
 
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):
-    """One rank of the run, also one that did not report.
+    """One rank of the run, which may not have reported.
 
     Attributes:
         device: The name of its chip.
-        step: A clean step's time. Ranks that wait for each other take equally long.
-        data: Its wait for data.
-        slowest: In how many of the compared steps it was busy the longest, waiting left out.
+        step: Time of an unprofiled step. Ranks that wait for each other take equally long.
+        data: The data wait of an unprofiled step.
+        cpu: CPU time of an unprofiled step.
+        slowest: Number of compared steps in which it was busy the longest, without waiting; `None`
+            if its steps were not compared.
     """
 
     rank: Count
@@ -272,26 +273,25 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
-    """What one rank took for something beyond the other ranks, step by step.
+    """The time that one rank took in one place beyond the other ranks, step by step.
 
     Attributes:
-        module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules
+        module: `""` is the root, and everything outside modules; `layers.*.mlp` is several modules
             together.
         phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's
             device does.
-        modules: The number of modules.
-        intervals: Between which collectives it is, by number.
-        seconds: The rank's median.
-        usual: The others'.
-        excess: The rank's seconds beyond the median of the other ranks, in each compared step;
+        modules: Number of modules.
+        intervals: The numbers of the intervals between collectives that contain the place.
+        seconds: Median time of the rank.
+        usual: Median time of the other ranks.
+        excess: Seconds of the rank beyond the median of the other ranks, in each compared step;
             negative where it was faster.
-        late: How late the rank came to the next collective in each of these steps, in seconds
-            beyond the median of the others.
-        noise: The standard deviation of the others' medians from rank to rank; `None` where they
-            are too few.
-        largest_of_others: The largest excesses of other ranks in any step, in falling order.
-        begins_collective: Whether a collective begins in it that is awaited elsewhere, as those of
-            DDP.
+        late: Seconds by which the rank was late to the next collective, beyond the median of the
+            other ranks, in each compared step.
+        noise: Standard deviation of the other ranks' medians; `None` if there are too few ranks.
+        largest_of_others: The largest excesses of other ranks in any step, largest first.
+        begins_collective: Whether a collective begins in the place and is awaited elsewhere, as
+            under DDP.
     """
 
     module: str
@@ -312,15 +312,15 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
     """Waiting for another rank where a collective is awaited.
 
     Attributes:
-        for_rank: The rank that is waited for most.
-        ranks: How many others there are.
-        seconds: The median one's waiting, the mean over the steps. From 5 steps on the longest
-            counts as the second longest.
-        longest: That of the rank that waits longest.
-        traced_seconds: The same from the collectives in the traces of all ranks; `None` where there
-            are none.
-        transfer_seconds: The least time that any of these ranks spent in the collectives; `None` as
-            above.
+        for_rank: The rank that is awaited most.
+        ranks: Number of other ranks.
+        seconds: Mean waiting time over the steps of the median rank. With 5 steps or more, the
+            longest counts as the second longest.
+        longest: Mean waiting time of the rank that waits longest.
+        traced_seconds: Waiting time of the median rank from the traced collectives; `None` unless
+            all ranks traced.
+        transfer_seconds: The least time that any rank spent in the traced collectives; `None`
+            unless all ranks traced.
     """
 
     module: str
@@ -335,18 +335,16 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
-    """What the system tells of a late rank beyond the median of the others.
+    """The activity of a late rank's process beyond the median of the other ranks.
 
-    Means over the steps, weighted by how late it was in them.
+    Means over the steps, weighted by how late the rank was.
 
     Attributes:
-        late: Seconds.
-        waited: Seconds in which its thread was ready to run and the system had given its core to
-            another one.
-        waited_by_part: The same in each eighth of the steps, each step with the same weight; `()`
-            of few steps.
-        other_threads: Seconds of the CPU in other threads of its process.
-        units_ratio: Tokens of its batches, or samples, to those of the others.
+        late: Seconds by which the rank was late.
+        waited: Seconds in which its thread was ready to run while another thread had its core.
+        waited_by_part: Unweighted mean of `waited` in each eighth of the steps; `()` for few steps.
+        other_threads: CPU seconds in other threads of its process.
+        units_ratio: Ratio of the tokens, or samples, of its batches to those of the others.
     """
 
     rank: Count
@@ -357,35 +355,37 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     waited_by_part: tuple[float, ...] = ()
 
 
-# ratio of each size in `RankComparison.jolts` to the size before it
 JOLT_RATIO = 2**-0.5
+"""Ratio of each size in `RankComparison.jolts` to the size before it."""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):
-    """What ranks took in the same steps, as far as one of them was late.
+    """The delays of ranks in the same steps.
 
-    In the hooked steps by module, or in the clean steps by phase.
+    They are compared by module in module-timing steps, and by phase in unprofiled steps. The last
+    seven fields are only known for unprofiled steps.
 
     Attributes:
-        steps: The number of steps.
-        seconds: The median step's.
-        lost_seconds: What a step would be shorter by if the last rank came to each collective with
-            the median one; `None` is unknown.
-        jolts: How often any rank took longer anywhere than the others by 1, 1/√2, 1/2, … of a step:
-            what happens by chance.
-        jolted_seconds: The time of all ranks in all steps in which these were counted.
-        places: The number of places in which they were.
-        from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
-        usual_lost_seconds: Of clean steps the same of the median step, which rare delays do not
+        steps: Number of steps.
+        seconds: Time of the median step.
+        lost_seconds: Seconds by which a step would be shorter if the last rank joined each
+            collective with the median rank; `None` if unknown.
+        excesses: The delays, the most expensive first.
+        waits: The places where ranks wait for another rank, the longest wait first.
+        jolts: How often any rank took longer in any place than the others by at least 1, 1/√2,
+            1/2, … of a step. Shows which excess happens by chance.
+        jolted_seconds: Time of all ranks in all steps in which jolts were counted.
+        places: Number of places in which jolts were counted.
+        from_quartiles: Whether single steps are unknown, so that the three "steps" are quartiles.
+        usual_lost_seconds: Like `lost_seconds`, in the median step, which rare delays do not
             change.
-        at: Of clean steps the number of each.
-        awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by
-            them; `wait` is the end of backward.
-        activity: Of clean steps what else is known of the late ranks.
-        waited: Of clean steps the seconds in which a rank's thread waited for a core, the mean over
-            ranks and steps.
-        lengths_explain: Of clean steps the correlation of lateness with how much more a rank's
-            batch has than the others'.
+        at: The index of each step.
+        awaited: The phases in which ranks wait for each other; `wait` is the end of backward. No
+            rank is judged by them.
+        activity: The activity of the late ranks' processes.
+        waited: Mean seconds over ranks and steps in which a rank's thread waited for a core.
+        lengths_explain: Correlation of lateness with the size of a rank's batch, relative to the
+            other ranks.
     """
 
     steps: Count
@@ -406,15 +406,15 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
 
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):
-    """The time of a module, or of a phase outside of modules, over the ranks.
-
-    The median of each rank.
+    """The median times of ranks in a module, or in a phase outside modules.
 
     Attributes:
-        module: `""` is the root, and what is in no module.
+        module: `""` is the root, and everything outside modules.
         phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
-        median: The median rank's; of an even number of ranks the lower median.
-        high_rank: The rank with the longest time. It may wait for others in it, see `waits`.
+        low: Time of the fastest rank.
+        median: Time of the median rank; the lower one of two.
+        high: Time of the slowest rank.
+        high_rank: The slowest rank. It may wait for others, see `waits`.
         waits: Whether ranks wait for each other in it. The times include the waiting.
         by_rank: The seconds of each rank that reported them, for the 32 entries that differ most;
             `None` for all others, so that a profile does not grow with modules x ranks.

@@ -1,7 +1,4 @@
-"""Series: sums in which some may be unknown, or by field or key.
-
-Groups by key; a long series made short without losing its extremes.
-"""
+"""Sums and groups of items, and short forms of long series."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -12,12 +9,12 @@ Number = TypeVar("Number", int, float)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by a key, in the order of the first ones."""
+    """Group items by a key. Keys are in the order of their first items."""
     return gathered((key(item), item) for item in items)
 
 
 def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    """The items of each key, in the order of the first ones."""
+    """Group the items of `(key, item)` pairs. Keys are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -25,25 +22,26 @@ def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
+    """Add up each of these fields over the items."""
     return {field: sum(getattr(item, field) for item in items) for field in fields}
 
 
 def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
-    """The sum of the numbers of each key, in the order of the first ones."""
-    found: dict[Key, Number] = {}
+    """Add up the numbers of `(key, number)` pairs. Keys are in the order of their first numbers."""
+    totals: dict[Key, Number] = {}
     for key, number in pairs:
-        found[key] = found[key] + number if key in found else number
-    return found
+        totals[key] = totals[key] + number if key in totals else number
+    return totals
 
 
 def sum_known(values: Iterable[Number | None]) -> Number | None:
-    """The sum of the values; `None` where one of them is unknown."""
+    """Return the sum of the values; `None` if one of them is unknown."""
     terms = list(values)
     return None if None in terms else sum(terms)  # type: ignore[arg-type]
 
 
 def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last number of each run of consecutive numbers, in rising order."""
+    """Return the first and last number of each run of consecutive numbers, in rising order."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -54,9 +52,10 @@ def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """At most `most` indices of a series.
+    """Return at most `most` indices of a series that keep its shape.
 
-    Minimum and maximum of equal buckets, the first, the last and those of `keep`; or all.
+    They are the minimum and maximum of equal buckets, the first, the last, and the indices in
+    `keep`. A shorter series keeps all.
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -64,15 +63,15 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
     width = -(-len(values) // ((most - len(kept)) // 2))
     for start in range(0, len(values), width):
         bucket = range(start, min(start + width, len(values)))
-        kept.update((min(bucket, key=values.__getitem__), max(bucket, key=values.__getitem__)))
+        kept.add(min(bucket, key=values.__getitem__))
+        kept.add(max(bucket, key=values.__getitem__))
     return sorted(kept)
 
 
-def dtype_of(cells: Iterable[Any]) -> str | None:
-    """The dtype of most MACs of forward and backward; `None` where there are none."""
-    macs = summed(
-        (cell.dtype, cell.macs)
-        for cell in cells
-        if cell.phase in {"forward", "backward"} and cell.macs
-    )
+def dtype_of(op_counts: Iterable[Any]) -> str | None:
+    """Return the dtype of most MACs in forward and backward; `None` without MACs."""
+    macs: dict[str, int] = {}
+    for each in op_counts:
+        if each.phase in {"forward", "backward"} and each.macs:
+            macs[each.dtype] = macs.get(each.dtype, 0) + each.macs
     return max(macs, key=macs.__getitem__, default=None)

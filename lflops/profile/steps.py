@@ -1,7 +1,4 @@
-"""The steps of a run as values, and the rule that says which of them are clean.
-
-Every time of a profile rests on clean steps.
-"""
+"""The steps of a run, and the rule for unprofiled steps, from which all times of a profile are."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
@@ -10,43 +7,39 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-StepKind = Literal[
-    "unprofiled", "counting", "module_timing", "traced"
-    # what lflops did in a step: nothing but reading the clock, or one of the others
-]
+StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
+"""What lflops did in a step. In an unprofiled step it only read the clock."""
 
 DISTURBANCES = frozenset(
     {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
 """Marks of steps whose time is not typical.
 
-`no_update` is no disturbance: such a step is as long as the others.
+`no_update` is not a disturbance: such a step is as long as the others.
 """
 
 EVENTS = ("validation", "checkpoint")
-"""Disturbances that the training itself causes, between its batches.
+"""Disturbances that the training loop causes between batches; ranks may differ in their length."""
 
-They can take longer on one rank than on another.
-"""
-
-# the phases of generating, which are parts of forward
 WITHIN_FORWARD = ("prefill", "decode")
+"""The phases of generation, which are parts of forward."""
 
 
 def is_disturbed(marks: Collection[str]) -> bool:
+    """Return whether the time of a step with these marks is not typical."""
     return not DISTURBANCES.isdisjoint(marks)
 
 
 def is_compared(marks: Collection[str]) -> bool:
-    """Whether the step says something of the ranks.
+    """Return whether ranks are compared in a step with these marks.
 
-    Nothing disturbed it but an event, in which ranks are compared too.
+    Ranks are compared in events, too.
     """
     return DISTURBANCES.difference(EVENTS).isdisjoint(marks)
 
 
 def is_unprofiled(kind: StepKind, marks: Collection[str]) -> bool:
-    """Whether a step is a clean step: lflops only read the clock in it, and nothing disturbed it."""
+    """Return whether lflops only read the clock in a step, and nothing disturbed it."""
     return kind == "unprofiled" and not is_disturbed(marks)
 
 
@@ -54,29 +47,28 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     """One optimizer step, as timed.
 
     Attributes:
-        kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked`
-            with module hooks, `traced` under Kineto.
-        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a
-            CPU.
-        host_phases: On CUDA, the host's seconds in each phase.
-        cpu_user: Seconds of the CPU in the process's own code, over all threads. It is not read in
-            each step.
-        cpu_system: The same in the system's kernel.
-        cpu_lost: Seconds in which its threads were ready to run and other processes had the CPU,
-            added up; of hooked steps. `None` where the system does not say, or the machine is not
-            Linux.
-        waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a
-            part of backward.
-        thread_cpu: Seconds of the CPU in the training's thread. Read of hooked steps, and on
-            several ranks of all; so is the next.
-        thread_waited: Seconds in which that thread was ready to run and the system had given its
-            core to another one.
-        fetching_cpu: Seconds of the CPU in that thread until the step's batch was there; of hooked
-            steps.
-        uncontended_phases: Seconds of each phase without those in which another thread had this thread's
-            core; of hooked steps on a busy machine. Then the times of modules are without them as
-            well.
-        marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
+        kind: `unprofiled` ran without hooks or traces, `counting` under the dispatch mode,
+            `module_timing` with module hooks, `traced` under Kineto.
+        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on
+            a CPU.
+        host_phases: On CUDA, host seconds of each phase.
+        cpu_user: CPU seconds of all threads in the code of the process. Not read in every step.
+        cpu_system: CPU seconds of all threads in the kernel of the system.
+        cpu_lost: Seconds in which threads were ready to run while other processes had the CPU,
+            summed over the threads, in module-timing steps. `None` if the system does not provide
+            it.
+        waiting: Seconds at the end of backward in which the gradients of other ranks are awaited.
+            Part of backward.
+        thread_cpu: CPU seconds of the training thread, in module-timing steps; with several ranks,
+            in all steps.
+        thread_waited: Seconds in which the training thread was ready to run while another thread
+            had its core; in the same steps as `thread_cpu`.
+        fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
+            module-timing steps.
+        uncontended_phases: Seconds of each phase, without the time in which another thread had the
+            core of the training thread; in module-timing steps on a busy machine. The times of
+            modules leave it out as well.
+        marks: Other events in the step: `DISTURBANCES` or `no_update`.
     """
 
     index: Count
@@ -98,17 +90,20 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
+        """Whether lflops only read the clock in this step, and nothing disturbed it."""
         return is_unprofiled(self.kind, self.marks)
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Those whose phases are known, and the factor from their mean to that of all.
+    """Return the steps with known phases, and the ratio of the mean of all steps to their mean.
 
-    Where an event is dear, some alone are marked.
+    Where timing events are expensive, only some steps have them.
     """
     known = [step for step in steps if step.phases] or steps
-    mean, of_known = (
-        sum(step.seconds or 0.0 for step in each) / max(len(each), 1) for each in (steps, known)
-    )
-    return known, mean / of_known if of_known else 1.0
+    mean_of_known = _mean_seconds(known)
+    scale = _mean_seconds(steps) / mean_of_known if mean_of_known else 1.0
+    return known, scale
+
+
+def _mean_seconds(steps: Sequence[Step]) -> float:
+    return sum(step.seconds or 0.0 for step in steps) / max(len(steps), 1)

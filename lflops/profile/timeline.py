@@ -1,10 +1,9 @@
-"""One step of one rank in time: slices of modules, operators and kernels.
+"""One step of one rank on a time axis: modules, operators and kernels.
 
 All times are integer nanoseconds since the step began.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -12,20 +11,20 @@ from msgspec import Struct
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Count
 
-# a merged profile has the timelines of so many ranks, the first ones
+# Number of ranks whose timelines a merged profile has: the first ranks.
 MOST_RANKS = 8
 
+# Number of slices of modules, and of operators and kernels each, in a timeline: the longest.
 MOST_SLICES, MOST_WORK = 2_000, 1_500
-"""A timeline has so many slices of modules, operators and kernels at most, each the longest of their kind."""
 
 
 class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
-    """A module with all modules below it, from its first to its last moment.
+    """The time in which a module or its submodules ran.
 
     Attributes:
-        phase: One of `PHASES`, or a phase of the step outside of modules, as `data`.
-        depth: How many slices it is within; 0 is a phase.
-        lane: Slices of one lane are nested; each of several threads has its lane.
+        phase: One of `PHASES`, or a phase of the step outside modules, such as `data`.
+        depth: Number of slices around it; 0 is a phase.
+        lane: Number of its thread. The slices of a lane are nested.
     """
 
     row: str
@@ -39,7 +38,8 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
 class TimedWork(Struct, frozen=True, array_like=True, gc=False):
     """An operator on a thread, or a kernel on a stream.
 
-    `lane` is the number of the thread or the stream.
+    Attributes:
+        lane: Number of the thread or the stream.
     """
 
     name: str
@@ -55,10 +55,10 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
     """One step of one rank.
 
     Attributes:
-        source: Whether it is a traced step or one with hooks on its modules. Only a traced step has
+        source: Whether it is a traced step or a module-timing step. Only a traced step has
             operators and kernels.
-        length: Of the step.
-        left_out: The number of shorter slices, operators and kernels that are not in it.
+        length: Length of the step.
+        left_out: Number of shorter slices, operators and kernels that were left out.
     """
 
     rank: Count = 0
@@ -71,7 +71,7 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
 
 
 class SelfTime(NamedTuple):
-    """A stretch in which one row was the innermost one that ran."""
+    """A time range in which one row was the innermost row that ran."""
 
     row: str
     phase: str
@@ -80,18 +80,16 @@ class SelfTime(NamedTuple):
 
 
 def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
-    """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time."""
-    # A slice ends where its module is followed by one that is not below it. So two calls of a
-    # module in a row are one slice. In backward, the engine's own time between two nodes ends none.
-    # the outermost first
+    """Nest the self times of one thread, in the order of time, into slices of modules.
+
+    A slice ends where a module runs that is not below it, so two consecutive calls of a module are
+    one slice. In backward, the engine's own time between two modules ends no slice.
+    """
+    # The outermost first.
     open_slices: list[SelfTime] = []
     for stretch in _without_engine(stretches):
         path = ancestry(stretch.row)[::-1]
-        goes_on = (
-            (each.row, each.phase) == (row, stretch.phase)
-            for each, row in zip(open_slices, path, strict=False)
-        )
-        common = sum(takewhile(bool, goes_on))
+        common = _common_depth(open_slices, path, stretch.phase)
         while len(open_slices) > common:
             yield _slice(open_slices.pop(), len(open_slices), lane)
         open_slices = [each._replace(end=max(each.end, stretch.end)) for each in open_slices]
@@ -100,26 +98,31 @@ def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice
         yield _slice(open_slices.pop(), len(open_slices), lane)
 
 
+def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
+    """Return how many of the open slices continue."""
+    depth = 0
+    for each, row in zip(open_slices, path, strict=False):
+        if each.row != row or each.phase != phase:
+            break
+        depth += 1
+    return depth
+
+
 def _without_engine(stretches: Iterable[SelfTime]) -> Iterator[SelfTime]:
-    """The stretches without those of the root in backward that are between two modules."""
+    """Drop the root's self time in backward that is between two modules."""
     given = list(stretches)
-    for before, each, after in zip([None, *given], given, [*given[1:], None], strict=False):
-        phases = {each.phase, before and before.phase, after and after.phase}
-        is_between = (
-            before is not None
-            and before.row
-            and after is not None
-            and after.row
-            and phases == {"backward"}
+    for number, each in enumerate(given):
+        around = [*given[max(number - 1, 0) : number], *given[number + 1 : number + 2]]
+        is_between = len(around) == 2 and all(
+            other.row and other.phase == "backward" for other in around
         )
-        if each.row or not is_between:
+        if each.row or each.phase != "backward" or not is_between:
             yield each
 
 
 def _slice(stretch: SelfTime, depth: int, lane: int) -> ModuleSlice:
-    return ModuleSlice(
-        stretch.row, stretch.phase, stretch.start, stretch.end - stretch.start, depth, lane
-    )
+    length = stretch.end - stretch.start
+    return ModuleSlice(stretch.row, stretch.phase, stretch.start, length, depth, lane)
 
 
 def longest(
@@ -129,25 +132,26 @@ def longest(
     operators: Iterable[TimedWork] = (),
     kernels: Iterable[TimedWork] = (),
 ) -> StepTimeline:
-    """A timeline of the longest slices, operators and kernels, in the order of time.
+    """Make a timeline of the longest slices, operators and kernels, in the order of time.
 
-    The slice around one is no shorter.
+    A slice is never kept without the slices around it, which are at least as long.
     """
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
-    works = [
-        sorted(each, key=lambda work: (-work.length, work.start)) for each in (operators, kernels)
-    ]
+    kept = sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))
+    kept_operators, dropped_operators = _longest_work(operators)
+    kept_kernels, dropped_kernels = _longest_work(kernels)
     return StepTimeline(
         source=source,
         length=length,
-        slices=tuple(
-            sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))
-        ),
-        operators=tuple(sorted(works[0][:MOST_WORK], key=lambda work: (work.lane, work.start))),
-        kernels=tuple(sorted(works[1][:MOST_WORK], key=lambda work: (work.lane, work.start))),
-        left_out=(
-            max(len(modules) - MOST_SLICES, 0),
-            max(len(works[0]) - MOST_WORK, 0),
-            max(len(works[1]) - MOST_WORK, 0),
-        ),
+        slices=tuple(kept),
+        operators=kept_operators,
+        kernels=kept_kernels,
+        left_out=(len(modules) - len(kept), dropped_operators, dropped_kernels),
     )
+
+
+def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
+    """Return the longest work in the order of time, and how many others there were."""
+    ordered = sorted(works, key=lambda work: (-work.length, work.start))
+    kept = sorted(ordered[:MOST_WORK], key=lambda work: (work.lane, work.start))
+    return tuple(kept), len(ordered) - len(kept)

@@ -1,7 +1,4 @@
-"""Collectives of a step by kind and group.
-
-Calls, bytes, time, and the bandwidth that they reach, against what the link gives.
-"""
+"""Collectives of a step by kind and group, and the bandwidth they reach."""
 
 from collections.abc import Sequence
 
@@ -14,76 +11,83 @@ from lflops.profile.series import grouped, sum_known
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group, a step. `None` is unknown."""
+    """All calls of one kind of collective in one group, per step. `None` is unknown.
 
-    # as `all_reduce`
+    Attributes:
+        kind: Such as `all_reduce`.
+        bytes: Sum over all messages, for each the larger of what a rank sends and receives.
+        seconds: Time on one rank, including the wait for other ranks.
+        exposed_seconds: The part of `seconds` in which nothing was computed.
+        transfer_seconds: The least time of the ranks that traced, added up call by call; `None` if
+            fewer than two traced.
+        bus_bytes_per_second: Bytes that a link carries, as in nccl-tests, from `transfer_seconds`
+            or else from `seconds`.
+        link_share: Share of the link bandwidth between the chips of a host; `None` if ranks are on
+            several hosts.
+    """
+
     kind: str
     group: str
     group_size: int | None
     calls: int
-    # of all messages, each the larger of what a rank sends and receives
     bytes: int
-    # of one rank, and the waiting for other ranks is part of them
     seconds: float | None
-    # of these, in which nothing was computed
     exposed_seconds: float | None
-    transfer_seconds: (
-        float | None
-        # the least of the ranks that traced, call by call of a module; `None` where fewer than two
-        # traced
-    )
-    bus_bytes_per_second: (
-        float | None
-        # what a link carries, as in nccl-tests, by `transfer_seconds` or else by `seconds`
-    )
-    link_share: (
-        float | None
-        # that over what the link between the chips of a host gives; `None` where ranks are on several
-        # hosts too
-    )
+    transfer_seconds: float | None
+    bus_bytes_per_second: float | None
+    link_share: float | None
 
     @property
     def holds_waiting(self) -> bool:
-        """Whether the bandwidth rests on a time that waiting for other ranks is part of."""
+        """Whether the bandwidth is from a time that includes the wait for other ranks."""
         return self.bus_bytes_per_second is not None and self.transfer_seconds is None
 
 
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
-    """The collectives of one rank, those that take longest first.
+    """Return the collectives of one rank, longest first.
 
-    Where times are unknown, those with the most bytes.
+    Without times, the collectives with the most bytes come first.
     """
-    groups = grouped(
-        profile.communication,
-        lambda each: (collective_kind(each.collective), each.group, each.group_size),
-    )
+
+    def key(each: Communication) -> tuple[str, str, int | None]:
+        return collective_kind(each.collective), each.group, each.group_size
+
+    link = _link_bytes_per_second(profile, chip)
+    collectives = [
+        _collective(kind, group, size, calls, link)
+        for (kind, group, size), calls in grouped(profile.communication, key).items()
+    ]
+    return tuple(sorted(collectives, key=lambda each: (-(each.seconds or 0.0), -each.bytes)))
+
+
+def _link_bytes_per_second(profile: Profile, chip: Hardware | None) -> float | None:
+    """Return the bandwidth between the chips of a host, if all ranks are on one host."""
     hosts = {rank.host for rank in profile.ranks}
-    link = (
-        chip.link_bytes_per_second
-        if chip is not None and len(hosts) == 1 and None not in hosts
-        else None
-    )
-    rows = [_collective(*key, calls, link) for key, calls in groups.items()]
-    return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.bytes)))
+    if chip is None or len(hosts) != 1 or None in hosts:
+        return None
+    return chip.link_bytes_per_second
 
 
 def _collective(
     kind: str, group: str, size: int | None, calls: Sequence[Communication], link: float | None
 ) -> Collective:
-    moved = sum(each.bytes for each in calls)
+    message_bytes = sum(each.bytes for each in calls)
     seconds = sum_known(each.seconds for each in calls)
     transfer = sum_known(each.least_seconds for each in calls)
-    factor, took = bus_factor(kind, size), transfer if transfer is not None else seconds
-    rate = moved * factor / took if factor is not None and took else None
+    factor = bus_factor(kind, size)
+    divisor = transfer if transfer is not None else seconds
+    bandwidth = None
+    if factor is not None and divisor:
+        bandwidth = message_bytes * factor / divisor
     return Collective(
         kind=kind,
         group=group,
         group_size=size,
         calls=sum(each.calls for each in calls),
-        bytes=moved,
+        bytes=message_bytes,
         seconds=seconds,
         exposed_seconds=sum_known(each.exposed_seconds for each in calls),
         transfer_seconds=transfer,
-        bus_bytes_per_second=rate,
-        link_share=None if rate is None or link is None else rate / link,
+        bus_bytes_per_second=bandwidth,
+        link_share=None if bandwidth is None or link is None else bandwidth / link,
     )

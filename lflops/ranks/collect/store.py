@@ -1,4 +1,4 @@
-"""A key-value store that all ranks share, on its own connection."""
+"""A key-value store that all ranks share, on a separate connection."""
 
 import secrets
 import threading
@@ -11,54 +11,46 @@ from torch import distributed
 
 from lflops.torch_private.distributed import group_store
 
-# where torch keeps them, if it was built with any
+# torch defines the stores here, if it was built with any.
 STORES: Any = distributed
 
-# what the keys of this run begin with on another connection to the group's store
+# Prefix of this run's keys on another connection to the store of the process group.
 RUN = "run"
 
-# of the timeout: for torch to open a connection. Where one is refused torch tries twice, and takes
-# up to 2.5 times as long
+# Share of the timeout in which torch opens a connection. If a connection is refused, torch tries
+# twice, and takes up to 2.5 times as long.
 CONNECT = 0.25
 
-FOREVER = timedelta(
-    days=20
-    # a wait that ends by its timeout is logged by torch; what is longer does not fit in its
-    # milliseconds
-)
+# torch logs a wait that ends by its timeout. A longer one does not fit into its milliseconds.
+FOREVER = timedelta(days=20)
 
-# bytes: a store refuses what is much larger
+# Most bytes of a value. A store refuses much larger values.
 LARGEST_VALUE = 1 << 22
 
 
 def shared_store(name: str, *, timeout: float) -> Any:
-    """The store of the default process group, on another connection.
+    """Return the store of the default process group on another connection, if it has one.
 
-    `None` where there is no such thing.
+    A connection answers one caller at a time, and the process group must not wait for a background
+    thread. All ranks must call this at a point where none of them trains; no collective is run.
+    Each store of a group needs another name. Takes `timeout` seconds at most.
 
-    One connection answers one caller at a time, and the group must not wait for what a thread of
-    ours asks. To be called by all ranks at a point where none of them trains: no collective is run.
-    No two stores of a group have the same name. It takes `timeout` seconds at most.
+    `clone` would wait for the connection as long as the group's timeout, usually half an hour.
+    Other threads rely on that timeout, so it cannot be changed. Instead, a new connection to the
+    store's address is opened.
     """
-    # `clone` would wait for the connection as long as the group's own timeout says, half an hour as
-    # a rule. That timeout is not ours to shorten, not for a moment: other threads wait by it. So
-    # the connection is opened anew, by its address.
     group = group_store()
-    with suppress(
-        Exception
-        # the user's store may raise any error, which must not end the training
-    ):
+    # A custom store may raise any error, which must not end the training run.
+    with suppress(Exception):
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(timeout, innermost.port, innermost.host)
-            # No store tells the group's prefix, which keeps the group apart from others. In its
-            # place is one that the fastest rank chooses.
-            run = (
-                STORES.PrefixStore(name, group).compare_set(RUN, "", secrets.token_hex(8)).decode()
-            )
+            # A store does not reveal the prefix of its group, so the fastest rank chooses one.
+            of_name = STORES.PrefixStore(name, group)
+            run = of_name.compare_set(RUN, "", secrets.token_hex(8)).decode()
             return STORES.PrefixStore(f"{name}/{run}", again)
         if isinstance(innermost, STORES.FileStore):
-            # opens no connection
+            # The clone of a file store opens no connection.
             again = group.clone()
             again.set_timeout(timedelta(seconds=timeout))
             return STORES.PrefixStore(name, again)
@@ -72,9 +64,9 @@ def _innermost(store: Any) -> Any:
 
 
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
-    """Wait until a key is there, however long.
+    """Wait until a key exists, however long.
 
-    Only where the store has no wait that costs nothing, the event ends it as well.
+    If the store can only be polled, the event ends the wait as well.
     """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
@@ -100,9 +92,9 @@ def poll(
     is_over: Callable[[], bool],
     longest: float = 0.2,
 ) -> bool:
-    """Look again and again, until it is there or the wait is over.
+    """Poll until `is_there` or `is_over` returns True; return whether `is_there` did.
 
-    Pauses double up to the `longest`. Returns whether it is there.
+    Pauses double, up to the `longest`.
     """
     seconds = 0.005
     while not is_there():
@@ -114,16 +106,19 @@ def poll(
 
 
 class RankStore:
-    """A store with values of any size, in which nothing waits for a key that is not there."""
+    """A store with values of any size.
+
+    Attributes:
+        answers: Number of requests that the store has answered.
+    """
 
     def __init__(self, store: Any) -> None:
-        # how many requests it has answered: who works with it gets on
         self.answers = 0
         self._open = store
         self._closed = False
 
     def close(self) -> None:
-        """Close: every later call, on any thread, gets a `ConnectionError`."""
+        """Make every later call on any thread raise a `ConnectionError`."""
         self._closed = True
 
     @property
@@ -133,10 +128,9 @@ class RankStore:
         return self._open
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key, its further parts first."""
-        parts = [
-            value[start : start + LARGEST_VALUE] for start in range(0, len(value), LARGEST_VALUE)
-        ] or [b""]
+        """Set a key. A large value is split; its first part, which completes it, is set last."""
+        starts = range(0, max(len(value), 1), LARGEST_VALUE)
+        parts = [value[start : start + LARGEST_VALUE] for start in starts]
         for number, part in enumerate(parts[1:], 1):
             self._store.set(f"{key}+{number}", part)
         self._store.set(key, len(parts).to_bytes(4, "little") + parts[0])
@@ -145,27 +139,27 @@ class RankStore:
         return b"".join(part for _, part in self._parts(key))
 
     def take(self, key: str) -> bytes:
-        """Get a value, and delete its key."""
+        """Return a value and delete its key."""
         found = dict(self._parts(key))
         for part in found:
             self.drop(part)
         return b"".join(found.values())
 
     def drop(self, key: str) -> None:
-        """Let a key of one part be gone, if it is there."""
+        """Delete a key with a single part, if it exists."""
         self._store.delete_key(key)
 
     def has(self, key: str) -> bool:
-        there = bool(self._store.check([key]))
+        exists = bool(self._store.check([key]))
         self.answers += 1
-        return there
+        return exists
 
     def add(self, key: str) -> int:
-        """Count one more. Returns how many there are now."""
+        """Raise a counter by one and return it."""
         return int(self._store.add(key, 1))
 
     def number(self, key: str) -> int:
-        """Read a counter; 0 where it was never raised."""
+        """Return a counter, which is 0 before it was raised."""
         number = int(self._store.add(key, 0))
         self.answers += 1
         return number

@@ -1,16 +1,14 @@
-"""Where each rank stands.
+"""The position of each rank in each kind of parallelism, and the work of the unsharded model.
 
-Its data-, tensor-, pipeline- and expert-parallel coordinates, and how large each of these groups
-is.
-
-Where sharded tensors do not tell the work of the whole model, it comes from a count of the same
-model in one piece.
+A rank has a coordinate for data, tensor, pipeline and expert parallelism, as far as they are known.
+Where sharded tensors do not tell the work of the whole model, it is taken from a count of the same
+model without sharding.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,175 +19,201 @@ from lflops.errors import CountError
 from lflops.inputs.arguments import describe
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.profile import Profile, Run, with_works
+from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
-from lflops.profile.series import summed
 
-KINDS = (
-    "data",
-    "tensor",
-    "pipeline",
-    "expert",
-    # whose sizes a run tells; a further kind, as `context`, has coordinates alone
-)
+KINDS = ("data", "tensor", "pipeline", "expert")
+"""The kinds of parallelism whose sizes a run has. Other kinds, such as `context`, have coordinates."""
 
 _NAMES = {
-    **dict.fromkeys(
-        ("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"),
-        "data",
-    ),
-    **dict.fromkeys(("tensor", "tp", "model", "mp"), "tensor"),
-    **dict.fromkeys(("pipeline", "pp", "stage"), "pipeline"),
-    **dict.fromkeys(("expert", "ep"), "expert"),
-    **dict.fromkeys(("context", "cp"), "context"),
-    **dict.fromkeys(("sequence", "sp"), "sequence"),
+    "data": ("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"),
+    "tensor": ("tensor", "tp", "model", "mp"),
+    "pipeline": ("pipeline", "pp", "stage"),
+    "expert": ("expert", "ep"),
+    "context": ("context", "cp"),
+    "sequence": ("sequence", "sp"),
 }
-"""What dimensions are called, with or without `_parallel` behind it."""
+"""The names of mesh dimensions of each kind, without a final `_parallel`."""
+
+_NEEDED_FUNCTION = (
+    'pass a function from a rank to its coordinates, such as {"data": 0, "tensor": 1},'
+    " each counted from 0"
+)
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of ranks by kind of parallelism, as far as they are known here."""
+    """The coordinates of ranks by kind of parallelism, as far as this rank knows them.
+
+    Attributes:
+        coordinates: By rank, then by kind. Another rank may know its own coordinates.
+        sizes: The number of coordinates of each kind.
+    """
 
     world_size: int
-    coordinates: Mapping[
-        int, Mapping[str, int]
-        # by rank, then by kind; a rank that is not in it may tell its own
-    ]
-    # how many coordinates each kind has
+    coordinates: Mapping[int, Mapping[str, int]]
     sizes: Mapping[str, int]
     node: str | None = None
 
     def of(self, run: Run) -> Run:
-        """The run's facts with the sizes that are known here."""
-        return replace(
-            run,
-            world_size=self.world_size,
-            **{f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes},
-        )
+        """Return the facts of the run with the sizes that are known here."""
+        sizes = {f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes}
+        return replace(run, world_size=self.world_size, **sizes)
+
+
+class _Mesh(NamedTuple):
+    """The size of each kind of parallelism in a mesh, and the coordinates of its ranks."""
+
+    sizes: dict[str, int]
+    coordinates: dict[int, dict[str, int]]
 
 
 def topology_of(
     world_size: int,
     rank: int,
     *,
-    # A rank to its coordinates, as `{"data": 0, "tensor": 1}`; no other source is asked then
     function: Callable[[int], Mapping[str, int]] | None = None,
-    # the strategy's, its dimensions named as `("data_parallel", "tensor_parallel")`
     mesh: Any = None,
-    # its parameters may be spread over meshes
     model: nn.Module | None = None,
-    sampler: Mapping[str, int]
-    # `num_replicas` and `rank`: over how many ranks batches are distributed
-    | None = None,
+    sampler: Mapping[str, int] | None = None,
     node: str | None = None,
 ) -> Topology:
-    """Ask each source in turn; a later one fills what the earlier ones leave unknown."""
+    """Find the coordinates of the ranks from several sources.
+
+    A later source fills in the kinds that the earlier ones leave unknown.
+
+    Args:
+        world_size: Number of ranks.
+        rank: This rank.
+        function: Maps a rank to its coordinates: `{"data": 0, "tensor": 1}`. If it is passed, no
+            other source is read.
+        mesh: The mesh of the strategy. Its dimensions have names such as
+            `("data_parallel", "tensor_parallel")`.
+        model: Its parameters may be distributed over meshes.
+        sampler: `num_replicas` and `rank`: the ranks over which batches are distributed.
+        node: The name of this rank's node.
+    """
     if function is not None:
-        asked = _asked(function, world_size)
-        sizes = {kind: len({each[kind] for each in asked.values()}) for kind in asked[0]}
+        asked = _coordinates_from(function, world_size)
+        sizes = {kind: _number_of_values(asked, kind) for kind in asked[0]}
         return Topology(world_size=world_size, coordinates=asked, sizes=sizes, node=node)
-    found: dict[int, dict[str, int]] = {}
+    coordinates: dict[int, dict[str, int]] = {}
     sizes = {"data": 1, "tensor": 1} if world_size == 1 else {}
-    for told, ranks in _mesh_coordinates(mesh, model):
-        fresh = {kind: size for kind, size in told.items() if kind not in sizes}
-        sizes |= fresh
-        for each, at in ranks.items():
-            found.setdefault(each, {}).update({kind: at[kind] for kind in fresh})
+    for each in _meshes(mesh, model):
+        new_kinds = each.sizes.keys() - sizes.keys()
+        sizes.update({kind: size for kind, size in each.sizes.items() if kind in new_kinds})
+        for mesh_rank, at in each.coordinates.items():
+            known = coordinates.setdefault(mesh_rank, {})
+            known.update({kind: at[kind] for kind in at if kind in new_kinds})
     if "data" not in sizes and sampler and "num_replicas" in sampler:
         sizes["data"] = sampler["num_replicas"]
-        found.setdefault(rank, {})["data"] = sampler.get("rank", 0)
-    # all ranks have one batch
+        coordinates.setdefault(rank, {})["data"] = sampler.get("rank", 0)
+    # If the other kinds use all ranks, all ranks have the same batch.
     if "data" not in sizes and math.prod(sizes.values()) == world_size:
         sizes["data"] = 1
-        for each in range(world_size):
-            found.setdefault(each, {})["data"] = 0
-    return Topology(world_size=world_size, coordinates=found, sizes=sizes, node=node)
+        for number in range(world_size):
+            coordinates.setdefault(number, {})["data"] = 0
+    return Topology(world_size=world_size, coordinates=coordinates, sizes=sizes, node=node)
 
 
-def _asked(function: Any, world_size: int) -> dict[int, dict[str, int]]:
-    """The coordinates that the user's function returns for every rank, validated."""
-    taken = 'a function from a rank to its coordinates, as {"data": 0, "tensor": 1}, each counted from 0'
+def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int]]:
+    """Return the coordinates that the user's function returns for every rank, validated."""
     if not callable(function):
-        raise CountError(f"topology={describe(function)}: give {taken}")
-    found: dict[int, dict[str, int]] = {}
+        raise CountError(f"topology={describe(function)}: {_NEEDED_FUNCTION}")
+    coordinates: dict[int, dict[str, int]] = {}
     for rank in range(world_size):
         try:
-            told = function(rank)
+            of_rank = function(rank)
         except Exception as error:
             raise CountError(
-                f"topology({rank}) raised {type(error).__name__}: {error}: give {taken}"
+                f"topology({rank}) raised {type(error).__name__}: {error}: {_NEEDED_FUNCTION}"
             ) from error
-        if not isinstance(told, Mapping) or not all(
-            isinstance(kind, str) and type(at) is int and at >= 0 for kind, at in told.items()
-        ):
-            raise CountError(f"topology({rank}) is {describe(told)}: give {taken}")
-        found[rank] = {_kind(kind): at for kind, at in told.items()}
-        if found[rank].keys() != found[0].keys():
+        if not _are_coordinates(of_rank):
+            raise CountError(f"topology({rank}) is {describe(of_rank)}: {_NEEDED_FUNCTION}")
+        coordinates[rank] = {_kind(kind): at for kind, at in of_rank.items()}
+        if coordinates[rank].keys() != coordinates[0].keys():
             raise CountError(
-                f"topology({rank}) has {_listed(found[rank])}, topology(0) {_listed(found[0])}: give all ranks the same ones"
+                f"topology({rank}) has {_listed(coordinates[rank])}, topology(0)"
+                f" {_listed(coordinates[0])}: return the same kinds for all ranks"
             )
-    for kind in found[0]:
-        given = {each[kind] for each in found.values()}
-        if given != set(range(len(given))):
+    for kind in coordinates[0]:
+        values = {each[kind] for each in coordinates.values()}
+        if values != set(range(len(values))):
             raise CountError(
-                f"topology: of {kind!r} the ranks have {_listed(sorted(given))}: give {taken}"
+                f"topology: the coordinates of {kind!r} are {_listed(sorted(values))}:"
+                f" {_NEEDED_FUNCTION}"
             )
-    return found
+    return coordinates
 
 
-def _mesh_coordinates(
-    mesh: Any, model: nn.Module | None
-) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
-    """The sizes and the coordinates of each mesh by kind, the strategy's first."""
+def _are_coordinates(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    for kind, at in value.items():
+        if not isinstance(kind, str) or type(at) is not int or at < 0:
+            return False
+    return True
+
+
+def _number_of_values(coordinates: Mapping[int, Mapping[str, int]], kind: str) -> int:
+    return len({at[kind] for at in coordinates.values()})
+
+
+def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
+    """Yield the mesh of the strategy, then the meshes of the model's parameters."""
     if mesh is not None and getattr(mesh, "mesh_dim_names", None):
-        yield _of_mesh(mesh, mesh.mesh_dim_names)
+        yield _mesh(mesh, mesh.mesh_dim_names)
     if model is None or not is_available():
         return
     seen: list[Any] = []
     for parameter in model.parameters():
-        spread = getattr(parameter, "device_mesh", None)
-        if spread is None or any(spread == each for each in seen):
+        of_parameter = getattr(parameter, "device_mesh", None)
+        if of_parameter is None or any(of_parameter == each for each in seen):
             continue
-        seen.append(spread)
-        if names := spread.mesh_dim_names or _unnamed(model, spread.ndim):
-            yield _of_mesh(spread, names)
+        seen.append(of_parameter)
+        names = of_parameter.mesh_dim_names or _assumed_names(model, of_parameter.ndim)
+        if names:
+            yield _mesh(of_parameter, names)
 
 
-def _unnamed(model: nn.Module, dimensions: int) -> list[str]:
-    """The use of a mesh without names.
+def _assumed_names(model: nn.Module, dimensions: int) -> list[str]:
+    """Return the kinds of a mesh without names; empty if unknown.
 
-    That of `fully_shard` for data, in one dimension or two; another in one dimension for tensors.
+    `fully_shard` uses one or two dimensions for data. Otherwise one dimension is for tensors.
     """
-    from torch.distributed.fsdp import (
-        FSDPModule,
-        # with a second of other modules, which most runs do not need
-    )
+    # Importing FSDP takes a second, and most runs do not need it.
+    from torch.distributed.fsdp import FSDPModule
 
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return ["data"] * dimensions
     return ["tensor"] if dimensions == 1 else []
 
 
-def _of_mesh(mesh: Any, names: Iterable[str]) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
-    """Sizes and coordinates by kind.
+def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:
+    """Return the sizes and coordinates of a mesh by kind.
 
-    Dimensions of one kind, as replicas of shards, are flattened in row-major order.
+    Dimensions of the same kind, such as replicas of shards, are flattened in row-major order.
     """
-    sizes: dict[str, int] = {}
+    shape = [int(size) for size in mesh.mesh.shape]
     kinds = [_kind(name) for name in names]
-    for kind, size in zip(kinds, mesh.mesh.shape, strict=True):
-        sizes[kind] = sizes.get(kind, 1) * int(size)
-    ranks: dict[int, dict[str, int]] = {}
-    for place in product(*map(range, mesh.mesh.shape)):
+    sizes: dict[str, int] = {}
+    for kind, size in zip(kinds, shape, strict=True):
+        sizes[kind] = sizes.get(kind, 1) * size
+    coordinates: dict[int, dict[str, int]] = {}
+    for place in product(*map(range, shape)):
         at: dict[str, int] = {}
-        for kind, index, size in zip(kinds, place, mesh.mesh.shape, strict=True):
-            at[kind] = at.get(kind, 0) * int(size) + index
-        ranks[int(mesh.mesh[place])] = at
-    return sizes, ranks
+        for kind, index, size in zip(kinds, place, shape, strict=True):
+            at[kind] = at.get(kind, 0) * size + index
+        coordinates[int(mesh.mesh[place])] = at
+    return _Mesh(sizes, coordinates)
 
 
 def _kind(name: str) -> str:
-    return _NAMES.get(name.lower().removesuffix("_parallel"), name)
+    """Return the kind of parallelism of a mesh dimension's name."""
+    plain = name.lower().removesuffix("_parallel")
+    for kind, names in _NAMES.items():
+        if plain in names:
+            return kind
+    return name
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -197,16 +221,20 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def check_logical(caller: str, logical: object) -> None:
-    """Raise a `CountError` unless it is a profile, or nothing."""
+    """Raise a `CountError` unless `logical` is a profile or `None`."""
     if logical is not None and not isinstance(logical, Profile):
         raise CountError(
-            f"{caller}logical={describe(logical)}: give the Profile of the unsharded model on a rank's batch, or None"
+            f"{caller}logical={describe(logical)}: pass the Profile of the unsharded model on a"
+            " rank's batch, or None"
         )
 
 
 def with_logical(profile: Profile, whole: Profile) -> Profile:
-    """The rank's profile with the MACs of the model in one piece where it knew none, in each phase in which they agree otherwise."""
-    own: dict[Phase, dict[str, int]] = {}
+    """Fill in unknown logical MACs of a rank's profile from a profile of the unsharded model.
+
+    A phase in which the two profiles contradict each other is left as it is, with a note.
+    """
+    works: dict[ModulePhase, Work] = {}
     notes = []
     for phase in PASS_PHASES:
         known = {
@@ -214,29 +242,39 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
         }
         if None not in known.values():
             continue
-        theirs = {row: module.work(phase).self_macs for row, module in whole.modules.items()}
-        strange = [
-            row
-            for row, macs in known.items()
-            if (row not in theirs if macs is None else macs != theirs.get(row, 0))
-        ]
-        if strange:
-            notes.append(Note(code="logical_differs", subject=strange[0], values={"phase": phase}))
-        else:
-            own[phase] = {row: theirs.get(row, 0) for row in known}
-    below = summed(
-        ((above, phase), macs)
-        for phase, rows in own.items()
-        for row, macs in rows.items()
-        for above in ancestry(row)
-    )
-    works = {
-        ModulePhase(row, phase): replace(
-            profile.modules[row].work(phase), logical_macs=below[row, phase], self_logical_macs=macs
+        unsharded = {row: module.work(phase).self_macs for row, module in whole.modules.items()}
+        different = _first_difference(known, unsharded)
+        if different is not None:
+            notes.append(Note(code="logical_differs", subject=different, values={"phase": phase}))
+            continue
+        works.update(_logical_works(profile.modules, phase, unsharded))
+    modules = with_works(profile.modules, works)
+    return replace(profile, modules=modules, notes=(*profile.notes, *notes))
+
+
+def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, int]) -> str | None:
+    """Return the first row that contradicts the unsharded model."""
+    for row, macs in known.items():
+        if macs is None and row not in unsharded:
+            return row
+        if macs is not None and macs != unsharded.get(row, 0):
+            return row
+    return None
+
+
+def _logical_works(
+    modules: Mapping[str, ModuleProfile], phase: Phase, unsharded: Mapping[str, int]
+) -> dict[ModulePhase, Work]:
+    """Return the work of all rows in one phase with the MACs of the unsharded model."""
+    inclusive = dict.fromkeys(modules, 0)
+    for row in modules:
+        for above in ancestry(row):
+            inclusive[above] += unsharded.get(row, 0)
+    works = {}
+    for row, module in modules.items():
+        works[ModulePhase(row, phase)] = replace(
+            module.work(phase),
+            logical_macs=inclusive[row],
+            self_logical_macs=unsharded.get(row, 0),
         )
-        for phase, rows in own.items()
-        for row, macs in rows.items()
-    }
-    return replace(
-        profile, modules=with_works(profile.modules, works), notes=(*profile.notes, *notes)
-    )
+    return works

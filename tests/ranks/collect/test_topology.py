@@ -40,17 +40,20 @@ def test_the_user_s_function_is_asked_for_every_rank_and_nobody_else() -> None:
 
 
 NOT_COORDINATES: list[tuple[Any, str]] = [
-    (3, r"topology=3: give a function from a rank to its coordinates"),
-    (lambda rank: rank, r"topology\(0\) is 0: give a function"),
-    (lambda rank: {"data": rank - 1}, r"topology\(0\) is {'data': -1}: give"),
-    (lambda rank: {"data": float(rank)}, r"topology\(0\) is {'data': 0.0}: give"),
-    (lambda rank: {0: rank}, r"topology\(0\) is {0: 0}: give"),
-    (lambda rank: {"data": 1 // rank}, r"topology\(0\) raised ZeroDivisionError: .*: give"),
+    (3, r"topology=3: pass a function from a rank to its coordinates"),
+    (lambda rank: rank, r"topology\(0\) is 0: pass a function"),
+    (lambda rank: {"data": rank - 1}, r"topology\(0\) is {'data': -1}: pass"),
+    (lambda rank: {"data": float(rank)}, r"topology\(0\) is {'data': 0.0}: pass"),
+    (lambda rank: {0: rank}, r"topology\(0\) is {0: 0}: pass"),
+    (lambda rank: {"data": 1 // rank}, r"topology\(0\) raised ZeroDivisionError: .*: pass"),
     (
         lambda rank: {"data": rank} if rank else {"tensor": 0},
-        r"topology\(1\) has data, topology\(0\) tensor: give all ranks the same",
+        r"topology\(1\) has data, topology\(0\) tensor: return the same kinds",
     ),
-    (lambda rank: {"tensor": 2 * rank}, r"topology: of 'tensor' the ranks have 0, 2, 4, 6: give"),
+    (
+        lambda rank: {"tensor": 2 * rank},
+        r"topology: the coordinates of 'tensor' are 0, 2, 4, 6: pass",
+    ),
 ]
 
 

@@ -395,7 +395,7 @@ def test_what_is_no_profile_is_refused(function: Any) -> None:
     """Before anything runs."""
     with pytest.raises(
         CountError,
-        match="logical=5: give the Profile of the unsharded model on a rank's batch, or None",
+        match="logical=5: pass the Profile of the unsharded model on a rank's batch, or None",
     ):
         function(Layers(), sequence(), logical=5)
     with pytest.raises(CountError, match="counting: logical='no'"):
