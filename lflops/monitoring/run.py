@@ -1,10 +1,6 @@
-"""One run of a training as a monitor sees it.
+"""One monitored run: a session for each stage, the ledger, and windows on request.
 
-A session for each stage, and nothing of ours that could end the training.
-
-Its ledger has what the training, torch.compile and the session itself mark.
-
-Windows may be asked for while it goes on.
+Everything that a training loop calls goes through the run's error guard.
 """
 
 import itertools
@@ -45,14 +41,23 @@ from lflops.trace.record.compiled_time import CompileTracking
 
 
 class RunLedger:
-    """Marks what one run does, from its set-up to its end."""
+    """Marks the activities of one run for its ledger, from set-up to end.
+
+    Attributes:
+        recorder: Records the marks.
+        requests: The requests for windows.
+        reader: Reads the shapes of batches.
+        curves: Returns metrics of the whole run, for a point of the curves.
+    """
 
     def __init__(
         self, rank: int, ranks: int, requests: WindowRequests, tape: DeferredCalls
     ) -> None:
-        # of the training, once it has begun
+        # the device and the methods of the training, once it has begun
         self._device: torch.device | None = None
-        self._keeper = LedgerWriter(
+        self._ends_step: Callable[[], bool] | None = None
+        self._logged_step: Callable[[], int] = int
+        self._writer = LedgerWriter(
             rank,
             ranks,
             tape,
@@ -60,232 +65,217 @@ class RunLedger:
             schedule=ThreadSchedule().read,
             hear=requests.hears,
         )
-        self.recorder = recorder = self._keeper.recorder
+        recorder = self._writer.recorder
+        self.recorder = recorder
         self.requests = requests
         self._compilations = Compilations(
-            *(
-                partial(tape.note, each, "compilation")
-                for each in (recorder.enter, recorder.leave_last)
-            )
+            partial(tape.note, recorder.enter, "compilation"),
+            partial(tape.note, recorder.leave_last, "compilation"),
         )
         self.reader = BatchReader()
-        self._ends_step: Callable[[], bool] | None = (
-            # of the training's batches, once it has begun
-            None
-        )
-        self._logged_step: Callable[[], int] = int
-        self.curves = self._keeper.curves
-        self.enter, self.leave_last = self.recorder.enter, self.recorder.leave_last
-        self.epoch_ends = partial(
-            self.recorder.rest,
-            "between_epochs",
-            # what follows is between two epochs, until a batch is asked for
-        )
+        # attributes instead of methods, since each batch calls them
+        self.curves = self._writer.curves
+        self.enter = recorder.enter
+        self.leave_last = recorder.leave_last
+        # the time until the next batch is requested is between two epochs
+        self.epoch_ends = partial(recorder.rest, "between_epochs")
 
     def install(
         self, phases: Phases, folder: Path | None, boundary: ErrorGuard, undo: CleanupStack
     ) -> None:
-        """Listen from here on, until `undo` is closed.
-
-        The folder gets the file; `None` for no file.
-        """
+        """Listen until `undo` is closed, and write the ledger to a file in `folder`, if any."""
         undo.add(self.stop, "interrupted")
-        self._keeper.start(folder)
+        self._writer.start(folder)
         boundary.passes = phases.tape.plays_here
         undo.add(self.requests.stop)
-        self.requests.start(self._keeper.step_after)
-        # of the process, whose compilations until now no one has heard
-        if self._keeper.is_first:
+        self.requests.start(self._writer.step_after)
+        if self._writer.is_first:
+            # compilations of this process that nothing has recorded
             self.recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self.recorder), boundary.guard))
         undo.add(phases.listen(RUN, self.recorder, boundary.guard))
-        # while all of these still listen
+        # closed first, while all of these still listen
         undo.add(phases.tape.stop)
 
     def begin_training(self, training: Training, stage: Stage) -> None:
-        """The stage begins whose steps are those of the ledger."""
-        self._ends_step, self._logged_step, self._device = (
-            stage.ends_step,
-            training.logged_step,
-            training.device,
-        )
+        """Account for the steps of this stage."""
+        self._ends_step = stage.ends_step
+        self._logged_step = training.logged_step
+        self._device = training.device
 
     def batch_ends(self, batch: Any, *, touched: bool) -> None:
-        """A batch of the training ends, and perhaps its step.
+        """End a batch of the training, and the step that may end with it.
 
-        `touched` is whether lflops counted, timed or traced it.
+        Args:
+            batch: The batch.
+            touched: Whether lflops counted, timed or traced the step.
         """
         if self._ends_step is not None and self._ends_step():
-            self.step_ends(
-                self.recorder.read(self._logged_step() + 1),
-                self.reader.shapes(batch),
-                touched=touched,
-            )
+            counters = self.recorder.read(self._logged_step() + 1)
+            self.step_ends(counters, self.reader.shapes(batch), touched=touched)
 
     def step_ends(self, read: Any, shapes: Hashable, *, touched: bool) -> None:
-        """A step has ended, of which its recorder has read that."""
+        """Record a step's end with the counters from the recorder's `read()`."""
         self._compilations.listen_again()
         self.recorder.step_ends(read, shapes, touched=touched)
 
     def stop(self, ended: str) -> None:
-        """End the run.
+        """End the ledger. Can be called repeatedly.
 
-        "finished", or the class of the exception. It can be called again. An `OSError` if the file
-        could not be written.
+        Args:
+            ended: "finished", or the class of the exception that ended the run.
+
+        Raises:
+            OSError: If the file could not be written.
         """
-        self._ends_step, self._logged_step = None, int
-        self._keeper.stop(ended)
-        error, self._keeper.error = self._keeper.error, None
+        self._ends_step = None
+        self._logged_step = int
+        self._writer.stop(ended)
+        error = self._writer.error
+        self._writer.error = None
         if error is not None:
             try:
                 raise error
             finally:
-                # which has this frame, and with it the training's
+                # its traceback refers to this frame, and so to the frames of the training
                 del error
 
     @property
     def account(self) -> Ledger:
-        """The account until now, or until the run ended."""
-        return self._keeper.ledger()
+        """The ledger until now, or until the run ended."""
+        return self._writer.ledger()
 
     def _allocator_retries(self) -> int:
-        """How often the allocator of the training's device has freed its cache and tried again."""
-        return (
-            0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
-        )
+        """How often the device's allocator has freed its cache and tried again."""
+        if self._device is None:
+            return 0
+        return allocator_stats(self._device).get("num_alloc_retries", 0)
 
 
-# the runs of this process that are watched now
+# the runs of this process that are monitored now
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks in this process.
-
-A process group outlives them, and what they left in its store.
-"""
+"""Numbers the runs on several ranks: a process group and its store outlive a run."""
 
 
 class MonitoredRun:
-    """Begins when a run is set up, and ends however the run does."""
+    """One run, from its set-up to its end.
 
-    # how many of them this process has begun
+    Attributes:
+        begun: The number of runs that this process has begun.
+        sessions: The session of each stage, or `None` before it begins and after it is over.
+        profiles: The last 32 closed windows, on the main process.
+        log_dir: The run's folder, or `None`.
+        store: A store that all ranks reach, or `None` if there is none or only one rank.
+        boundary: The error guard for all calls from the training.
+        undo: Removes what the driver has installed, at the end of the run.
+    """
+
     begun = 0
 
     def __init__(self, settings: Settings) -> None:
-        self.sessions: dict[str, Session | None] = dict.fromkeys(
-            STAGES
-            # by stage; `None` is one that has not begun, or is over
-        )
+        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
         self._begun: set[str] = set()
-        self.profiles: list[
-            Profile
-            # the windows that are closed, on the main process; of more than 32, the last 32
-        ] = []
+        self.profiles: list[Profile] = []
         self._settings = settings
-        # the run's folder; `None` where it has none
         self.log_dir: str | None = None
-        self.store: Any = (
-            # that all ranks reach; `None` where they have none, or there is one rank
-            None
-        )
+        self.store: Any = None
         self._training: Training | None = None
         self._results: WindowPublisher | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
-        # all that the training calls of ours goes through it
         self.boundary = ErrorGuard(self.fail)
-        # takes off what the driver has installed, at the end of the run
         self.undo = CleanupStack()
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
         self._requests: WindowRequests | None = None
-        self._read_training: Callable[[], tuple[Training, Stage]] | None = (
-            # reads the training off its loop, once it has begun
-            None
-        )
-        # its stage, where one was read
+        # reads the training and its stage from the loop; `None` before training has begun
+        self._read_training: Callable[[], tuple[Training, Stage]] | None = None
+        # the training stage, if it has a session or had one
         self._trained: Stage | None = None
         self._next_window = 0
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
-        """Account for the time of this process from here on, if the loop leaves that to this run.
+        """Accept requests for windows, and keep a ledger from now on if `is_kept`.
 
-        The file is in the run's folder.
+        The ledger's file is in the run's folder.
         """
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
-        self._requests = WindowRequests(
-            rank,
-            ranks,
-            self.store,
-            folder,
-            lambda: (own := self.sessions["train"]) is None or own.can_open,
-        )
+        self._requests = WindowRequests(rank, ranks, self.store, folder, self._can_open_window)
         if is_kept:
             self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
             self._ledger.install(phases, folder, self.boundary, self.undo)
 
-    def request_window(self) -> None:
-        """Ask for a window, on every rank, as soon as all can meet.
+    def _can_open_window(self) -> bool:
+        session = self.sessions["train"]
+        return session is None or session.can_open
 
-        Any thread may do so, and a handler of a signal.
+    def request_window(self) -> None:
+        """Request a window on every rank, as soon as all ranks can open one at the same step.
+
+        Any thread and a signal handler may call this.
         """
         if self.store is not None and self._ledger is None:
             warn(
-                "request_window: no window opens: the ledger finds the step that all ranks can meet, and this monitor keeps none"
+                "request_window: no window opens: several ranks need the ledger to agree on a step,"
+                " and this monitor keeps none"
             )
         elif self._requests is not None:
             self._requests.ask()
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger where nothing but it listens to the training, and nothing else is about to."""
-        others = (
-            self._failed
-            or self._requests is None
-            or self._requests.due is not None
-            or any(self.sessions.values())
-        )
-        return None if others or not self._begun.issuperset(self._settings.stages) else self._ledger
+        """The ledger, if nothing else listens to the training and nothing else is about to."""
+        if self._failed or self._requests is None or self._requests.due is not None:
+            return None
+        if any(self.sessions.values()) or not self._begun.issuperset(self._settings.stages):
+            return None
+        return self._ledger
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the run so far, by category; `None` where no ledger is kept."""
+        """The time of the run so far by category, or `None` if no ledger is kept."""
         return None if self._ledger is None else self._ledger.account
 
     def enters(self, category: str) -> None:
-        """From here on the time belongs to this category of the ledger, until `leaves` is called with it."""
+        """Account for the time from now on as this category, until `leaves(category)`."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.enter(category)
 
     def leaves(self, category: str) -> None:
-        """The time belongs to what was running before."""
+        """Account for the time from now on as before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.leave_last(category)
 
     def belongs(self, nanoseconds: int, phase: str, category: str) -> None:
-        """So many of this step's phase belong to this category of the ledger."""
+        """Move a time of this step from its phase to a category of the ledger."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.recorder.move(nanoseconds, phase, category)
 
     def epoch_ends(self) -> None:
+        """Account for the time until the next batch as between two epochs."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.epoch_ends()
 
     def open(self, name: str, ranks: int) -> None:
-        """The run is about to begin.
+        """Prepare for the run.
 
-        Graphs that are compiled from here on are kept, and tracked if that is asked for.
+        Graphs that are compiled from now on are kept, and tracked with `compiled="modules"`.
 
-        All ranks call this with the same name, which no other of the loop's monitors has.
+        Args:
+            name: The name of the monitor. It is the same on all ranks, and no other monitor of the
+                loop has it.
+            ranks: The number of ranks.
         """
         OPEN.add(self)
         MonitoredRun.begun += 1
@@ -304,12 +294,16 @@ class MonitoredRun:
         stage: Callable[[], Stage],
         monitor: int = 1,
     ) -> None:
-        """A stage begins, or comes again.
+        """Begin a stage, or begin it again.
 
-        A `LflopsError` says that an argument is not for this model, or these ranks.
+        Args:
+            name: The name of the stage.
+            training: Reads the training from its loop, when the first stage begins.
+            stage: Reads the stage from its loop, when it begins for the first time.
+            monitor: The number of the monitor among those of the loop, from 1.
 
-        `training` reads the run off its loop when its first stage begins, `stage` the stage when it
-        begins for the first time; `monitor` says which of the loop's monitors it is for, from 1.
+        Raises:
+            LflopsError: If an argument of the monitor does not fit the model or the ranks.
         """
         if self._failed or (name != "train" and name not in self._settings.stages):
             return
@@ -337,9 +331,10 @@ class MonitoredRun:
                 self.undo.add(self._history.stop)
                 self._history.start()
         if name == "train" and not self._failed:
-            self._monitor, self._read_training = (
-                monitor,
-                lambda: (self._training or training(), self._trained or stage()),
+            self._monitor = monitor
+            self._read_training = lambda: (
+                self._training or training(),
+                self._trained or stage(),
             )
             if self._ledger is not None:
                 with self.boundary:
@@ -350,7 +345,8 @@ class MonitoredRun:
         self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int
     ) -> None:
         if self._training is None:
-            self._training, self._monitor = training(), monitor
+            self._training = training()
+            self._monitor = monitor
         watched = self._guarded_stage(stage())
         session = Session(
             self._settings,
@@ -359,10 +355,10 @@ class MonitoredRun:
             results=self._results_of(self._training),
             guard=self.boundary.guard,
         )
-        if self._tracking.refusal is not None:
-            session.notes.append(
-                Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal})
-            )
+        refusal = self._tracking.refusal
+        if refusal is not None:
+            note = Note(code="compiled_unopened", subject="", values={"error": refusal})
+            session.notes.append(note)
         self.sessions[name] = session
         if name == "train":
             self._trained = watched
@@ -383,20 +379,25 @@ class MonitoredRun:
         return self._results
 
     def batch_begins(self, name: str, batch: Any) -> None:
+        """Begin a batch of a stage."""
         if self._failed:
-            # one that counted may have been taken off within a backward pass
+            # a mode that counted may have been removed within a backward pass
             sweep_modes()
-        if (session := self.sessions[name]) is not None:
-            with self.boundary:
-                if self._ledger is None or session.is_plain:
-                    session.batch_begins(batch)
-                else:
-                    self._ledger.enter("lflops")
-                    session.batch_begins(batch)
-                    self._ledger.leave_last("lflops")
+        session = self.sessions[name]
+        if session is None:
+            return
+        with self.boundary:
+            if self._ledger is None or session.is_plain:
+                session.batch_begins(batch)
+            else:
+                self._ledger.enter("lflops")
+                session.batch_begins(batch)
+                self._ledger.leave_last("lflops")
 
     def batch_ends(self, name: str, batch: Any) -> None:
-        session, ledger = self.sessions[name], None if self._failed else self._ledger
+        """End a batch of a stage, and open a requested window if its step has come."""
+        session = self.sessions[name]
+        ledger = None if self._failed else self._ledger
         with self.boundary:
             if ledger is not None:
                 ledger.enter("lflops")
@@ -409,7 +410,8 @@ class MonitoredRun:
         if session is not None and session.over:
             self.sessions[name] = None
             if name == "train":
-                self._next_window, session = session.next_window or 0, None
+                self._next_window = session.next_window or 0
+                session = None
         if name == "train" and self._requests is not None and self._requests.due is not None:
             self.enters("lflops")
             with self.boundary:
@@ -417,9 +419,9 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a window that was asked for, if its step has come: the next scheduled one, or one more.
+        """Open a requested window if its step has come: the next scheduled window, or one more.
 
-        A running one is waited for.
+        While another window is open, the request waits for its end.
         """
         if self._read_training is None or self._failed:
             requests.due = None
@@ -430,13 +432,15 @@ class MonitoredRun:
             return
         if done > due > 0:
             warn(
-                f"the window that was asked for opens after step {done} on rank {training.rank}, which had passed step {due} of the others"
+                f"the requested window opens after step {done} on rank {training.rank}, which had"
+                f" passed step {due} of the other ranks"
             )
-        # a running window is waited for
+        # from now on the next step may open it
         requests.due = 0
-        # no window was scheduled
         if self._training is None:
-            self._training, self._trained = training, self._guarded_stage(stage)
+            # no window was scheduled
+            self._training = training
+            self._trained = self._guarded_stage(stage)
         if session is not None and not session.bring_forward():
             if session.next_window is None:
                 return
@@ -445,28 +449,34 @@ class MonitoredRun:
             session = None
         requests.due = None
         if session is None:
-            once = replace(self._settings.schedule, skip_first=0, wait=0, repeat=1)
-            asked, endless = (
-                replace(self._settings, schedule=once),
-                replace(self._trained or stage, batches_left=math.inf),
-            )
-            results, guard = self._results_of(training), self.boundary.guard
-            session = Session(
-                asked, training, endless, results=results, guard=guard, number=self._next_window
-            )
-            self.sessions["train"] = session
-            session.begin()
+            self._begin_extra_window(training, self._trained or stage)
+
+    def _begin_extra_window(self, training: Training, stage: Stage) -> None:
+        """Begin a session of the training stage for one more window."""
+        schedule = replace(self._settings.schedule, skip_first=0, wait=0, repeat=1)
+        session = Session(
+            replace(self._settings, schedule=schedule),
+            training,
+            replace(stage, batches_left=math.inf),
+            results=self._results_of(training),
+            guard=self.boundary.guard,
+            number=self._next_window,
+        )
+        self.sessions["train"] = session
+        session.begin()
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Do something with a stage's session, if it has one."""
-        if (session := self.sessions[name]) is not None:
-            with self.boundary:
-                action(session)
-            if session.over:
-                self.sessions[name] = None
+        """Call `action` with the session of a stage, if it has one."""
+        session = self.sessions[name]
+        if session is None:
+            return
+        with self.boundary:
+            action(session)
+        if session.over:
+            self.sessions[name] = None
 
     def close(self, error: BaseException | None = None) -> None:
-        """The run is over, or left by an error: tell what there is to tell."""
+        """End the run, by an error or normally, and report what there is to report."""
         training = self._training
         if training is None and self._read_training is not None and not self._failed:
             with self.boundary:
@@ -481,75 +491,89 @@ class MonitoredRun:
         with self.boundary:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
-            self._results = self._training = self._trained = None
+            self._release_training()
         with self.boundary:
             if self._ledger is not None:
-                with Failures(raised=self._settings.on_error == "raise").contained("the ledger"):
-                    self._ledger.stop("finished" if error is None else type(error).__name__)
-                    if training is not None and training.is_main:
-                        paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
-                        log_ledger(self._ledger.account, paths, training.say)
+                self._end_ledger(self._ledger, error, training)
         with self.boundary:
             if self._history is not None:
                 self._end_history(error, training)
             self.take_off()
 
+    def _release_training(self) -> None:
+        self._results = None
+        self._training = None
+        self._trained = None
+
+    def _paths(self) -> OutputPaths | None:
+        return OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
+
+    def _end_ledger(
+        self, ledger: RunLedger, error: BaseException | None, training: Training | None
+    ) -> None:
+        failures = Failures(raised=self._settings.on_error == "raise")
+        with failures.contained("the ledger"):
+            ledger.stop("finished" if error is None else type(error).__name__)
+            if training is not None and training.is_main:
+                log_ledger(ledger.account, self._paths(), training.say)
+
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
+        """Explain an out-of-memory error. A failure is a warning: the user needs that error."""
         self._history = None
+        if error is None or training is None or not ran_out_of_memory(error):
+            return
         try:
-            paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
-            if (
-                error is not None
-                and ran_out_of_memory(error)
-                and training is not None
-                and paths is not None
-            ):
+            paths = self._paths()
+            if paths is not None:
                 last = self.profiles[-1] if self.profiles else None
-                training.say(
-                    f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}"
-                )
-        except Exception as mistake:  # noqa: BLE001 - the training's own error is what its user has to see
-            warn(f"FlopsMonitor: the report on memory failed: {type(mistake).__name__}: {mistake}")
+                report = write_report(error, training, last, paths.profiles)
+                training.say(f"FlopsMonitor: out of memory, explained in {report}")
+        except Exception as mistake:  # noqa: BLE001 - becomes a warning
+            warn(f"FlopsMonitor: the memory report failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
-        """Take everything off.
+        """Remove everything.
 
-        After an error of ours, also warn once and watch no more; after an interrupt the run can
+        After an error of lflops, also warn once and monitor no more. After an interrupt, the run can
         still be closed.
         """
-        failed_before, self._failed = self._failed, True
+        failed_before = self._failed
+        self._failed = True
         try:
             self.take_off()
             if not isinstance(error, Exception):
                 return
-            results, self._results, self._training, self._trained = self._results, None, None, None
+            results = self._results
+            self._release_training()
             if results is not None:
                 results.finish(failed=True)
-        except Exception:  # noqa: BLE001 - the first error is told, not those that follow from it
-            self._results = self._training = self._trained = None
+        except Exception:  # noqa: BLE001 - the first error is reported, not errors that follow from it
+            self._release_training()
         if self._settings.on_error == "raise":
             raise error
         if not failed_before:
             warn(
-                f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}"
+                "FlopsMonitor has failed and is off from here on; the training goes on: "
+                f"{type(error).__name__}: {error}"
             )
 
     def take_off(self) -> None:
-        """Take off every hook, wrapper and mode of this run. It can be called again."""
-        sessions = [each for each in self.sessions.values() if each is not None]
-        parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
+        """Remove every hook, wrapper and mode of this run. Can be called repeatedly."""
+        parts: list[Callable[[], object]] = []
+        for session in self.sessions.values():
+            if session is not None:
+                parts += [session.detach, session.leave_annotations]
         parts += [
             sweep_modes,
             self._graphs.stop,
             self._tracking.stop,
             self.undo.close,
             partial(OPEN.discard, self),
+            partial(self.sessions.update, dict.fromkeys(STAGES)),
         ]
-        call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])
+        call_each(parts)
 
 
-NO_RUN = MonitoredRun(
-    Settings(hardware=None)
-    # in place of one where none is set up: as an interrupted one, it does nothing
-)
+# stands in before a run is set up, and does nothing, as a run that was interrupted
+NO_RUN = MonitoredRun(Settings(hardware=None))
 NO_RUN.fail(KeyboardInterrupt())

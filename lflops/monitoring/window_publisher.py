@@ -1,7 +1,4 @@
-"""What becomes of a window that is closed.
-
-It is put together with those of all ranks, saved, logged and kept.
-"""
+"""Publishes closed windows: merges them with those of all ranks, saves, logs and keeps them."""
 
 import contextlib
 import shlex
@@ -34,77 +31,98 @@ from lflops.ranks.merge.merge import merge
 
 Result = TypeVar("Result")
 
-# the key of the ranks' store under which the main process says where files go
+# the key in the ranks' store under which the main process announces the folder for files
 _FOLDER = "folder"
 
+# The page and the outputs of loggers are made in a thread if a profile has at least this many
+# modules and operators. For smaller profiles it takes 50 ms.
 LARGE = 5_000
-"""Modules and operators of a profile, from which on the page and what loggers are given are made in a thread: of less it takes 50 ms."""
 
-# windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may
-# repeat without end
+# Windows of a run that are kept in memory: a window of a large model has a few MB, and a schedule
+# may repeat without end.
 KEPT = 32
 # seconds that the end of a training waits for pages that are being written
 LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """The samples and tokens of all ranks over those of this rank; what is unknown is left out."""
-    here = {(step.index, step.kind): step for step in own}
-    pairs = [
-        (step, here[step.index, step.kind]) for step in merged if (step.index, step.kind) in here
-    ]
-    shares = {}
-    for name in ("samples", "tokens"):
-        units = [
-            (getattr(everywhere, name), getattr(own_step, name)) for everywhere, own_step in pairs
-        ]
-        known = [
-            (everywhere, self_units)
-            for everywhere, self_units in units
-            if everywhere is not None and self_units
-        ]
-        if known:
-            shares[name] = sum(everywhere for everywhere, _ in known) / sum(
-                self_units for _, self_units in known
-            )
-    return shares
+    """Samples and tokens of all ranks, each divided by those of this rank.
+
+    Unknown shares are left out.
+    """
+    own_steps = {(step.index, step.kind): step for step in own}
+    totals = {"samples": 0, "tokens": 0}
+    own_totals = {"samples": 0, "tokens": 0}
+    for step in merged:
+        own_step = own_steps.get((step.index, step.kind))
+        if own_step is None:
+            continue
+        for name in totals:
+            units = getattr(step, name)
+            own_units = getattr(own_step, name)
+            if units is not None and own_units:
+                totals[name] += units
+                own_totals[name] += own_units
+    return {name: totals[name] / own for name, own in own_totals.items() if own}
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """How the window's end was not the planned one.
+    """The end of the log's sentence about a window that did not end as planned.
 
-    That a rank's report is missing does not cut it short.
+    The missing report of a rank does not cut the window short.
     """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
-    early = (
-        " before its end" if cut_short or failed or (profile.run.partial and not missing) else ""
-    )
-    return early + (f" without the reports of ranks {missing}" if missing else "")
+    is_partial = profile.run.partial and not missing
+    text = " before its end" if cut_short or failed or is_partial else ""
+    if missing:
+        text += f" without the reports of ranks {missing}"
+    return text
 
 
 class _Closed(NamedTuple):
-    """A window that is closed, and has yet to be logged."""
+    """A closed window that is not logged yet.
+
+    Attributes:
+        message: The first line of its log text.
+        files: The files that are written already.
+        step: The step on the loggers' x-axis.
+        is_first: Whether it is the first window of the run.
+    """
 
     analysis: Analysis
-    # what the log says of it first
     message: str
-    # those that are already written
     files: list[Path]
-    # the loggers' x-axis
     step: int
-    # of the run
     is_first: bool
 
 
 class WindowPublisher:
-    """The windows of one monitor in one run of the Trainer, of all stages.
+    """Publishes the windows of one monitor in one run, of all stages.
 
-    Every process makes one, for they have to agree.
+    Every process makes one, since the ranks have to agree.
 
-    `monitor` says which of the loop's monitors it is for, from 1; the `store` is one that all ranks
-    reach, `None` where they have none. A `CountError` says that what the user says of the ranks
-    cannot be.
+    Args:
+        training: The training.
+        settings: The settings of the monitor.
+        log_dir: The run's folder, or `None`.
+        monitor: The number of the monitor among those of the loop, from 1.
+        store: A store that all ranks reach, or `None`.
+
+    Attributes:
+        profiles: The last windows of all ranks together, `KEPT` at most, on the main process.
+        shares: By stage, the samples and tokens of all ranks divided by those of this rank, in the
+            last window.
+        run_curves: Returns metrics of the whole run, for each point of the training's curves.
+        topology: The place of this rank among all ranks.
+        failures: The outputs that have failed.
+        outlets: The outputs, or `None` on all processes but the main one.
+        paths: The paths of files, or `None` for no files.
+        compares_ranks: Whether the unprofiled steps of all ranks are compared.
+        wants_windows: Whether the windows of this rank are used.
+
+    Raises:
+        CountError: If the user's description of the ranks is wrong.
     """
 
     def __init__(
@@ -116,31 +134,23 @@ class WindowPublisher:
         monitor: int,
         store: Any,
     ) -> None:
-        # The last windows, `KEPT` at most, those of all ranks together, on the main process.
-        # Earlier ones are in their files.
         self.profiles: list[Profile] = []
-        # how many windows there were
+        self.shares: dict[str, Mapping[str, float]] = {}
+        self.run_curves: Callable[[], dict[str, float]] = dict
+        # the number of windows, the last window by stage, and the traces of all windows
         self._closed = 0
-        # by stage
         self._last: dict[str | None, Profile] = {}
         self._traces: list[Path] = []
-        # By stage, how many times the samples and the tokens of this rank all ranks have together,
-        # as the last window had them.
-        self.shares: dict[str, Mapping[str, float]] = {}
-        self.run_curves: Callable[[], dict[str, float]] = (
-            # figures of the whole run, for each point of the training's curves
-            dict
-        )
         self._training = training
-        # the last that was
+        # the profile that was saved last, and its path
         self._saved: tuple[Profile, Path] | None = None
-        self._own: dict[
-            tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]
-            # this rank's, until all are merged
-        ] = {}
-        # by stage, the last that was looked at
+        # by stage and window, whether this rank's window is partial, and its steps, until the
+        # windows of all ranks are merged
+        self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
+        # the last comparison that was read, by stage
         self._compared: dict[str, RankComparison] = {}
-        self._accused: set[Hashable] = set()
+        # the keys of slow ranks that were reported
+        self._flagged: set[Hashable] = set()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
         self.topology = topology_of(
             training.world_size,
@@ -151,149 +161,148 @@ class WindowPublisher:
             sampler=training.sampler,
             node=training.node,
         )
-        self._gather = (
-            None
-            if store is None
-            else RankCollector(store, training.rank, self.topology, timeout=settings.gather_timeout)
-        )
+        self._collector: RankCollector | None = None
+        if store is not None:
+            self._collector = RankCollector(
+                store, training.rank, self.topology, timeout=settings.gather_timeout
+            )
         self.failures = Failures(raised=settings.on_error == "raise")
-        # Where results go; `None` on all processes but the main one.
-        self.outlets = (
-            Reporters(training, settings, monitor, self.failures) if training.is_main else None
-        )
-        # `None` for no files
+        self.outlets: Reporters | None = None
+        if training.is_main:
+            self.outlets = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
-        # that the run has a part of
+        # the folder that the run has a part of
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
-            paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
+            part = _part_of(paths.profiles, training, store, settings.gather_timeout)
+            paths = paths.within(part)
         self.paths = paths
-        self.compares_ranks = (
-            self._gather is not None
-            # whether the clean steps of all ranks come together
-        )
-        # Whether this rank's windows are of use to anybody.
+        self.compares_ranks = self._collector is not None
         self.wants_windows = (
             self.compares_ranks or self.outlets is not None or self.paths is not None
         )
-        if self._gather is None and self.topology.world_size > 1 and self.outlets is not None:
-            kept = (
-                "there is no folder for what the others have"
-                if paths is None
-                else f"each keeps its own in {paths.profiles}"
-            )
-            warn(
-                f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them"
-            )
+        if self._collector is None and self.topology.world_size > 1 and self.outlets is not None:
+            self._warn_of_lone_ranks()
+
+    def _warn_of_lone_ranks(self) -> None:
+        if self.paths is None:
+            kept = "there is no folder for the profiles of the others"
+        else:
+            kept = f"each rank keeps its own profile in {self.paths.profiles}"
+        warn(
+            f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; "
+            "lflops.merge makes one profile of them"
+        )
 
     @property
     def pending(self) -> bool:
-        """Whether windows are on their way."""
-        return bool(self._in_background) or (self._gather is not None and self._gather.pending)
+        """Whether any window is not published yet."""
+        return bool(self._in_background) or (
+            self._collector is not None and self._collector.pending
+        )
 
     @property
     def busy(self) -> bool:
-        """Whether something of that works in the background."""
-        return bool(self._in_background) or (self._gather is not None and self._gather.busy)
+        """Whether a background thread works on a window."""
+        return bool(self._in_background) or (self._collector is not None and self._collector.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
-        """A window of this rank is closed.
+        """Publish a closed window of this rank.
 
-        `steps` has the own seconds of modules in each of its hooked steps.
+        Args:
+            profile: The window.
+            steps: The self seconds of modules in each of its module-timing steps.
         """
+        run = profile.run
         if self.outlets is not None:
-            self._own[profile.run.stage, profile.run.window] = profile.run.partial, profile.steps
-        if self._gather is not None:
-            self._gather.push(profile, steps)
+            self._own[run.stage, run.window] = run.partial, profile.steps
+        if self._collector is not None:
+            self._collector.push(profile, steps)
         elif self.topology.world_size == 1:
             self._report(profile)
         else:
-            alone = replace(profile, run=self.topology.of(profile.run))
+            alone = replace(profile, run=self.topology.of(run))
             self._save_of_rank(alone)
             if self.outlets is not None:
                 self._report(merge({self._training.rank: alone}))
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Hand in the clean steps of this rank since the last time.
-
-        On the main process see what those of all ranks say.
-        """
-        if self._gather is not None:
-            self._gather.share(stage, steps)
+        """Share the unprofiled steps of this rank since the last call, and compare the ranks."""
+        if self._collector is not None:
+            self._collector.share(stage, steps)
             self._compare_ranks()
 
     def _compare_ranks(self, *, is_last: bool = False) -> None:
-        """Name the ranks that make the others wait, if no window has named them.
+        """Report the ranks that make the others wait, unless a window has reported them.
 
-        At the end the last window names them, too.
+        At the end of the run, the last window of each stage reports them too.
         """
-        outlets = self.outlets
-        for stage, compared in (
-            {} if self._gather is None or outlets is None else self._gather.comparisons.items()
-        ):
+        if self._collector is None or self.outlets is None:
+            return
+        for stage, compared in self._collector.comparisons.items():
             window = self._last.get(stage)
-            if (
-                window is None
-                or outlets is None
-                or (compared is self._compared.get(stage) and not is_last)
-            ):
-                continue
-            if compared.steps <= (
-                0 if window.unprofiled_comparison is None else window.unprofiled_comparison.steps
-            ):
-                continue
-            self._compared[stage] = compared
-            profile = replace(window, unprofiled_comparison=compared)
-            analysis = analyze(profile)
-            found = outlets.slow_ranks(analysis)
-            for culprit in [each for each in found if each not in self._accused]:
-                self._accused.add(culprit)
+            is_new = compared is not self._compared.get(stage) or is_last
+            if window is not None and is_new and _has_more_steps(compared, window):
+                self._compared[stage] = compared
+                self._compare_in_window(self.outlets, window, compared, is_last=is_last)
+
+    def _compare_in_window(
+        self, outlets: Reporters, window: Profile, compared: RankComparison, *, is_last: bool
+    ) -> None:
+        profile = replace(window, unprofiled_comparison=compared)
+        analysis = analyze(profile)
+        slow = outlets.slow_ranks(analysis)
+        for key, sentence in slow.items():
+            if key not in self._flagged:
+                self._flagged.add(key)
                 self._training.say(
-                    f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}"
+                    f"lflops: in the last {compared.steps} unprofiled steps {sentence}"
                 )
-            if is_last:
-                self.profiles[:] = [profile if each is window else each for each in self.profiles]
-                self._last[stage] = profile
-                path = None if self.paths is None else self.paths.profile(profile.run)
-                if (
-                    path is not None
-                    and found.keys() != outlets.slow_ranks(analyze(window)).keys()
-                    and self.save(profile, path)
-                ):
-                    outlets.save_page(analysis, path)
+        if not is_last:
+            return
+        self.profiles[:] = [profile if each is window else each for each in self.profiles]
+        self._last[profile.run.stage] = profile
+        if self.paths is None or slow.keys() == outlets.slow_ranks(analyze(window)).keys():
+            return
+        path = self.paths.profile(profile.run)
+        if self.save(profile, path):
+            outlets.save_page(analysis, path)
 
     def report_ready(self) -> bool:
-        """Tell of the windows that have become ready. Returns whether there were any."""
-        ready = [] if self._gather is None else self._gather.ready()
+        """Publish the windows that have become ready. Returns whether there were any."""
+        ready = [] if self._collector is None else self._collector.ready()
         for profile in ready:
             self._report(profile)
         return self._log_prepared() or bool(ready)
 
     def finish(self, *, failed: bool) -> None:
-        """No more windows come: tell of those that are on their way.
-
-        After a failure no rank is waited for.
-        """
+        """Publish all pending windows at the end of the run. After a failure, wait for no rank."""
         try:
-            for profile in [] if self._gather is None else self._gather.finish(failed=failed):
-                self._report(profile)
+            if self._collector is not None:
+                for profile in self._collector.finish(failed=failed):
+                    self._report(profile)
             self._log_prepared()
             self._log_unprepared(0.0 if failed else LONGEST)
             if not failed:
                 self._compare_ranks(is_last=True)
             if self.outlets is not None and not failed:
-                self.outlets.end([*self._last.values()], self._traces, self._training.logged_step())
+                last = list(self._last.values())
+                self.outlets.end(last, self._traces, self._training.logged_step())
         finally:
             if self._folder is not None and self._training.is_main:
                 release(self._folder, self._training.loop)
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
-        """Write a window's file and the folders above it, unless it was the last that was written.
+        """Write a window's file and the folders above it, unless it was written last.
 
-        The annotation of a trace reads it.
+        Args:
+            profile: The window.
+            path: The file.
+            outlet: The name of the file in the warning if it cannot be written.
+
+        Returns:
+            Whether the file exists.
         """
-        # Returns whether it is there. `outlet` is what the file is called where it cannot be
-        # written.
         if self._saved is None or self._saved[0] is not profile or self._saved[1] != path:
             self._saved = None
             with self.failures.contained(outlet):
@@ -303,65 +312,77 @@ class WindowPublisher:
 
     def _save_of_rank(self, profile: Profile) -> None:
         if self.paths is not None:
-            self.save(
-                profile,
-                self.paths.of_rank(profile.run, self._training.rank),
-                "the file of this rank's profile",
-            )
+            path = self.paths.of_rank(profile.run, self._training.rank)
+            self.save(profile, path, "the file of this rank's profile")
 
     def _report(self, profile: Profile) -> None:
+        """Keep, save and log a window of all ranks."""
         if self.outlets is None:
             self._save_of_rank(profile)
             return
-        self._closed += 1
-        self.profiles.append(profile)
-        del self.profiles[:-KEPT]
-        self._last[profile.run.stage] = profile
-        self._traces += [] if profile.trace is None else map(Path, profile.trace.files.values())
-        run, files = profile.run, []
+        run = profile.run
+        self._keep(profile)
         path = None if self.paths is None else self.paths.profile(run)
-        if path is not None and self.save(profile, path):
-            files.append(path)
+        is_saved = path is not None and self.save(profile, path)
         cut_short, own = self._own.pop((run.stage, run.window), (run.partial, ()))
         self.shares[run.stage or ""] = _shares(own, profile.steps)
         step = self._training.logged_step()
         analysis = analyze(profile)
-        self._accused.update(self.outlets.slow_ranks(analysis) if profile.ranks else ())
-        message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=cut_short)}"
-        closed = _Closed(analysis, message, files, step, is_first=self._closed == 1)
+        if profile.ranks:
+            self._flagged.update(self.outlets.slow_ranks(analysis))
+        ended = _ended(profile, cut_short=cut_short)
+        closed = _Closed(
+            analysis,
+            f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}",
+            [path] if path is not None and is_saved else [],
+            step,
+            is_first=self._closed == 1,
+        )
         prepare = partial(self.outlets.prepare, analysis, path, step)
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            # One after the other: each is compared with the last, and texts are appended.
-            before = [call for _, call in self._in_background]
-            self._in_background.append(
-                (closed, in_background(prepare, f"lflops: {run.stage} window {run.window}", before))
-            )
+            # in their order: each window is compared with the last, and texts are appended
+            before = [future for _, future in self._in_background]
+            future = in_background(prepare, f"lflops: {run.stage} window {run.window}", before)
+            self._in_background.append((closed, future))
+
+    def _keep(self, profile: Profile) -> None:
+        self._closed += 1
+        self.profiles.append(profile)
+        del self.profiles[:-KEPT]
+        self._last[profile.run.stage] = profile
+        if profile.trace is not None:
+            self._traces += map(Path, profile.trace.files.values())
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
+        """Log a window in the log and in all loggers."""
         if self.outlets is None:
             return
         files = [*closed.files, *prepared.files]
-        more = list(_where(files, self.outlets.where())) if closed.is_first else []
-        others = [str(file) for file in files if not any(str(file) in line for line in more)]
+        places = list(_places(files, self.outlets.where())) if closed.is_first else []
+        others = [str(file) for file in files if not any(str(file) in place for place in places)]
         message = [
             closed.message,
             prepared.text,
             *_labelled("files", others),
-            *_labelled("to see more", more),
+            *_labelled("to see more", places),
         ]
         self.outlets.log(prepared)
         if closed.analysis.utilization.is_peak_too_low and forget(closed.analysis.chip):
             message.append(
-                "lflops: this step exceeds the peak that was measured, so the next run measures it again"
+                "lflops: this step is faster than the measured peak allows, so the next run"
+                " measures the peak again"
             )
         self._training.say("\n".join(filter(None, message)))
         self.outlets.window_scalars(closed.analysis, closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)
 
     def _log_unprepared(self, seconds: float) -> None:
-        """Wait so long, at most, for the windows that the background is still busy with, and log them, if need be without what it makes."""
+        """Wait at most so many seconds for the background, and log the windows that are left.
+
+        A window that is not ready is logged without its page and summary.
+        """
         end = time.monotonic() + seconds
         while self._in_background:
             wait_for([self._in_background[0][1]], max(end - time.monotonic(), 0.0))
@@ -370,57 +391,64 @@ class WindowPublisher:
             closed, _ = self._in_background.popleft()
             self._log(closed, PreparedWindow("", [], []))
             if seconds:
-                run = closed.analysis.profile.run
-                into = (
-                    ""
-                    if self.paths is None
-                    else f" in {self.paths.profile(run).with_suffix('.html')}"
-                )
-                warn(
-                    f"FlopsMonitor: the page{into} and the summary were not done in {seconds:g} s, and are left out; all else goes on"
-                )
+                self._warn_of_missing_page(closed.analysis.profile, seconds)
+
+    def _warn_of_missing_page(self, profile: Profile, seconds: float) -> None:
+        where = ""
+        if self.paths is not None:
+            page = self.paths.profile(profile.run).with_suffix(".html")
+            where = f" in {page}"
+        warn(
+            f"FlopsMonitor: the page{where} and the summary were not done in {seconds:g} s, and are"
+            " left out; all else goes on"
+        )
 
     def _log_prepared(self) -> bool:
-        """Log the windows that the background is done with, in their order.
+        """Log the windows that the background has prepared, in their order.
 
         Returns whether there were any.
         """
         logged = False
         while self._in_background and self._in_background[0][1].done():
-            closed, call = self._in_background.popleft()
-            self._log(closed, call.result())
+            closed, future = self._in_background.popleft()
+            self._log(closed, future.result())
             logged = True
         return logged
 
 
+def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
+    """Whether a comparison rests on more steps than the comparison of a window."""
+    earlier = window.unprofiled_comparison
+    return compared.steps > (0 if earlier is None else earlier.steps)
+
+
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
     for index, line in enumerate(lines):
-        yield f"{'' if index else label:<16}  {line}"
+        shown = "" if index else label
+        yield f"{shown:<16}  {line}"
 
 
-def _where(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
-    """Where text, tables and pictures of the run can be seen."""
-    profile = next((file for file in files if file.name.endswith(".profile.json")), None)
-    if profile is not None:
-        yield f"on a terminal: lflops show {shlex.quote(str(profile))}"
-    page = next((file for file in files if file.suffix == ".html"), None)
-    if page is not None:
-        yield f"in a browser: {page}"
+def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
+    """Where to see the results of the run."""
+    profiles = [file for file in files if file.name.endswith(".profile.json")]
+    if profiles:
+        yield f"on a terminal: lflops show {shlex.quote(str(profiles[0]))}"
+    pages = [file for file in files if file.suffix == ".html"]
+    if pages:
+        yield f"in a browser: {pages[0]}"
     yield from logged
 
 
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
-    """The part of a folder that the run's files go to.
+    """The part of a folder for the run's files.
 
-    The main process claims it, and the others hear of it.
+    The main process claims it, and announces it to the other ranks. A rank that does not learn of
+    it uses the whole folder, where its files have unique names.
     """
     if training.is_main:
         part = claim(folder, training.loop)
         if store is not None:
-            with contextlib.suppress(
-                Exception
-                # the others take the whole folder then, where their files have unique names
-            ):
+            with contextlib.suppress(Exception):
                 store.set(_FOLDER, part)
         return part
     with contextlib.suppress(Exception):
@@ -432,9 +460,10 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
 def in_background(
     function: Callable[[], Result], name: str, after: Sequence[Future[Any]] = ()
 ) -> Future[Result]:
-    """Call it after others, in a thread that ends with the interpreter: a hanging file system holds no exit.
+    """Call a function in a daemon thread, after the calls of `after` have ended.
 
-    It renames whole files.
+    The interpreter does not wait for the thread, so a hanging file system does not keep it from
+    exiting. Files appear as a whole, so none is left half written.
     """
     future: Future[Result] = Future()
 

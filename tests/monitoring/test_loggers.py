@@ -102,7 +102,7 @@ def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.Mon
     client, run = logger.experiment, logger.run_id
     folder = "lflops/train-0"
     names = {Path(each.path).name for each in client.list_artifacts(run, folder)}
-    assert {"summary.txt", "modules.json", "memory.png"} <= names
+    assert {"summary.md", "modules.json", "memory.png"} <= names
     assert {"html", "json"} == {
         name.rpartition(".")[2] for name in names if name.startswith("train-0-")
     }

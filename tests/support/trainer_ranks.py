@@ -412,8 +412,8 @@ def told_meanwhile() -> int:
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
             results = monitor._run._results
-            if results is not None and results._gather is not None:
-                for job in results._gather._jobs:
+            if results is not None and results._collector is not None:
+                for job in results._collector._jobs:
                     job.wait(12)
 
     train("ddp", monitor, Waiting(), reader, batches=2 * BATCHES)

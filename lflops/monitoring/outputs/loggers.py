@@ -1,17 +1,17 @@
-"""What a window leaves in the Trainer's loggers and in its log directory.
+"""A window's results in the loggers of the training run: curves, text, tables and figures.
 
-For loops that have no logger of their framework, a `SummaryWriter` of torch or a run of Weights &
-Biases is made one. In TensorBoard all goes through the logger's own writer, because TensorBoard
-reads but one file of a folder.
+Loops without a framework's logger pass a `SummaryWriter` of torch or a run of Weights & Biases,
+which is wrapped in a logger. All TensorBoard data goes through that logger's own writer, since
+TensorBoard reads only one file of a folder.
 """
 
 import contextlib
+import html
 import shlex
 import tempfile
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from io import BytesIO
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,15 +29,13 @@ from lflops.monitoring.inputs.training import Training
 from lflops.monitoring.outputs.paths import OutputPaths, open_text
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES
-from lflops.profile.series import sum_known
 from lflops.report import html as page
 from lflops.report.ledger import end_lines
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
 from lflops.report.report import report_of
-
-# lines: TensorBoard renders every text that it keeps anew on each request
-LONGEST_TEXT = 100
+from lflops.report.text import plain
+from lflops.report.verdict import verdict_lines
 
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
@@ -47,9 +45,9 @@ LAYOUT = {
     group: {name: ["Multiline", [tags]] for name, tags in charts.items()}
     for group, charts in _CHARTS.items()
 }
-"""The same in every run:
+"""The layout of TensorBoard's custom scalars.
 
-TensorBoard merges the layouts of all of them, and drops only what is equal to the letter.
+It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.
 """
 
 COLUMNS = (
@@ -66,7 +64,15 @@ COLUMNS = (
 
 
 class Output(Protocol):
-    """What a kind of logger is given besides curves. `root` is the first part of all names."""
+    """The outputs of one kind of logger besides curves.
+
+    Attributes:
+        name: The name of the product, for warnings.
+
+    Args:
+        logger: The logger.
+        root: The first part of all names.
+    """
 
     name: str
     _logger: Any
@@ -79,20 +85,27 @@ class Output(Protocol):
     def window(
         self, analysis: Analysis, text: str, step: int, files: Sequence[Path]
     ) -> Callable[[], None]:
-        """A window is closed, and these files of it were written.
+        """Prepare to log a closed window, in any thread.
 
-        Any thread may call this; the training calls the result.
+        Args:
+            analysis: The window.
+            text: Its verdict and summary as Markdown.
+            step: The step on the logger's x-axis.
+            files: The files of the window that were written.
+
+        Returns:
+            A function that logs it, for the training's thread.
         """
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:
-        """The run is over, with these windows, the last of each stage, and these traces."""
+        """Log the end of the run, with the last window of each stage and the traces."""
 
     def where(self) -> str:
-        """Where a reader sees what was logged, as the rest of a sentence."""
+        """Where to see the outputs, for example "in MLflow, run 12"."""
 
 
 class TensorBoardOutput(Output):
-    """A logger whose experiment is a SummaryWriter. `root` is the first part of the tags."""
+    """A logger whose experiment is a `SummaryWriter`."""
 
     name = "TensorBoard"
     _laid_out = False
@@ -104,23 +117,19 @@ class TensorBoardOutput(Output):
         step: int,
         files: Sequence[Path],  # noqa: ARG002
     ) -> Callable[[], None]:
-        """The text, what the tab draws and the figures.
+        """Prepare the text, the data of the tab and the figures.
 
-        With the first window also a layout for the custom scalars.
+        The first window also adds the layout of the custom scalars.
         """
-        from lflops.tensorboard.events import (
-            summary_of,
-            # with tensorboard, which who has no such logger may not have
-        )
+        # tensorboard may not be installed if there is no such logger
+        from lflops.tensorboard.events import summary_of
 
-        writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
-        lines = text.splitlines()
-        if len(lines) > LONGEST_TEXT:
-            lines = [*lines[: LONGEST_TEXT - 1], "…"]
+        writer = self._logger.experiment
+        root = f"{self._root}/{analysis.profile.run.stage}"
         shown = summary_of(writer, analysis, tag=f"{root}/profile")
 
         def log() -> None:
-            writer.add_text(f"{root}/summary", "\n".join(["```", *lines, "```"]), global_step=step)
+            writer.add_text(f"{root}/summary", text, global_step=step)
             writer.file_writer.add_summary(shown, step)
             if not self._laid_out:
                 writer.add_custom_scalars(LAYOUT)
@@ -129,12 +138,15 @@ class TensorBoardOutput(Output):
         return log
 
     def where(self) -> str:
-        return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {shlex.quote(str(self._logger.log_dir))}"
+        log_dir = shlex.quote(str(self._logger.log_dir))
+        return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {log_dir}"
 
-    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
-        """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own."""
-        # What the table's columns are is left open: TensorBoard takes the first list of them that
-        # it finds for that of all runs, and without one all curves
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
+        """Write the totals of the last window of each stage, and the run's hyperparameters.
+
+        The logger's own hyperparameters take precedence. The columns of the table are left open:
+        TensorBoard applies the first list of columns that it finds to all runs.
+        """
         from torch.utils.tensorboard.summary import hparams
 
         if not profiles:
@@ -143,19 +155,17 @@ class TensorBoardOutput(Output):
         for profile in profiles:
             for name, value in totals(profile).items():
                 writer.add_scalar(f"{self._root}_totals/{profile.run.stage}/{name}", value, step)
-        told = getattr(self._logger, "hparams", {})
-        given = {
-            str(name): value if isinstance(value, int | float | str) else str(value)
-            for name, value in told.items()
-        }
-        given = _hyperparameters(profiles[0]) | given
-        _, begun, ended = hparams(given, {})
+        parameters = _hyperparameters(profiles[0])
+        for name, value in getattr(self._logger, "hparams", {}).items():
+            is_plain = isinstance(value, int | float | str)
+            parameters[str(name)] = value if is_plain else str(value)
+        _, begun, ended = hparams(parameters, {})
         for summary in (begun, ended):
             writer.file_writer.add_summary(summary, step)
 
 
 class WandbOutput(Output):
-    """A run of wandb, by a logger whose experiment it is."""
+    """A logger whose experiment is a run of Weights & Biases."""
 
     name = "Weights & Biases"
 
@@ -169,26 +179,24 @@ class WandbOutput(Output):
         import wandb
         from PIL import Image
 
-        run, stage = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
-        seen: dict[str, Any] = {
-            f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))
-        }
-        seen |= {
-            f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png)))
-            for each in drawn(analysis)
-        }
-        escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-        seen[f"{stage}/summary"] = wandb.Html(f"<pre>{escaped}</pre>", inject=False)
-        for path in (each for each in files if each.suffix == ".html"):
-            seen[f"{stage}/page"] = wandb.Html(path.read_text("utf-8"), inject=False)
+        run = self._logger.experiment
+        stage = f"{self._root}/{analysis.profile.run.stage}"
+        table = wandb.Table(columns=list(COLUMNS), data=module_table(analysis))
+        logged: dict[str, Any] = {f"{stage}/modules": table}
+        for picture in figures_of(analysis):
+            logged[f"{stage}/{picture.name}"] = wandb.Image(Image.open(BytesIO(picture.png)))
+        summary = f"<pre>{html.escape(text, quote=False)}</pre>"
+        logged[f"{stage}/summary"] = wandb.Html(summary, inject=False)
+        for path in files:
+            if path.suffix == ".html":
+                logged[f"{stage}/page"] = wandb.Html(path.read_text("utf-8"), inject=False)
         kept = [path for path in files if path.name.endswith(".profile.json")]
 
         def log() -> None:
-            run.log(seen)
+            run.log(logged)
             if kept:
-                artifact = wandb.Artifact(
-                    f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile"
-                )
+                name = f"{self._root}-{analysis.profile.run.stage}-{run.id}"
+                artifact = wandb.Artifact(name, type="profile")
                 for path in kept:
                     artifact.add_file(str(path))
                 run.log_artifact(artifact)
@@ -197,19 +205,16 @@ class WandbOutput(Output):
 
     def where(self) -> str:
         run = self._logger.experiment
-        return f"in Weights & Biases: {run.url or f'wandb sync {Path(run.dir).parent}'}"
+        place = run.url or f"wandb sync {Path(run.dir).parent}"
+        return f"in Weights & Biases: {place}"
 
-    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
         import wandb
 
         run = self._logger.experiment
         for profile in profiles:
-            run.summary.update(
-                {
-                    f"{self._root}/{profile.run.stage}/{name}": value
-                    for name, value in totals(profile).items()
-                }
-            )
+            for name, value in totals(profile).items():
+                run.summary[f"{self._root}/{profile.run.stage}/{name}"] = value
         if traces:
             artifact = wandb.Artifact(f"{self._root}-traces-{run.id}", type="trace")
             for path in traces:
@@ -218,9 +223,9 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A run of MLflow, by a logger whose experiment is a client and that has a `run_id`.
+    """A logger whose experiment is a client of MLflow, and that has a `run_id`.
 
-    `root` is the folder of the artifacts.
+    The root is the folder of the artifacts.
     """
 
     name = "MLflow"
@@ -232,22 +237,20 @@ class MLflowOutput(Output):
         step: int,  # noqa: ARG002
         files: Sequence[Path],
     ) -> Callable[[], None]:
-        client, run = self._logger.experiment, self._logger.run_id
+        client = self._logger.experiment
+        run = self._logger.run_id
         folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"
-        rows = module_table(analysis)
-        pictures = drawn(analysis)
+        columns = zip(*module_table(analysis), strict=True)
+        table = {name: list(column) for name, column in zip(COLUMNS, columns, strict=True)}
+        pictures = figures_of(analysis)
 
         def log() -> None:
-            client.log_text(run, text, f"{folder}/summary.txt")
-            client.log_table(
-                run,
-                {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)},
-                f"{folder}/modules.json",
-            )
+            client.log_text(run, text, f"{folder}/summary.md")
+            client.log_table(run, table, f"{folder}/modules.json")
             with tempfile.TemporaryDirectory() as temporary:
-                for each in pictures:
-                    path = Path(temporary, f"{each.name}.png")
-                    path.write_bytes(each.png)
+                for picture in pictures:
+                    path = Path(temporary, f"{picture.name}.png")
+                    path.write_bytes(picture.png)
                     client.log_artifact(run, str(path), folder)
             for path in files:
                 client.log_artifact(run, str(path), folder)
@@ -257,8 +260,9 @@ class MLflowOutput(Output):
     def where(self) -> str:
         return f"in MLflow, run {self._logger.run_id}: artifacts below {self._root}"
 
-    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
-        client, run = self._logger.experiment, self._logger.run_id
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
+        client = self._logger.experiment
+        run = self._logger.run_id
         for profile in profiles:
             for name, value in totals(profile).items():
                 client.log_param(run, f"{self._root}.{profile.run.stage}.{name}", value)
@@ -273,53 +277,65 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
     "RunLogger": WandbOutput,
     "MLFlowLogger": MLflowOutput,
 }
-"""By the name of a logger's class, or of one that it is derived from."""
+"""The outputs by the name of a logger's class or of one of its base classes."""
 
 
-def drawn(analysis: Analysis) -> list[Any]:
-    """A profile's figures: their names, and the PNG files."""
-    return [
-        picture for pictures in offered("pictures", "a figure") for picture in pictures(analysis)
-    ]
+def figures_of(analysis: Analysis) -> list[Any]:
+    """The figures of a window, with a `name` and a `png` each."""
+    figures: list[Any] = []
+    for pictures in offered("pictures", "a figure"):
+        figures += pictures(analysis)
+    return figures
+
+
+def markdown_of(analysis: Analysis) -> str:
+    """The verdict and the summary of a window as Markdown."""
+    verdict = list(verdict_lines(report_of(analysis).verdict))
+    summary = log_text(analysis).splitlines()[len(verdict) :]
+    points = []
+    for label, text in verdict:
+        points.append(f"* **{label}**: {plain(text)}" if label else f"* {plain(text)}")
+    return "\n".join([*points, "", "```", *summary, "```"])
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:
-    """A row for each module, those below it included; `None` for what is unknown."""
-    rows = []
-    for name, module in analysis.profile.modules.items():
-        works = [module.work(phase) for phase in PASS_PHASES]
-        milliseconds = [
-            None if work.seconds is None else work.seconds.median * 1e3 for work in works
-        ]
-        macs = [work.macs for work in works[:2]]
-        total = (
-            None
-            if milliseconds[0] is None
-            else sum_known(each for each in milliseconds if each is not None)
-        )
-        rows.append(
-            [
-                name or "(model)",
-                module.class_name,
-                module.calls,
-                module.parameters,
-                *macs,
-                *milliseconds[:2],
-                total,
-            ]
-        )
-    return rows
+    """The table of modules with their submodules, by `COLUMNS`. Unknown values are `None`."""
+    return [_table_row(name, module) for name, module in analysis.profile.modules.items()]
+
+
+def _table_row(name: str, module: ModuleProfile) -> list[Any]:
+    milliseconds: list[float | None] = []
+    for phase in PASS_PHASES:
+        seconds = module.work(phase).seconds
+        milliseconds.append(None if seconds is None else seconds.median * 1e3)
+    forward, backward, *_ = milliseconds
+    total = None
+    if forward is not None:
+        total = sum(each for each in milliseconds if each is not None)
+    return [
+        name or "(model)",
+        module.class_name,
+        module.calls,
+        module.parameters,
+        module.work("forward").macs,
+        module.work("backward").macs,
+        forward,
+        backward,
+        total,
+    ]
 
 
 def totals(profile: Profile) -> dict[str, float]:
-    """The totals of a step, for a table of runs. Nothing where nothing was counted."""
+    """The totals of a step, for a table of runs. Empty if nothing was counted."""
     if not profile.is_counted:
         return {}
     root = profile.modules[""]
-    macs = {phase: root.work(phase).macs for phase in PHASES}
-    return {"parameters": root.parameters} | {
-        f"{phase}_gmacs": count / 1e9 for phase, count in macs.items() if count
-    }
+    found: dict[str, float] = {"parameters": root.parameters}
+    for phase in PHASES:
+        macs = root.work(phase).macs
+        if macs:
+            found[f"{phase}_gmacs"] = macs / 1e9
+    return found
 
 
 def _hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
@@ -335,7 +351,7 @@ def _hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
 
 
 class WriterLogger:
-    """Logs to a `SummaryWriter`, which stays its owner's to close."""
+    """Logs to a `SummaryWriter`, which its owner closes."""
 
     def __init__(self, writer: Any) -> None:
         self.experiment = writer
@@ -347,18 +363,16 @@ class WriterLogger:
 
 
 class RunLogger:
-    """Logs to a run of Weights & Biases, which stays its owner's to finish.
+    """Logs to a run of Weights & Biases, which its owner finishes.
 
-    The run counts its own steps, so each point holds the training's step as `lflops_step`, and our
-    curves are drawn over that.
+    The run counts its own steps. So each point holds the step of the training as `lflops_step`,
+    which is the x-axis of lflops' curves.
     """
 
     def __init__(self, run: Any) -> None:
         self.experiment = run
-        self.log_dir = str(
-            Path(run.dir).parent
-            # what is in `dir` itself is uploaded, and the artifacts have it already
-        )
+        # not `dir` itself, whose files are uploaded: the artifacts have them already
+        self.log_dir = str(Path(run.dir).parent)
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
             run.define_metric(name, step_metric="lflops_step")
@@ -368,14 +382,16 @@ class RunLogger:
 
 
 def loggers_of(given: Any) -> list[Any]:
-    """Loggers unchanged, or loggers around the given writers.
+    """Turn a logger or a writer, several in a list, or `None` into a list of loggers.
 
-    One, several in a list, or none; a `CountError` for anything else.
+    Raises:
+        CountError: For anything else.
     """
-    return [
-        _logger_of(each)
-        for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])
-    ]
+    if given is None:
+        return []
+    if isinstance(given, list | tuple):
+        return [_logger_of(each) for each in given]
+    return [_logger_of(given)]
 
 
 def _logger_of(given: Any) -> Any:
@@ -386,45 +402,59 @@ def _logger_of(given: Any) -> Any:
     if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
         return RunLogger(given)
     raise CountError(
-        f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=...)"
+        f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with "
+        "log_metrics(values, step=...)"
     )
 
 
-# two points are no curve
+# curves of modules begin with this window, since two points are no curve
 FEWEST_WINDOWS = 3
 
 _TAGS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]]
 )
-"""Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
+"""The facts of the report that each tag may log: the first fact that the report has."""
+
+# the factors from the report's units to those of the tags: ms, TFLOP/s and GiB
+_FACTORS = {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
-    """The figures of a window that are worth a curve; the unknown ones are left out."""
-    report, factors = report_of(analysis), {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
+    """The metrics of a window that are logged as curves. Unknown metrics are left out."""
+    report = report_of(analysis)
     found = {}
     for tag, names in _TAGS.items():
-        fact = next((fact for name in names if (fact := report.fact(name)) is not None), None)
+        facts = [report.fact(name) for name in names]
+        fact = next(filter(None, facts), None)
         if fact is not None and fact.value is not None:
-            found[tag] = fact.value * factors.get(fact.unit, 1.0)
+            found[tag] = fact.value * _FACTORS.get(fact.unit, 1.0)
     ratio = analysis.profile.run.observer_ratio
-    return found if ratio is None else found | {"observer_overhead": ratio - 1}
+    if ratio is not None:
+        found["observer_overhead"] = ratio - 1
+    return found
 
 
 class PreparedWindow(NamedTuple):
-    """A window that only has to be logged."""
+    """A window that is ready to be logged.
+
+    Attributes:
+        text: The text for the log.
+        files: The files that were written.
+        logs: For each logger a function that logs the window.
+    """
 
     text: str
     files: list[Path]
     logs: list[tuple[Output, Callable[[], None]]]
 
 
-def _shown_to(logger: Output) -> str:
-    return f"what {logger.name} is shown of a window"
+def _outlet(output: Output) -> str:
+    """The name of an output in warnings."""
+    return f"the {output.name} output of a window"
 
 
 class Reporters:
-    """Where one monitor's results go; all of them on the main process alone."""
+    """The outputs of one monitor, on the main process."""
 
     def __init__(
         self, training: Training, settings: Settings, monitor: int, failures: Failures
@@ -434,207 +464,211 @@ class Reporters:
         self._loggers = training.loggers
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
-        kinds = (
-            (logger, [base.__name__ for base in type(logger).__mro__ if base.__name__ in OUTPUTS])
-            for logger in training.loggers
-        )
-        self._outputs = [OUTPUTS[names[0]](logger, self._root) for logger, names in kinds if names]
-        self._busiest: dict[
-            str, tuple[str, ...]
-            # the modules of each stage that have curves; those that repeat are one
-        ] = {}
+        self._outputs = self._outputs_of(training.loggers)
+        # the modules of each stage that have curves, by pattern: repeated modules have one curve
+        self._busiest: dict[str, tuple[str, ...]] = {}
+        # the points of these curves and their steps, until there are enough windows
         self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = (
             defaultdict(deque)
-            # their points, and steps
         )
-        # windows of each stage
+        # the number of windows of each stage
         self._closed: Counter[str] = Counter()
-        # the last of each stage
+        # the last window of each stage
         self._windows: dict[str | None, Profile] = {}
-        self._on_curves: set[tuple[str, str]] = (
-            set()
-            # stages, and the figures that points of theirs have
-        )
+        # stages and metrics that have a curve over all steps
+        self._on_curves: set[tuple[str, str]] = set()
+
+    def _outputs_of(self, loggers: Iterable[Any]) -> list[Output]:
+        outputs = []
+        for logger in loggers:
+            for base in type(logger).__mro__:
+                if base.__name__ in OUTPUTS:
+                    outputs.append(OUTPUTS[base.__name__](logger, self._root))
+                    break
+        return outputs
 
     def window_scalars(self, analysis: Analysis, step: int) -> None:
-        """Log to every logger the figures of a window that have no curve over all steps yet."""
+        """Log the metrics of a window that have no curve over all steps."""
         stage = analysis.profile.run.stage or ""
-        values = {
-            name: value
-            for name, value in scalars(analysis).items()
-            if (stage, name) not in self._on_curves
-        }
-        self._log({(self._root, stage, name): value for name, value in values.items()}, step)
+        values: dict[tuple[str, ...], float] = {}
+        for name, value in scalars(analysis).items():
+            if (stage, name) not in self._on_curves:
+                values[self._root, stage, name] = value
+        self._log(values, step)
 
-    def point(self, values: Mapping[str, float], stage: str, step: int) -> None:
-        """Log a point of a stage's curves to every logger.
+    def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
+        """Log a point of a stage's curves over all steps.
 
-        A tag is one curve: from then on windows do not log these figures.
+        From then on, windows do not log these metrics: a tag is one curve.
         """
-        self._on_curves.update((stage, name) for name in values)
-        self._log({(self._root, stage, name): value for name, value in values.items()}, step)
+        self._on_curves.update((stage, name) for name in metrics)
+        self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
 
     def module_scalars(self, analysis: Analysis, step: int) -> None:
-        """Log to every logger what the busiest modules took, from the third window on.
+        """Log the metrics of the modules that took the most time in the first window.
 
-        In all windows those that were so in the first.
+        The curves begin with the third window, which also logs the two windows before it.
         """
         stage = analysis.profile.run.stage or ""
         if not self._busiest.get(stage):
-            self._busiest[stage] = tuple(
-                each.pattern for each in analysis.busiest[: self._settings.module_scalars]
-            )
-        self._held_back[stage].append(
-            (module_scalars(analysis.profile, analysis.patterns, self._busiest[stage]), step)
-        )
+            busiest = analysis.busiest[: self._settings.module_scalars]
+            self._busiest[stage] = tuple(modules.pattern for modules in busiest)
+        metrics = module_scalars(analysis.profile, analysis.patterns, self._busiest[stage])
+        self._held_back[stage].append((metrics, step))
         self._closed[stage] += 1
-        while self._closed[stage] >= FEWEST_WINDOWS and self._held_back[stage]:
+        if self._closed[stage] < FEWEST_WINDOWS:
+            return
+        root = f"{self._root}_modules"
+        while self._held_back[stage]:
             values, at = self._held_back[stage].popleft()
-            self._log(
-                {
-                    (f"{self._root}_modules", stage, *names): value
-                    for names, value in values.items()
-                },
-                at,
-            )
+            self._log({(root, stage, *names): value for names, value in values.items()}, at)
 
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
+        """Log metrics to every logger that has not failed."""
         if not values:
             return
         for number, logger in enumerate(self._loggers, 1):
             outlet = f"logger {number}, a {type(logger).__name__},"
             if outlet not in self._failures:
                 with self._failures.contained(outlet):
-                    given = getattr(logger, "group_separator", None)
-                    separator = given if isinstance(given, str) else "/"
-                    metrics = {separator.join(names): value for names, value in values.items()}
-                    if given is None:
-                        logger.log_metrics(metrics, step=step)
-                    else:
-                        # Lightning calls its loggers by names alone
-                        logger.log_metrics(metrics=metrics, step=step)
+                    _log_metrics(logger, values, step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the page next to a window's file, if it has one, and make all that the loggers are given.
+        """Write the page next to a window's file, and prepare the outputs of all loggers.
 
-        Any thread may do this.
+        Any thread may call this.
         """
-        text, long, stage = "", "", analysis.profile.run.stage
+        settings = self._settings
+        stage = analysis.profile.run.stage
         files = [] if path is None else self.save_page(analysis, path)
+        text = ""
+        detailed = ""
         with self._failures.contained("the summary"):
-            if self._settings.detailed or self._settings.output_file is not None or self._outputs:
-                long = self._long_text(analysis, detailed=True)
-            text = long if self._settings.detailed else log_text(analysis, self._windows.get(stage))
-        if self._settings.output_file is not None:
-            output = Path(self._settings.output_file)
-            with self._failures.contained(f"output_file={str(output)!r}"):
-                with open_text(output, self._loop) as file:
-                    file.write(f"{long}\n")
-                files.append(output)
+            if settings.detailed or settings.output_file is not None:
+                detailed = self._detailed_text(analysis)
+            before = self._windows.get(stage)
+            text = detailed if settings.detailed else log_text(analysis, before)
+        if settings.output_file is not None:
+            text_file = Path(settings.output_file)
+            with self._failures.contained(f"output_file={str(text_file)!r}"):
+                with open_text(text_file, self._loop) as file:
+                    file.write(f"{detailed}\n")
+                files.append(text_file)
         written = [file for file in (path, *files) if file is not None and file.exists()]
         logs = []
-        for logger in self._outputs:
-            with self._failures.contained(_shown_to(logger)):
-                shown = (
-                    long
-                    if len(long.splitlines()) <= LONGEST_TEXT
-                    else self._long_text(analysis, detailed=False)
-                )
-                logs.append((logger, logger.window(analysis, shown, step, written)))
-        with self._failures.contained("what is logged of modules"):
-            # that the training's thread finds them there
+        for output in self._outputs:
+            with self._failures.contained(_outlet(output)):
+                log = output.window(analysis, markdown_of(analysis), step, written)
+                logs.append((output, log))
+        with self._failures.contained("the curves of modules"):
+            # computed here, so that the training's thread does not wait for them
             _ = analysis.busiest, analysis.patterns
         self._windows[stage] = analysis.profile
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the page next to a window's file, if there is to be one.
-
-        Returns what was written.
-        """
-        if self._settings.html:
-            with self._failures.contained("the page"):
-                page.save(analysis, path.with_suffix(".html"))
-                return [path.with_suffix(".html")]
-        return []
+        """Write the page next to a window's file if `html` is on. Returns the written files."""
+        if not self._settings.html:
+            return []
+        page_path = path.with_suffix(".html")
+        written = []
+        with self._failures.contained("the page"):
+            page.save(analysis, page_path)
+            written.append(page_path)
+        return written
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
-        """A sentence about each rank that makes the others wait, by what tells it from the others."""
+        """A sentence for each rank that makes the others wait, by a key of the rank."""
         found: dict[Hashable, str] = {}
         with self._failures.contained("the summary"):
-            found |= slow_ranks(analysis)
+            found.update(slow_ranks(analysis))
         return found
 
     def log(self, prepared: PreparedWindow) -> None:
-        for logger, log in prepared.logs:
-            with self._failures.contained(_shown_to(logger)):
+        """Log a prepared window to all loggers."""
+        for output, log in prepared.logs:
+            with self._failures.contained(_outlet(output)):
                 log()
 
     def end(self, profiles: Sequence[Profile], traces: Iterable[Path], step: int) -> None:
-        """The run is over.
+        """Log the end of the run.
 
-        `profiles` are the last windows of its stages, `traces` those of all windows.
+        Args:
+            profiles: The last window of each stage.
+            traces: The traces of all windows.
+            step: The last step.
         """
         traces = [path for path in traces if path.exists()]
-        for logger in self._outputs:
-            with self._failures.contained(f"what {logger.name} is shown of the run"):
-                logger.end(profiles, step, traces)
+        for output in self._outputs:
+            with self._failures.contained(f"the {output.name} output of the run"):
+                output.end(profiles, step, traces)
 
     def where(self) -> list[str]:
-        """Where a reader sees what the loggers show of a run; those that fail say nothing."""
+        """Where to see the outputs of the loggers. A logger that fails is left out."""
         found = []
-        for logger in self._outputs:
-            # the log's line is no reason to warn
+        for output in self._outputs:
             with contextlib.suppress(Exception):
-                found.append(logger.where())
+                found.append(output.where())
         return found
 
-    def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
-        asked = self._settings
+    def _detailed_text(self, analysis: Analysis) -> str:
+        """The text of `detailed` and `output_file`, in the form of DeepSpeed's profiler."""
+        settings = self._settings
         for summary in offered("summary", "the summary"):
-            return str(
-                summary(
-                    analysis,
-                    module_depth=asked.module_depth,
-                    top_modules=asked.top_modules,
-                    detailed=detailed,
-                    fold=True,
-                )
+            text = summary(
+                analysis,
+                module_depth=settings.module_depth,
+                top_modules=settings.top_modules,
+                detailed=True,
+                fold=True,
             )
+            return str(text)
         return log_text(analysis, None)
 
 
+def _log_metrics(logger: Any, values: Mapping[tuple[str, ...], float], step: int) -> None:
+    separator = getattr(logger, "group_separator", None)
+    joint = separator if isinstance(separator, str) else "/"
+    metrics = {joint.join(names): value for names, value in values.items()}
+    if separator is None:
+        logger.log_metrics(metrics, step=step)
+    else:
+        # Lightning passes both arguments by name
+        logger.log_metrics(metrics=metrics, step=step)
+
+
 def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], None]) -> None:
-    """Say where the run's time went, if anything in it is worth saying."""
-    if lines := end_lines(ledger, None if paths is None else str(paths.profiles)):
+    """Log where the run's time went, unless there is nothing to report."""
+    folder = None if paths is None else str(paths.profiles)
+    lines = list(end_lines(ledger, folder))
+    if lines:
         say("\n".join(lines))
 
 
 def module_scalars(
     profile: Profile, patterns: Mapping[str, str], names: Iterable[str]
 ) -> dict[tuple[str, str], float]:
-    """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up.
+    """Self times and TFLOP/s of modules, by metric and pattern. Unknown metrics are left out.
 
-    What is unknown is left out.
+    The times of modules with the same pattern are added up.
     """
+    modules_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
+    for name, module in profile.modules.items():
+        if patterns[name] in modules_of:
+            modules_of[patterns[name]].append(module)
     scalars: dict[tuple[str, str], float] = {}
-    rows_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
-    for name, row in profile.modules.items():
-        if (pattern := patterns[name]) in rows_of:
-            rows_of[pattern].append(row)
-    for pattern, rows in rows_of.items():
-        label, total = pattern or "root", 0.0
+    for pattern, modules in modules_of.items():
+        label = pattern or "root"
+        seconds = 0.0
+        macs = 0
         for phase in MODEL_PHASES:
-            seconds = [
-                each.median
-                for each in map(attrgetter(f"{phase}.self_seconds"), rows)
-                if each is not None
-            ]
-            if seconds:
-                scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
-                total += sum(seconds)
-        macs = sum(sum(map(attrgetter(f"{phase}.self_macs"), rows)) for phase in MODEL_PHASES)
-        rate = flops_per_second(macs, total) if profile.is_counted else None
+            works = [module.work(phase) for module in modules]
+            timed = [work.self_seconds.median for work in works if work.self_seconds is not None]
+            if timed:
+                scalars[f"{phase}_ms", label] = sum(timed) * 1e3
+            seconds += sum(timed)
+            macs += sum(work.self_macs for work in works)
+        rate = flops_per_second(macs, seconds) if profile.is_counted else None
         if rate is not None:
             scalars["tflops", label] = rate / 1e12
     return scalars

@@ -41,7 +41,10 @@ def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Pa
     (first,) = profiles
     assert (["ok", "missing"], True) == ([each.status for each in first.ranks], first.run.partial)
     (line,) = warned
-    assert f"each keeps its own in {tmp_path}; lflops.merge makes one profile of them" in line
+    assert (
+        f"each rank keeps its own profile in {tmp_path}; lflops.merge makes one profile of them"
+        in line
+    )
     assert ([], []) == (nothing, silence)
     window = f"train-0-{first.run.step}"
     assert [f"{window}.{name}.json" for name in ("profile", "rank0", "rank1")] == sorted(

@@ -135,7 +135,7 @@ def test_a_measured_peak_that_a_step_exceeds_is_forgotten(
     chip = lflops.Hardware("this CPU", {"fp32": peak}, source="measured by lflops.calibrate")
     log: list[str] = []
     train(model(), hardware=chip, log=log.append)
-    assert is_said == any("so the next run measures it again" in line for line in log)
+    assert is_said == any("so the next run measures the peak again" in line for line in log)
     assert [chip] * is_said == forgotten
 
 
