@@ -177,7 +177,13 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert all(
         each in text
-        for each in ("\nabout ", "four trainings of five", "\ntokens/s ", "GPU-hours", "\ncost ")
+        for each in (
+            "\nabout ",
+            "four of five training runs",
+            "\ntokens/s ",
+            "GPU-hours",
+            "\ncost ",
+        )
     )
     assert 0 == main(["estimate", "planned:sized", *options, "--json"])
     predicted = json.loads(capsys.readouterr().out)["predicted"]
