@@ -1,4 +1,4 @@
-"""`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
+"""`lflops estimate`: work and memory of a training step, estimated before the run."""
 
 import contextlib
 import importlib
@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +15,7 @@ from msgspec.structs import asdict, replace
 from rich.console import Group, RenderableType
 
 from lflops.analysis.analysis import Analysis, analyze
-from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_memory, write_json
+from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.estimation.prediction import Prediction, predict, why_not
 from lflops.extras import needed
@@ -27,126 +26,300 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory, re
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
 
-HELP = help_of(__file__)
+_TARGET = (
+    "A model by its configuration: a config.json of transformers, its folder, or hf:NAME of a "
+    "model in the local cache; nothing is downloaded. Or PACKAGE.MODULE:BUILD, a function that is "
+    "called with the number of samples and returns (model, batch) or (model, batch, loss). The "
+    "batch is a tuple of the model's arguments, a tensor, or a mapping of keyword arguments; the "
+    "loss is a function from the model's output to a scalar. The module is searched in the current "
+    "folder first."
+)
+_AC = (
+    "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
+    "selective recomputes everything except linear layers, convolutions and fused attention. "
+    "selective-op also recomputes every second linear layer, as torchtitan does. best chooses "
+    "which blocks to checkpoint so that the step fits into --memory, or on the chip, with the "
+    "least extra work. Implies --backward."
+)
+_JSON = (
+    "Print one JSON object: profile, fits (true or false), room (memory of the chip and memory "
+    "needed), bounds, predicted, checkpointed (by block), sharded, plan (of --ac best), and "
+    "largest_batch (of --batch max). Unknown values are null."
+)
 
 
 def estimate(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=HELP["target"])],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET)],
     *,
-    batch: Annotated[str, typer.Option(metavar="N", help=HELP["batch"])] = "1",
-    backward: Annotated[bool, typer.Option("--backward", help=HELP["backward"])] = False,
-    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["optimizer"])] = None,
-    optimizer_in_backward: Annotated[
-        bool, typer.Option("--optimizer-in-backward", help=HELP["optimizer_in_backward"])
+    batch: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="Number of samples on each rank, or max for the most that fit on the chip, "
+            "or into --memory.",
+        ),
+    ] = "1",
+    backward: Annotated[
+        bool,
+        typer.Option(
+            "--backward", help="Also run backward, from the loss or the sum of the outputs."
+        ),
     ] = False,
-    fused: Annotated[bool, typer.Option("--fused", help=HELP["fused"])] = False,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
-    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help=HELP["grad_scaler"])] = False,
-    round_to: Annotated[int, typer.Option(metavar="BYTES", min=1, help=HELP["round_to"])] = 1,
-    allocator: Annotated[
-        str | None, typer.Option(metavar="SETTINGS", help=HELP["allocator"])
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="An optimizer of torch.optim with its defaults, for example adamw; or adamw8bit. "
+            "Runs two steps and implies --backward.",
+        ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["ranks"])] = None,
-    fsdp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["fsdp"])] = None,
-    ddp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["ddp"])] = None,
-    hsdp: Annotated[str | None, typer.Option(metavar="RxN", help=HELP["hsdp"])] = None,
-    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["tp"])] = None,
-    seq: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["seq"])] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["dtype"])] = None,
-    precision: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["precision"])] = None,
-    mp: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["mp"])] = None,
-    reduce: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["reduce"])] = None,
-    ac: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["ac"])] = None,
+    optimizer_in_backward: Annotated[
+        bool,
+        typer.Option(
+            "--optimizer-in-backward",
+            help="Update each parameter during backward, as soon as its gradient is complete.",
+        ),
+    ] = False,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Use the fused implementation of the optimizer, which needs no temporary tensors.",
+        ),
+    ] = False,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A chip that `lflops hardware` lists, or a TOML file: prints whether the step "
+            "fits, and its least time.",
+        ),
+    ] = None,
+    grad_scaler: Annotated[
+        bool,
+        typer.Option("--grad-scaler", help="Scale the loss, and unscale the gradients."),
+    ] = False,
+    round_to: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES",
+            min=1,
+            help="Round the memory of each tensor up to a multiple: 512 as CUDA's allocator does.",
+        ),
+    ] = 1,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF, for example "
+            "expandable_segments:True. The allocator is simulated, for a listed chip also without "
+            "this option.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Compute the memory of each of N ranks under ZeRO 1 to 3, by arithmetic.",
+        ),
+    ] = None,
+    fsdp: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Run as one of N ranks on which FSDP2 shards each block and the rest.",
+        ),
+    ] = None,
+    ddp: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Run as one of N ranks of DistributedDataParallel, with buckets of gradients.",
+        ),
+    ] = None,
+    hsdp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RxN",
+            help="Run as one rank of R replicas that FSDP2 shards over N ranks each, such as 2x8.",
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Run as one of N ranks of tensor parallelism by the model's tp_plan.",
+        ),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens per sample, 512 by default for a configuration. "
+            "Passed to a function as its second argument.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Dtype of parameters and floating-point arguments: fp32, bf16, fp16, or a name "
+            "of torch.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed. Default: none."),
+    ] = None,
+    mp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --fsdp: dtype in which blocks compute, for example bf16. "
+            "The shards keep their dtype.",
+        ),
+    ] = None,
+    reduce: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --fsdp: dtype in which gradients are reduced, fp32 or bf16. "
+            "Default: the dtype of --mp.",
+        ),
+    ] = None,
+    ac: Annotated[str | None, typer.Option(metavar="HOW", help=_AC)] = None,
     chunked_loss: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help=HELP["chunked_loss"])
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="For a configuration: compute logits and loss in N parts of the sequence, "
+            "which backward recomputes.",
+        ),
     ] = None,
     compiled_loss: Annotated[
-        bool, typer.Option("--compiled-loss", help=HELP["compiled_loss"])
+        bool,
+        typer.Option(
+            "--compiled-loss",
+            help="For a configuration: compute the loss as torch.compile does, "
+            "in one pass over the logits.",
+        ),
     ] = False,
     offload_activations: Annotated[
-        bool, typer.Option("--offload-activations", help=HELP["offload_activations"])
+        bool,
+        typer.Option(
+            "--offload-activations",
+            help="Keep the tensors that backward needs on the host until then. "
+            "The copies are not timed.",
+        ),
     ] = False,
-    cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help=HELP["cpu_offload"])] = False,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
-    lora: Annotated[str | None, typer.Option(metavar="r=N", help=HELP["lora"])] = None,
-    quantize: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["quantize"])] = None,
+    cpu_offload: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-offload",
+            help="With --fsdp: keep shards, gradients and optimizer state on the host. "
+            "The copies are not timed.",
+        ),
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With --ac best or --batch max: bytes that tensors may occupy, for example 40GB.",
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="r=N",
+            help="Freeze the model, and train adapters of rank N at the linear layers of its "
+            "blocks.",
+        ),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="With --lora: store the weights of the adapted layers in 4 bits as bitsandbytes "
+            "does, nf4 or nf4-dq (QLoRA).",
+        ),
+    ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run Python code that comes with a configuration. "
+            "Without this option it is refused.",
+        ),
     ] = False,
-    accumulation: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["accumulation"])] = 1,
-    tokens: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["tokens"])] = None,
-    price: Annotated[float | None, typer.Option(metavar="N", min=0, help=HELP["price"])] = None,
-    depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["save"])] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["figure"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    accumulation: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Micro-batches per step, each of --batch samples, for the predicted time.",
+        ),
+    ] = 1,
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens of the whole training run, for example 1e12: prints the days and "
+            "GPU-hours that follow from the predicted step.",
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0, help="Price of a GPU-hour: prints the cost of --tokens."),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option(metavar="N", help="Levels of the tree below the model; -1 for all.")
+    ] = -1,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the profile, for lflops show and lflops diff."),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Estimate a step before the run: its work, its memory, and the least time on a chip.
+    """Estimate a step before the run: its work, its memory, and its least time on a chip.
 
     Nothing is allocated and nothing is computed.
     """
-    searches = ac == "best"
-    is_largest = batch == "max"
-    samples = (
-        1
-        if is_largest
-        else _whole(f"--batch {batch}", batch, "a number of samples, 1 or more, or max")
-    )
-    if searches and is_largest:
-        raise UsageError("--ac best and --batch max both fill the memory: give one of them")
-    if (searches or is_largest) and memory is None and hardware is None:
-        raise UsageError(
-            f"{'--ac best' if searches else '--batch max'}: give --memory, as 40GB, or --hardware"
-        )
-    if memory is not None and not (searches or is_largest):
-        raise UsageError(
-            "--memory is for --ac best and --batch max; --hardware says whether a step fits"
-        )
-    if fused and optimizer is None:
-        raise UsageError("--fused is for an optimizer: give --optimizer")
-    if optimizer_in_backward and (optimizer is None or grad_scaler):
-        raise UsageError(
-            "--optimizer-in-backward is for an optimizer: give --optimizer, and no --grad-scaler, which needs all gradients"
-        )
+    searches_policy = ac == "best"
+    searches_batch = batch == "max"
+    samples = 1 if searches_batch else _positive("--batch", batch, _SAMPLES)
+    _check_search(memory, hardware, policy=searches_policy, batch=searches_batch)
+    _check_optimizer(optimizer, grad_scaler=grad_scaler, fused=fused, early=optimizer_in_backward)
     if price is not None and tokens is None:
-        raise UsageError("--price is for --tokens: give it as well")
-    budget = None if memory is None else bytes_of(memory)
-    rank = (
-        None
-        if lora is None
-        else _whole(f"--lora {lora}", lora.removeprefix("r="), "the rank, as r=16")
-    )
+        raise UsageError("--price is for --tokens: give --tokens as well")
+    memory_bytes = bytes_of(memory) if memory else None
+    adapter_rank = _adapter_rank(lora)
     mesh = _mesh(ddp, fsdp, hsdp, tp)
-    ofs = [
-        name
-        for name, given in (
-            ("--mp", mp),
-            ("--reduce", reduce),
-            ("--cpu-offload", cpu_offload or None),
-        )
-        if given is not None
-    ]
-    if ofs and "data" not in mesh:
-        raise UsageError(
-            f"{ofs[0]} is FSDP2's: give --fsdp or --hsdp"
-            + ("" if cpu_offload else "; --precision is autocast")
-        )
+    _check_fsdp_options(mesh, mp, reduce, cpu_offload=cpu_offload)
 
-    # with torch
+    # These import torch, which no other command waits for.
     from lflops.estimation.changes import Changes, mixed_precision
     from lflops.estimation.estimate import Estimator
     from lflops.estimation.largest_batch import search_batch
     from lflops.estimation.optimizer_step import makes_optimizer
 
-    policy: Any = "none" if searches or ac is None else ac
-    of_model: dict[str, Any] = {
-        "dtype": dtype,
-        "precision": precision,
-        "adapter_rank": rank,
-        "quantized": quantize and quantize.lower(),
-    }
+    policy: Any = "none" if searches_policy or ac is None else ac
+    quantized: Any = quantize and quantize.lower()
     changes = Changes(
-        **of_model,
+        dtype=dtype,
+        precision=precision,
+        adapter_rank=adapter_rank,
+        quantized=quantized,
         policy=policy,
         chunks=chunked_loss,
         compiled_loss=compiled_loss,
@@ -166,252 +339,316 @@ def estimate(
         offload=cpu_offload,
         progress=sys.stderr.isatty(),
     )
+    plan = None
+    largest = None
     with builder_for(target, seq, remote_code=trust_remote_code) as build:
 
         def subject(number: int = samples) -> Any:
             return changes.applied(target, build(number))
 
         with changes.autocast():
-            plan = needed("search", "--ac best")(estimator, subject, budget) if searches else None
-            found = (
-                search_batch(estimator, subject, budget)
-                if is_largest
-                else (None, plan.profile if plan else estimator.run(subject))
-            )
-            largest, profile = found
-    remarks = [Note(code="copies_not_timed", subject="", values={})] if offload_activations else []
-    profile = replace(profile, notes=(*profile.notes, *remarks))
+            if searches_policy:
+                plan = needed("search", "--ac best")(estimator, subject, memory_bytes)
+                profile: Profile = plan.profile
+            elif searches_batch:
+                largest, profile = search_batch(estimator, subject, memory_bytes)
+            else:
+                profile = estimator.run(subject)
+    if offload_activations:
+        profile = replace(profile, notes=(*profile.notes, _COPIES_NOT_TIMED))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
-    rank_tokens = (
-        0
-        if tokens is None
-        else (largest or samples) * accumulation * (seq or _tokens_of_a_sample(target))
-    )
-    training = None if tokens is None else Training(tokens, price, rank_tokens)
+    samples_of_a_rank = (largest or samples) * accumulation
+    training = _training(target, tokens, price, samples_of_a_rank, seq)
     predicted = predict(profile, accumulation=accumulation)
-    show = partial(
-        _write if as_json else partial(_draw, depth=depth, training=training), predicted=predicted
-    )
-    show(analyze(profile), _sharded(profile, ranks), plan, largest)
+    estimated = _Estimate(analyze(profile), _sharded(profile, ranks), plan, largest, predicted)
+    estimated.print(depth, training, as_json=as_json)
     name_file(figure, as_json=as_json)
 
 
+_SAMPLES = "a number of samples, 1 or more, or max"
+_COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
+
+
+def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:
+    """Raise an error if the memory to fill is unknown, or is given without a search."""
+    if policy and batch:
+        raise UsageError("--ac best and --batch max both fill the memory: give one of them")
+    if not policy and not batch:
+        if memory is not None:
+            raise UsageError(
+                "--memory is for --ac best and --batch max; "
+                "--hardware prints whether a step fits on a chip"
+            )
+    elif memory is None and hardware is None:
+        option = "--ac best" if policy else "--batch max"
+        raise UsageError(f"{option}: give --memory, such as 40GB, or --hardware")
+
+
+def _check_optimizer(optimizer: str | None, *, grad_scaler: bool, fused: bool, early: bool) -> None:
+    if fused and optimizer is None:
+        raise UsageError("--fused is for an optimizer: give --optimizer")
+    if early and (optimizer is None or grad_scaler):
+        raise UsageError(
+            "--optimizer-in-backward is for an optimizer: give --optimizer, "
+            "and no --grad-scaler, which needs all gradients"
+        )
+
+
+def _adapter_rank(lora: str | None) -> int | None:
+    if lora is None:
+        return None
+    return _positive("--lora", lora.removeprefix("r="), "the rank, such as r=16", lora)
+
+
+def _training(
+    target: str, tokens: float | None, price: float | None, samples: int, seq: int | None
+) -> "Training | None":
+    """The whole training run, from the samples of a rank in a step and the tokens of a sample."""
+    if tokens is None:
+        return None
+    return Training(tokens, price, samples * (seq or _tokens_of_a_sample(target)))
+
+
 class Training(NamedTuple):
-    """A whole training, of which a step was estimated."""
+    """A whole training run whose step was estimated.
+
+    Attributes:
+        tokens: Tokens of the whole run.
+        price: Price of a GPU-hour.
+        tokens_of_a_rank: Tokens of one rank in a step.
+    """
 
     tokens: float
-    # of a GPU-hour
     price: float | None
-    # in a step
     tokens_of_a_rank: int
 
     def lines(self, predicted: Prediction, ranks: int) -> Iterator[tuple[str, str]]:
-        """Tokens a second, and the days, hours and cost of all of them."""
+        """Yield lines with tokens per second, and with the days, hours and cost of the run."""
         speed = self.tokens_of_a_rank / predicted.seconds
-        yield (
-            "tokens/s",
-            f"{speed:,.0f} on a GPU"
-            + (f", {speed * ranks:,.0f} on all {ranks}" if ranks > 1 else ""),
-        )
-        hours = self.tokens / speed / 3600
+        on_all = f", {speed * ranks:,.0f} on all {ranks}" if ranks > 1 else ""
+        yield "tokens/s", f"{speed:,.0f} on a GPU{on_all}"
 
         def interval(amount: float, unit: str = "", digits: int = 0) -> str:
-            low, high = (
-                f"{amount * end / predicted.seconds:,.{digits}f}"
-                for end in (predicted.low, predicted.high)
-            )
-            return f"{amount:,.{digits}f}{unit} ({low} to {high})"
+            low = amount * predicted.low / predicted.seconds
+            high = amount * predicted.high / predicted.seconds
+            return f"{amount:,.{digits}f}{unit} ({low:,.{digits}f} to {high:,.{digits}f})"
 
-        yield (
-            f"{self.tokens:g} tokens",
-            f"{interval(hours / ranks / 24, ' days', 1)}, {interval(hours, ' GPU-hours')}",
-        )
+        hours = self.tokens / speed / 3600
+        days = interval(hours / ranks / 24, " days", 1)
+        yield f"{self.tokens:g} tokens", f"{days}, {interval(hours, ' GPU-hours')}"
         if self.price is not None:
             yield "cost", f"{interval(hours * self.price)}, at {self.price:g} a GPU-hour"
+
+
+class _Estimate(NamedTuple):
+    """The result of the command.
+
+    Attributes:
+        of_ranks: Memory of each rank under ZeRO, if requested.
+        plan: Checkpointing plan of `--ac best`.
+        largest: Largest batch of `--batch max`; 0 if not even one sample fits.
+    """
+
+    analysis: Analysis
+    of_ranks: tuple[Sharded, ...]
+    plan: Any | None
+    largest: int | None
+    predicted: Prediction | None
+
+    def as_json(self) -> dict[str, object]:
+        profile = self.analysis.profile
+        room = room_for(profile, profile.run.hardware)
+        plan = None
+        if self.plan is not None:
+            plan = asdict(self.plan)
+            plan |= {"peak_bytes": self.plan.peak_bytes, "code": self.plan.code()}
+            del plan["profile"]
+        return {
+            "profile": profile,
+            "fits": None if room is None else room.verdict == "fits",
+            "largest_batch": self.largest,
+            "room": room,
+            "bounds": self.analysis.lower_bound,
+            "predicted": self.predicted,
+            "checkpointed": self.analysis.checkpointed,
+            "sharded": self.of_ranks,
+            "plan": plan,
+        }
+
+    def print(self, depth: int, training: Training | None, *, as_json: bool) -> None:
+        if as_json:
+            write_json(self.as_json())
+            return
+        try:
+            parts: list[RenderableType] = [render(self.analysis, depth=depth)]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        parts += self._tables(training)
+        spaced: list[RenderableType] = []
+        for part in parts:
+            spaced += [part, ""]
+        draw(Group(*spaced))
+        if self.plan is not None:
+            # Lines of code must not be wrapped.
+            typer.echo(f"{self.plan.table()}\n\n{self.plan.code()}")
+        if self.largest is not None:
+            typer.echo(self._largest_batch(self.largest))
+
+    def _tables(self, training: Training | None) -> Iterator[RenderableType]:
+        """The tables below the table of modules."""
+        analysis = self.analysis
+        yield render_memory(analysis)
+        if analysis.checkpointed:
+            yield render_checkpointed(analysis.checkpointed)
+        if self.of_ranks:
+            yield render_sharded(self.of_ranks)
+        if analysis.lower_bound is not None:
+            yield render_lower_bound(analysis.lower_bound)
+        if analysis.chip is not None:
+            lines: Iterator[tuple[str, str]] = iter(())
+            if training is not None and self.predicted is not None:
+                lines = training.lines(self.predicted, analysis.profile.run.world_size)
+            why = why_not(analysis.profile, analysis.chip)
+            yield render_prediction(self.predicted, why, lines)
+
+    def _largest_batch(self, largest: int) -> str:
+        ranks = self.analysis.profile.run.world_size
+        where = f" on each of {ranks} ranks" if ranks > 1 else ""
+        if not largest:
+            return f"not even one sample{where} fits: this is the step with one sample"
+        return f"largest batch: {largest} samples{where}"
+
+
+def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
+    if ranks is None:
+        return ()
+    try:
+        return sharded(profile, ranks, profile.run.hardware)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _tokens_of_a_sample(target: str) -> int:
     from lflops.estimation.from_config import TOKENS, is_config
 
     if not is_config(target):
-        raise UsageError("--tokens: give --seq, the tokens of each sample")
+        raise UsageError("--tokens: give --seq, the number of tokens per sample")
     return TOKENS
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
+    """Sizes of the device mesh by dimension."""
     if ddp is not None:
-        if any(each is not None for each in (fsdp, hsdp, tp)):
+        if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
-                "--ddp replicates the whole model: give --hsdp for replicas of shards, or leave --fsdp, --hsdp and --tp out"
+                "--ddp replicates the whole model: give --hsdp for replicas of shards, "
+                "or leave --fsdp, --hsdp and --tp out"
             )
         return {"replica": ddp}
-    mesh = {} if fsdp is None else {"data": fsdp}
-    if hsdp is not None:
-        if fsdp is not None:
+    mesh = {}
+    if fsdp is not None:
+        if hsdp is not None:
             raise UsageError("--hsdp shards as --fsdp does: give one of the two")
-        replicas, shards = (
-            _whole(f"--hsdp {hsdp}", each, "replicas x shards, as 2x8")
-            for each in hsdp.partition("x")[::2]
-        )
-        mesh = {"replica": replicas, "data": shards}
-    return mesh if tp is None else {**mesh, "tensor": tp}
+        mesh["data"] = fsdp
+    if hsdp is not None:
+        replicas, _, shards = hsdp.partition("x")
+        wanted = "replicas x shards, such as 2x8"
+        mesh["replica"] = _positive("--hsdp", replicas, wanted, hsdp)
+        mesh["data"] = _positive("--hsdp", shards, wanted, hsdp)
+    if tp is not None:
+        mesh["tensor"] = tp
+    return mesh
 
 
-def _whole(option: str, given: str, wanted: str) -> int:
-    if not given.isdecimal() or not int(given):
-        raise UsageError(f"{option}: give {wanted}")
-    return int(given)
-
-
-def _write(
-    analysis: Analysis,
-    of_ranks: tuple[Sharded, ...],
-    plan: Any | None,
-    largest: int | None,
-    *,
-    predicted: Prediction | None,
+def _check_fsdp_options(
+    mesh: dict[str, int], mp: str | None, reduce: str | None, *, cpu_offload: bool
 ) -> None:
-    profile = analysis.profile
-    room = room_for(profile, profile.run.hardware)
-    chosen = (
-        None
-        if plan is None
-        else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
-    )
-    shown = {
-        "profile": profile,
-        "fits": None if room is None else room.verdict == "fits",
-        "largest_batch": largest,
-        "room": room,
-        "bounds": analysis.lower_bound,
-        "predicted": predicted,
-        "checkpointed": analysis.checkpointed,
-        "sharded": of_ranks,
-        "plan": None
-        if chosen is None
-        else {name: value for name, value in chosen.items() if name != "profile"},
-    }
-    write_json(shown)
+    """Raise an error if an option of FSDP2 is given without FSDP2."""
+    if "data" in mesh:
+        return
+    for option, is_given in (("--mp", mp is not None), ("--reduce", reduce is not None)):
+        if is_given:
+            raise UsageError(
+                f"{option} is an option of FSDP2: give --fsdp or --hsdp"
+                + ("" if cpu_offload else "; --precision sets autocast")
+            )
+    if cpu_offload:
+        raise UsageError("--cpu-offload is an option of FSDP2: give --fsdp or --hsdp")
 
 
-def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
-    try:
-        return () if ranks is None else sharded(profile, ranks, profile.run.hardware)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _draw(
-    analysis: Analysis,
-    of_ranks: tuple[Sharded, ...],
-    plan: Any | None,
-    largest: int | None,
-    *,
-    depth: int,
-    training: Training | None,
-    predicted: Prediction | None,
-) -> None:
-    try:
-        table = render(analysis, depth=depth)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    parts: list[RenderableType] = [table, render_memory(analysis)]
-    parts += [render_checkpointed(analysis.checkpointed)] if analysis.checkpointed else []
-    parts += [render_sharded(of_ranks)] if of_ranks else []
-    parts += [render_lower_bound(analysis.lower_bound)] if analysis.lower_bound is not None else []
-    if analysis.chip is not None:
-        more = (
-            training.lines(predicted, analysis.profile.run.world_size)
-            if training is not None and predicted is not None
-            else ()
-        )
-        parts.append(render_prediction(predicted, why_not(analysis.profile, analysis.chip), more))
-    draw(Group(*(each for part in parts for each in (part, ""))))
-    if plan is not None:
-        # no line of code may be wrapped
-        typer.echo(f"{plan.table()}\n\n{plan.code()}")
-    if largest is not None:
-        each = (
-            f" on each of {analysis.profile.run.world_size} ranks"
-            if analysis.profile.run.world_size > 1
-            else ""
-        )
-        typer.echo(
-            f"largest batch: {largest} samples{each}"
-            if largest
-            else f"not even one sample{each} fits: this is the step with one"
-        )
+def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
+    """Parse a whole number above 0, which is a part of the `given` value of an option."""
+    if not number.isdecimal() or not int(number):
+        raise UsageError(f"{option} {given or number}: give {wanted}")
+    return int(number)
 
 
 def bytes_of(size: str) -> float:
-    """The bytes of a size as people write it.
-
-    `40GB`, `37.5 GiB`, `4e10`; anything else is a `UsageError`.
-    """
+    """Parse a size such as `40GB`, `37.5 GiB` or `4e10` into bytes; raise `UsageError` otherwise."""
     found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
-    units = {"": 1} | {name.lower(): factor for name, factor in BYTES.items()}
-    unit = None if found is None else units.get(found[2].lower())
+    units: dict[str, int] = {"": 1} | {name.lower(): factor for name, factor in BYTES.items()}
     try:
-        return float(found[1]) * unit  # type: ignore[index, operator]
-    except (TypeError, ValueError):
-        raise UsageError(f"--memory {size}: give a size, as 40GB or 37GiB") from None
+        if found is not None and found[2].lower() in units:
+            return float(found[1]) * units[found[2].lower()]
+    except ValueError:
+        pass
+    raise UsageError(f"--memory {size}: give a size, such as 40GB or 37GiB")
 
 
 @contextlib.contextmanager
 def builder_for(
     target: str, tokens: int | None, *, remote_code: bool
 ) -> Iterator[Callable[[int], Any]]:
-    """What makes the subject of a target from a number of samples.
+    """Provide a function that builds the subject of a target from a number of samples.
 
-    Modules of this folder are found, and errors are named by the target.
+    Modules in the current folder are found, and errors name the target.
     """
-    sys.path.insert(
-        0,
-        "",
-        # as `python -m` does, also for what the user's function imports only as it runs
-    )
+    # As with `python -m`, the user's function can import from the current folder while it runs.
+    sys.path.insert(0, "")
     try:
-        yield _maker(target, tokens, remote_code=remote_code)
+        yield _builder(target, tokens, remote_code=remote_code)
     except (LflopsError, UsageError):
         raise
     except Exception as error:
-        where = "".join(
-            f"; {note.removeprefix(f'{target}: ')}" for note in getattr(error, "__notes__", ())
-        )
-        raise UsageError(f"{target} failed: {type(error).__name__}: {error}{where}") from error
+        message = f"{target} failed: {type(error).__name__}: {error}"
+        for note in getattr(error, "__notes__", ()):
+            message += f"; {note.removeprefix(f'{target}: ')}"
+        raise UsageError(message) from error
     finally:
         sys.path.remove("")
 
 
-def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
+def _builder(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
     from lflops.estimation.estimate import subject_of
     from lflops.estimation.from_config import TOKENS, builder_of, is_config
 
-    more = [] if tokens is None else [tokens]
     if is_config(target):
         configured = builder_of(target, remote_code=remote_code, tokens=tokens or TOKENS)
         return lambda samples: subject_of(target, configured(samples))
     if remote_code:
         raise UsageError("--trust-remote-code is for a configuration")
-    build: Callable[..., Any] = _function(target)
+    build = _function(target)
+    more = [] if tokens is None else [tokens]
     _check_arguments(target, build, [1, *more])
     return lambda samples: subject_of(target, build(samples, *more))
 
 
-def _function(target: str) -> Callable[[int], Any]:
+def _function(target: str) -> Callable[..., Any]:
+    """Import the function of a target."""
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(
-            f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder"
+            f"{target!r}: give package.module:function, "
+            "such as train:build for build in a train.py of this folder"
         )
     try:
         function: Any = attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{target}: {error}") from error
     if not callable(function):
-        raise UsageError(f"{target}: {function!r} is no function")
+        raise UsageError(f"{target}: {function!r} is not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -419,12 +656,15 @@ def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int
     try:
         signature = inspect.signature(build)
     except (TypeError, ValueError):
-        # native code has none
+        # Native code has no signature.
         return
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise UsageError(
-            f"{target}{signature}: {error}: it is called with one argument, the number of samples that --batch gives"
-            + (", and with the tokens of --seq" if len(arguments) > 1 else "")
-        ) from error
+        message = (
+            f"{target}{signature}: {error}: it is called with one argument, "
+            "the number of samples of --batch"
+        )
+        if len(arguments) > 1:
+            message += ", and with the tokens of --seq"
+        raise UsageError(message) from error

@@ -1,7 +1,4 @@
-"""`lflops hardware`, `roofline` and `selftest`.
-
-What chips can do, how far from it a training is, and what works on this machine.
-"""
+"""`lflops hardware`, `roofline` and `selftest`: chips, their roofs, and this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,76 +7,132 @@ import typer
 from msgspec import json
 
 from lflops.analysis.analysis import analyze
-from lflops.cli.output import UsageError, draw, help_of, name_file, write_json, write_lines
+from lflops.cli.output import UsageError, draw, name_file, write_json, write_lines
 from lflops.errors import HardwareError
 from lflops.extras import needed
-from lflops.hardware.chips import check_new, chips, lookup, named, save, unknown
+from lflops.hardware.chips import Hardware, check_new, chips, lookup, named, save, unknown
 from lflops.profile.json_file import load
 from lflops.report.terminal.hardware import figures, listing
 from lflops.report.terminal.roofline import render_roofline
 from lflops.trace.files import is_trace
 
-HELP = help_of(__file__)
-
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help=HELP["name"])] = None,
-    *,
-    measure: Annotated[bool, typer.Option("--measure", help=HELP["measure"])] = False,
-    save_as: Annotated[
-        str | None, typer.Option("--save", metavar="NAME", help=HELP["save_as"])
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A chip by the name of its driver or of the list, or a TOML file with a chip.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    *,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure this machine, and compare it with the chip's figures."
+        ),
+    ] = False,
+    save_as: Annotated[
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="NAME",
+            help="With --measure: add the figures to your table of chips under this name.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object: chips (a list) and measured (or null)."
+        ),
+    ] = False,
 ) -> None:
     """List the chips whose peaks are known, print one of them, or measure this machine."""
-    if save_as is not None and not measure:
-        raise UsageError("--save adds what --measure measures: give both")
     if save_as is not None:
+        if not measure:
+            raise UsageError("--save adds the figures of --measure: give both")
         check_new(save_as)
-    chip = None if name is None else named(name) if name.endswith(".toml") else lookup(name)
-    if name is not None and chip is None:
-        raise HardwareError(
-            f"{unknown(name)}: lflops hardware lists the chips, lflops hardware --measure measures this machine"
-        )
-    measured = saved_in = None
+    chip = None if name is None else _chip(name)
+    measured = None
+    saved_in = None
     if measure:
-        from lflops.hardware.calibrate import (
-            calibrate,
-            # with torch, which no other command waits for
-        )
+        # This imports torch, which no other command waits for.
+        from lflops.hardware.calibrate import calibrate
 
         measured = calibrate(fresh=True)
         chip = chip or lookup(measured.name)
         saved_in = None if save_as is None else save(save_as, measured)
-    everything = name is None and measured is None
+    is_list = name is None and measured is None
     if as_json:
-        shown = (
-            [each for of_vendor in chips().values() for each in of_vendor]
-            if everything
-            else [chip]
-            if chip
-            else []
-        )
-        write_json({"chips": shown, "measured": measured})
+        listed = [] if chip is None else [chip]
+        if is_list:
+            listed = [known for of_vendor in chips().values() for known in of_vendor]
+        write_json({"chips": listed, "measured": measured})
     else:
-        draw(listing(chips()) if everything else figures(chip, measured))
+        draw(listing(chips()) if is_list else figures(chip, measured))
     name_file(saved_in, as_json=as_json)
 
 
+def _chip(name: str) -> Hardware:
+    if name.endswith(".toml"):
+        return named(name)
+    chip = lookup(name)
+    if chip is None:
+        raise HardwareError(
+            f"{unknown(name)}: lflops hardware lists the chips, "
+            "lflops hardware --measure measures this machine"
+        )
+    return chip
+
+
+_POINTS = (
+    "Print one JSON object: ceilings, modules, operators, cells and own (points with intensity, "
+    "roof, bound and share); with --ncu total and kernels; for a trace hardware, utilization and "
+    "operators by shapes. Unknown values are null."
+)
+
+
 def roofline(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help=HELP["file"])] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")
+    ] = None,
     *,
-    figure: Annotated[Path | None, typer.Option(metavar="PATH", help=HELP["figure"])] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 20,
-    ncu: Annotated[Path | None, typer.Option(metavar="LOG", help=HELP["ncu"])] = None,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write a figure: .svg, .png or .pdf.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The chip whose roof is used, or a TOML file. Default: the chip of the run.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of lines of each table.")
+    ] = 20,
+    ncu: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG",
+            help="CSV or log with the counters of Nsight Compute. With FILE, kernels are shown by "
+            "its modules.",
+        ),
+    ] = None,
     gpu_time: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help=HELP["gpu_time"])
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --ncu: seconds that the GPU ran, as Nsight Systems reports them.",
+        ),
     ] = None,
     ncu_command: Annotated[
-        str | None, typer.Option(metavar="SCRIPT", help=HELP["ncu_command"])
+        str | None,
+        typer.Option(
+            metavar="SCRIPT",
+            help="Print the command that runs a script with its arguments under Nsight Compute.",
+        ),
     ] = None,
-    as_points: Annotated[bool, typer.Option("--json", help=HELP["as_points"])] = False,
+    as_points: Annotated[bool, typer.Option("--json", help=_POINTS)] = False,
 ) -> None:
     """Place operators, modules or kernels below the roofs of a chip."""
     if (ncu, ncu_command, gpu_time) != (None, None, None):
@@ -103,9 +156,8 @@ def roofline(
     elif figure is not None:
         raise UsageError("--figure draws a profile's FILE, not a trace")
     else:
-        needed("show_trace_roofline", "the roofline of a trace")(
-            file, hardware, top, as_json=as_points
-        )
+        show_trace_roofline = needed("show_trace_roofline", "the roofline of a trace")
+        show_trace_roofline(file, hardware, top, as_json=as_points)
 
 
 def _show_profile(
@@ -118,36 +170,42 @@ def _show_profile(
             save_figure(analysis.roofline, figure, analysis.patterns)
         except ValueError as error:
             raise UsageError(f"figure={error}") from error
-    write_json(analysis.roofline.points()) if as_json else draw(render_roofline(analysis, top=top))
+    if as_json:
+        write_json(analysis.roofline.points())
+    else:
+        draw(render_roofline(analysis, top=top))
     name_file(figure, as_json=as_json)
+
+
+_RESULTS = {True: "right", False: "WRONG", None: "not offered"}
 
 
 def selftest(
     *,
-    device: Annotated[str | None, typer.Option("--device", help=HELP["device"])] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help=HELP["output"])] = Path(
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="A device by its name in torch. Default: the accelerator, or else the CPU.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
         "lflops-selftest.json"
     ),
 ) -> None:
-    """Try out what works on a device, and write it to a file.
+    """Check which features work on a device, and write the results to a file.
 
     The exit status is 1 if something is wrong.
     """
-    # with torch, which no other command waits for
+    # This imports torch, which no other command waits for.
     from lflops.selftest import self_test
 
     result = self_test(device)
     output.write_bytes(json.format(json.encode(result)) + b"\n")
-    words = {True: "right", False: "WRONG", None: "not offered"}
-    checks = (
-        f"  {check.name:<16}{words[check.passed]:<13}{check.found}" for check in result.checks
-    )
-    write_lines(
-        [
-            f"{result.device_name} ({result.device}), torch {result.torch}",
-            *checks,
-            f"written: {output}",
-        ]
-    )
+    lines = [f"{result.device_name} ({result.device}), torch {result.torch}"]
+    for check in result.checks:
+        lines.append(f"  {check.name:<16}{_RESULTS[check.passed]:<13}{check.found}")
+    lines.append(f"written: {output}")
+    write_lines(lines)
     if not result.passed:
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
 """The command line.
 
-Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file, in
-one line.
+Exit status 0 means success, 1 that a limit is broken, and 2 wrong usage or an unreadable file, with
+a message of one line.
 """
 
 import os
@@ -28,15 +28,15 @@ from lflops.version import __version__
 def schema(
     *,
     of_why: Annotated[
-        bool, typer.Option("--why", help="That of what `lflops why --format json` prints.")
+        bool,
+        typer.Option("--why", help="Print the schema of the output of `lflops why --format json`."),
     ] = False,
 ) -> None:
     """Print the JSON schema of a profile's file."""
-    write_json(
-        json_schema(Explanation, f"An explanation of lflops, format {FORMAT}")
-        if of_why
-        else json_schema()
-    )
+    if of_why:
+        write_json(json_schema(Explanation, f"An explanation of lflops, format {FORMAT}"))
+    else:
+        write_json(json_schema())
 
 
 app = typer.Typer(
@@ -67,21 +67,20 @@ for add_commands in offered("add_commands", "the command line"):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command, of these arguments or else the process's, and return the exit status."""
+    """Run a command with these arguments, or those of the process, and return the exit status."""
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # of writing: reading a file raises a ProfileError
-        # What is left in the buffer must not fail once more while Python shuts down.
+        # Writing failed: errors of reading are ProfileErrors. The rest of the buffer must not fail
+        # again while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return (
-            0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
-        )
+        if isinstance(error, BrokenPipeError):
+            return 0
+        return _refused(f"cannot write: {error.strerror}")
     except UsageError as error:
-        return _refused(
-            f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'lflops'} --help)"
-        )
+        command_path = error.ctx.command_path if error.ctx else "lflops"
+        return _refused(f"{error.format_message()} ({command_path} --help)")
     except LflopsError as error:
         return _refused(str(error))
     return status or 0
@@ -103,7 +102,7 @@ def lflops(
         ),
     ] = False,
 ) -> None:
-    """Where the FLOPs and bytes of a PyTorch training step go, module by module."""
+    """Show where the FLOPs and bytes of a PyTorch training step go, module by module."""
 
 
 def _refused(reason: str) -> int:

@@ -1,7 +1,4 @@
-"""What every command writes through.
-
-Tables in the terminal's width and colours, JSON, and the error of a wrong call.
-"""
+"""Output of all commands: tables in the terminal's width and colours, JSON, and usage errors."""
 
 import os
 import sys
@@ -17,55 +14,62 @@ from rich.console import Console, RenderableType
 from lflops.extras import needed
 from lflops.profile.profile import Profile
 
-# of what is not a terminal, unless COLUMNS says another
 WIDTH = 120
+"""Width of output that goes to no terminal, unless COLUMNS is set."""
 
-BYTES = {"B": 1} | {
-    f"{prefix}B": 1000**power
-    for power, prefix in enumerate("kMGT", 1)
-    # by the units of a size
+BYTES = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
 }
-BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+"""Bytes by the unit of a size."""
 
-# What typer raises on wrong usage: it exports no other of these by name, and which package they
-# live in depends on its version.
+# The error that typer raises on wrong usage. Typer exports no other of its base classes by name,
+# and the package that they live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def help_of(command: str) -> dict[str, str]:
-    """Read the help of a command's options, by its arguments' names, from the table next to its file."""
+    """Read the help texts of a command's options from the TOML file next to its module."""
     return toml.decode(Path(command).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
 
 def draw(content: RenderableType) -> None:
-    """On a terminal in its width and colours; elsewhere plain."""
+    """Print a renderable: in width and colours of the terminal, or plain if stdout is none."""
     drawn = BytesIO()
     file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
     if sys.stdout.isatty():
         console = Console(file=file, force_terminal=True)
     else:
         columns = os.environ.get("COLUMNS", "")
-        width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
-        console = Console(file=file, force_terminal=False, color_system=None, width=width)
+        width = int(columns) if columns.isdecimal() else 0
+        console = Console(file=file, force_terminal=False, color_system=None, width=width or WIDTH)
     console.print(content)
     file.flush()
     _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
 
 
 def save_memory(profile: Profile, figure: Path | None) -> None:
-    """Draw live memory over a step, in the format of the file's ending."""
+    """Draw live memory over a step to a file, if a file is given; its ending sets the format."""
     if figure is not None:
         needed("save_memory_figure", "a figure")(profile, figure)
 
 
 def name_file(path: Path | None, *, as_json: bool) -> None:
-    """Say which file was written, if one was; on stderr where stdout is JSON."""
+    """Print the name of a written file, if any; to stderr if stdout is JSON."""
     if path is not None:
         typer.echo(path, err=as_json)
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    _write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding or "utf-8", "replace"))
+    text = "".join(f"{line}\n" for line in lines)
+    _write(text.encode(sys.stdout.encoding or "utf-8", "replace"))
 
 
 def write_json(value: object) -> None:
@@ -73,6 +77,6 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    # what a program that calls our `main` has printed comes first
+    # A program that calls our `main` may have printed before.
     sys.stdout.flush()
     sys.stdout.buffer.write(content)

@@ -1,7 +1,4 @@
-"""`lflops run`: a script as Python runs it, with every training in it watched.
-
-`ledger` and `window` are of its folder.
-"""
+"""`lflops run`, `ledger` and `window`: run a script with lflops, and read the folder of its run."""
 
 import os
 import secrets
@@ -13,62 +10,94 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError, help_of, write_json, write_lines
+from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
 from lflops.report.ledger import ledger_lines
 from lflops.report.payload.payload import ledger_shown
 
-HELP = help_of(__file__)
-
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help=HELP["command"])
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARGUMENT]...",
+            help="The arguments of `python`, or a command such as torchrun.",
+        ),
     ],
     *,
     folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help=HELP["folder"])
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Folder of the ledger. Default: a new folder below lflops_runs.",
+        ),
     ] = None,
 ) -> None:
-    """Run a Python script, and keep the ledger of every training in it.
+    """Run a Python script, and keep the ledger of every training run in it.
 
-    Lightning, transformers, or its own loop.
+    The training may use Lightning, transformers, or a custom loop.
 
     Python runs the script itself, with the variable LFLOPS set. If something cost time, five lines
-    at the end say what.
+    at the end explain it.
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
-            f"lflops is not installed for {sys.executable}, so torch does not load it: pip install lflops"
+            f"lflops is not installed for {sys.executable}, so torch does not load it: "
+            "pip install lflops"
         )
-    settings = settings_line()
-    if folder is not None or "dirpath" not in (settings or ""):
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        where = (folder or Path("lflops_runs", name)).absolute()
-        settings = ",".join(filter(None, [settings, f"dirpath={where}"]))
-    os.environ[VARIABLE] = settings or "1"
-    is_python = (
-        command[0].startswith("-") or command[0].endswith(".py") or Path(command[0]).exists()
-    )
+    os.environ[VARIABLE] = _settings(folder) or "1"
+    program = command[0]
+    is_python = program.startswith("-") or program.endswith(".py") or Path(program).exists()
     arguments = [sys.executable, *command] if is_python else command
     try:
-        os.execvp(arguments[0], arguments)  # noqa: S606 - what the user asks for
+        os.execvp(arguments[0], arguments)  # noqa: S606 - the user's command
     except OSError as error:
         raise UsageError(
             f"{arguments[0]}: {error.strerror}: give a Python script, or a command"
         ) from error
 
 
+def _settings(folder: Path | None) -> str | None:
+    """The settings of the environment, with the folder of the ledger."""
+    settings = settings_line()
+    if folder is None and settings is not None and "dirpath" in settings:
+        return settings
+    if folder is None:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        folder = Path("lflops_runs", name)
+    dirpath = f"dirpath={folder.absolute()}"
+    return f"{settings},{dirpath}" if settings else dirpath
+
+
 def ledger(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["directory"])],
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder of a training run, or a folder above it."),
+    ],
     *,
-    rank: Annotated[int, typer.Option(metavar="N", help=HELP["rank"])] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
-    page: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["page"])] = None,
+    rank: Annotated[
+        int, typer.Option(metavar="N", help="The process whose time account is shown.")
+    ] = 0,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: seconds by category, slow_steps, starts and spans. "
+            "Unknown values are null.",
+        ),
+    ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="OUT", help="Write a page that opens offline."),
+    ] = None,
 ) -> None:
-    """Print every second of the last run in a folder by category, over its restarts, and its slow steps with their causes."""
+    """Print every second of the last run in a folder by category, and its slow steps.
+
+    Times are added up over restarts, and slow steps have their causes.
+    """
     account = load_run(directory, rank)
     if as_json and page is not None:
         raise UsageError(f"html={str(page)!r}: --json writes no page, give one of the two")
@@ -82,14 +111,22 @@ def ledger(
         write_lines(ledger_lines(account))
 
 
-def window(running: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["running"])]) -> None:
-    """Ask a running training for a window.
+def window(
+    running: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder of a running training run, or a folder above it."
+        ),
+    ],
+) -> None:
+    """Request a profiling window of a running training run.
 
-    It opens at the next step that all ranks can meet, and its profile comes to the run's folder.
+    It opens at the next step that all ranks can meet, and its profile is written to the run's
+    folder.
     """
     ended = load_run(running).starts[-1].ended
     if ended != "running":
-        raise UsageError(f"{running}: the run there is not going on: {ended}")
+        raise UsageError(f"{running}: the run there has ended: {ended}")
     folder = newest_file(running).parent
     (folder / REQUEST).touch()
-    write_lines([f"asked for a window: its profile comes to {folder}"])
+    write_lines([f"requested a window: its profile is written to {folder}"])

@@ -1,7 +1,4 @@
-"""`lflops show` and `lflops html`.
-
-A profile on the terminal, or as a file that a browser opens, without a network.
-"""
+"""`lflops show` and `lflops html`: a profile on the terminal, or as an offline HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +7,8 @@ import typer
 from rich.console import Group
 
 from lflops.analysis.analysis import Analysis, analyze
-from lflops.analysis.tree import SORT_KEYS, Row, share_of
-from lflops.cli.output import (
-    UsageError,
-    draw,
-    help_of,
-    name_file,
-    save_memory,
-    write_json,
-    write_lines,
-)
+from lflops.analysis.tree import SORT_KEYS, share_of
+from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
 from lflops.report.explanation import profile_at
@@ -30,64 +19,100 @@ from lflops.report.report import report_of
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
-HELP = help_of(__file__)
+_JSON = (
+    "Print one JSON object: run, phase, pace (unprofiled steps), utilization, share_of, totals (by "
+    "phase), rows, unsupported (operators without a formula), uncalled (modules) and notes. "
+    "share_of is macs, or flops if the phase has no MACs. Rows are nested by children, with the "
+    "exact counts and the seconds of each phase. With --operators it has operators and trace, with "
+    "--memory memory and checkpointed (by block). A row with a repeat has the figures of one of "
+    "its names, and the mean time of all. Unknown values are null."
+)
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=HELP["file"])],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A profile's JSON file, or the folder of a training run, whose last window is "
+            "read.",
+        ),
+    ],
     *,
-    depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
+    depth: Annotated[
+        int, typer.Option(metavar="N", help="Levels of the tree below the model; -1 for all.")
+    ] = -1,
     sort: Annotated[
-        str | None, typer.Option(metavar="KEY", help=HELP["sort"].format(", ".join(SORT_KEYS)))
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help=f"Sort the rows by {', '.join(SORT_KEYS)}: largest value in the shown phase "
+            "first, names from A to Z.",
+        ),
     ] = None,
-    own: Annotated[bool, typer.Option("--flat", help=HELP["own"])] = False,
-    by_operator: Annotated[bool, typer.Option("--operators", help=HELP["by_operator"])] = False,
-    memory: Annotated[bool, typer.Option("--memory", help=HELP["memory"])] = False,
-    figure: Annotated[Path | None, typer.Option(metavar="PATH", help=HELP["figure"])] = None,
+    own: Annotated[
+        bool,
+        typer.Option(
+            "--flat", help="Show no tree, but every module by its self work, most MACs first."
+        ),
+    ] = False,
+    by_operator: Annotated[
+        bool,
+        typer.Option("--operators", help="Show operators instead of modules, most MACs first."),
+    ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="Show memory instead of modules: the peak of live memory by category, module and "
+            "tensor, and the memory that checkpointing saves.",
+        ),
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --memory: draw live memory over the step, as .png, .svg or .pdf.",
+        ),
+    ] = None,
     phase: Annotated[
-        str, typer.Option(metavar="NAME", help=HELP["phase"].format(", ".join(PHASES)))
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"The phase of times, work and shares: {', '.join(PHASES)}, or all.",
+        ),
     ] = "all",
-    form: Annotated[str | None, typer.Option("--format", metavar="NAME", help=HELP["form"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Print only the table of modules: markdown or latex for a paper, "
+            "csv with exact numbers in SI units.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
     """Print a profile: totals, what they leave out, and its modules."""
-    chosen = _checked(
-        phase,
-        own=own,
-        depth=depth,
-        sort=sort,
-        by_operator=by_operator,
-        memory=memory,
-        figure=figure,
+    chosen = _phase(phase)
+    _check_views(
+        own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, phase=chosen
     )
+    if figure is not None and not memory:
+        raise UsageError("--figure draws what --memory shows: give both")
     if form is not None and (form not in FORMATS or as_json or by_operator or memory):
+        formats = ", ".join(FORMATS)
         raise UsageError(
-            f"format={form!r}: give one of {', '.join(FORMATS)}, without --json, --operators and --memory"
+            f"format={form!r}: give one of {formats}, without --json, --operators and --memory"
         )
     analysis = analyze(profile_at(file))
     try:
         if memory:
             _show_memory(analysis, figure, as_json=as_json)
-        elif by_operator and as_json:
-            write_json(
-                _as_json(
-                    analysis,
-                    chosen,
-                    operators=analysis.operators(chosen),
-                    trace=analysis.profile.trace,
-                )
-            )
         elif by_operator:
-            draw(render_operators(analysis, chosen))
+            _show_operators(analysis, chosen, as_json=as_json)
         elif form is not None or as_json:
-            rows = (
-                analysis.flat(sort=sort, phase=chosen)
-                if own
-                else analysis.tree(depth=depth, sort=sort, phase=chosen)
-            )
-            write_json(_as_json(analysis, chosen, rows=rows)) if form is None else _write_table(
-                analysis, form, rows, chosen
-            )
+            _write_modules(analysis, chosen, form, depth=depth, sort=sort, own=own)
         else:
             draw(render(analysis, depth=depth, sort=sort, own=own, phase=chosen))
     except ValueError as error:
@@ -98,56 +123,79 @@ def show(
         ) from error
 
 
-def _write_table(analysis: Analysis, form: str, rows: tuple[Row, ...], phase: Phase | None) -> None:
-    table = {"markdown": markdown_table, "latex": latex_table}.get(form)
-    text = csv_table(analysis, rows) if table is None else table(analysis, rows, phase)
-    write_lines(text.splitlines())
-
-
-def _checked(
-    phase: str,
+def _check_views(
     *,
     own: bool,
     depth: int,
     sort: str | None,
     by_operator: bool,
     memory: bool,
-    figure: Path | None,
-) -> Phase | None:
-    """The phase, where the options go together."""
-    if phase not in (*PHASES, "all"):
-        raise UsageError(f"phase={phase!r}: give one of {', '.join(PHASES)}, or all")
+    phase: Phase | None,
+) -> None:
+    """Raise an error if options of different views are combined."""
+    is_table = own or depth != -1 or sort is not None
     if own and depth != -1:
         raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
-    if by_operator and (own or depth != -1 or sort):
+    if by_operator and is_table:
         raise UsageError(
-            "--operators goes with --phase and --json, not with --depth, --sort or --flat"
+            "--operators can be combined with --phase and --json, "
+            "not with --depth, --sort or --flat"
         )
-    if memory and (own or depth != -1 or sort or by_operator or phase != "all"):
-        raise UsageError("--memory goes with --figure and --json alone")
-    if figure is not None and not memory:
-        raise UsageError("--figure draws what --memory shows: give both")
-    return next((each for each in PHASES if each == phase), None)
+    if memory and (is_table or by_operator or phase is not None):
+        raise UsageError("--memory can be combined with --figure and --json only")
+
+
+def _phase(name: str) -> Phase | None:
+    """The phase with this name; `None` for all."""
+    if name == "all":
+        return None
+    for phase in PHASES:
+        if phase == name:
+            return phase
+    raise UsageError(f"phase={name!r}: give one of {', '.join(PHASES)}, or all")
+
+
+def _write_modules(
+    analysis: Analysis,
+    phase: Phase | None,
+    form: str | None,
+    *,
+    depth: int,
+    sort: str | None,
+    own: bool,
+) -> None:
+    """Write the table of modules in a format of `FORMATS`, or as JSON without a format."""
+    if own:
+        rows = analysis.flat(sort=sort, phase=phase)
+    else:
+        rows = analysis.tree(depth=depth, sort=sort, phase=phase)
+    if form is None:
+        write_json(_as_json(analysis, phase, rows=rows))
+    elif form == "markdown":
+        write_lines(markdown_table(analysis, rows, phase).splitlines())
+    elif form == "latex":
+        write_lines(latex_table(analysis, rows, phase).splitlines())
+    else:
+        write_lines(csv_table(analysis, rows).splitlines())
+
+
+def _show_operators(analysis: Analysis, phase: Phase | None, *, as_json: bool) -> None:
+    if as_json:
+        operators = analysis.operators(phase)
+        write_json(_as_json(analysis, phase, operators=operators, trace=analysis.profile.trace))
+    else:
+        draw(render_operators(analysis, phase))
 
 
 def _show_memory(analysis: Analysis, figure: Path | None, *, as_json: bool) -> None:
     save_memory(analysis.profile, figure)
+    memory = analysis.profile.memory
+    checkpointed = analysis.checkpointed
     if as_json:
-        write_json(
-            _as_json(
-                analysis, None, memory=analysis.profile.memory, checkpointed=analysis.checkpointed
-            )
-        )
+        write_json(_as_json(analysis, None, memory=memory, checkpointed=checkpointed))
     else:
-        draw(
-            Group(
-                header(analysis),
-                "",
-                render_memory(analysis),
-                "",
-                render_checkpointed(analysis.checkpointed),
-            )
-        )
+        blocks = render_checkpointed(checkpointed)
+        draw(Group(header(analysis), "", render_memory(analysis), "", blocks))
     name_file(figure, as_json=as_json)
 
 
@@ -160,7 +208,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,
-        "share_of": share_of(analysis.profile, phase),
+        "share_of": share_of(profile, phase),
         "totals": analysis.totals,
         **listed,
         "unsupported": analysis.unsupported,
@@ -170,24 +218,42 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
 
 
 def html(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=HELP["files"])],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE…",
+            help="A profile's JSON file; of several files the page compares the last two first.",
+        ),
+    ],
     *,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT", help=HELP["out"])
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="OUT",
+            help="The page. Default: the last FILE with .html for .json, or with .compare.html "
+            "for several files.",
+        ),
     ] = None,
-    data: Annotated[bool, typer.Option("--json", help=HELP["data"])] = False,
+    data: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Write no page, and print its data as one JSON object, or as a list for several "
+            "files. Unknown values are null.",
+        ),
+    ] = False,
 ) -> None:
-    """Write a profile, or several to compare, as one HTML file.
+    """Write a profile, or several profiles to compare, as one HTML file.
 
     It opens from disk, and in a mail or a ticket.
     """
     if data and out is not None:
         raise UsageError(f"out={str(out)!r}: --json writes no page, give one of the two")
-    path = (
-        files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html")
-        if out is None
-        else out
-    )
+    path = out
+    if path is None:
+        path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html")
     if path.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"out={str(path)!r} is a profile itself: give another place with --out")
     analyses = [analyze(load(file)) for file in files]
@@ -195,11 +261,18 @@ def html(
         shown = [payload(analysis) for analysis in analyses]
         write_json(shown[0] if len(shown) == 1 else shown)
     else:
-        write(page(*analyses, names=_distinct_names(files) if len(files) > 1 else ()), path)
+        names = _distinct_names(files) if len(files) > 1 else ()
+        write(page(*analyses, names=names), path)
         typer.echo(path)
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    names = [file.name for file in files]
-    paths = names if len(set(names)) == len(names) else [str(file) for file in files]
-    return [path if paths.index(path) == i else f"{path} ({i + 1})" for i, path in enumerate(paths)]
+    """File names, or paths if names are not distinct; a repeated path has a number."""
+    shown = [file.name for file in files]
+    if len(set(shown)) < len(shown):
+        shown = [str(file) for file in files]
+    names: list[str] = []
+    for index, path in enumerate(shown):
+        is_first = shown.index(path) == index
+        names.append(path if is_first else f"{path} ({index + 1})")
+    return names

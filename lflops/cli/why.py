@@ -1,7 +1,4 @@
-"""`lflops why` and `lflops what-if`.
-
-What a training is slow for, and what a step would take after a change.
-"""
+"""`lflops why` and `lflops what-if`: explain a training run, and predict changes of its step."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,51 +7,92 @@ import typer
 
 from lflops import units
 from lflops.analysis.analysis import analyze
-from lflops.analysis.what_if import what_if as answer
-from lflops.cli.output import UsageError, help_of, write_json, write_lines
+from lflops.analysis.what_if import WhatIf, what_if as predict_step
+from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.profile.profile import Profile
 from lflops.report.explanation import explain, lines_of, markdown, profile_at
 from lflops.report.report import report_of
 
-HELP = help_of(__file__)
-
 FORMATS = ("text", "markdown", "json")
+
+_FORMAT = (
+    "text; markdown, to paste; or json: one object with status, findings (cause, module, rank, "
+    "seconds and share of a step, next), measured, modules, ranks, run (seconds by category) and "
+    "more (commands). Unknown values are null."
+)
 
 
 def why(
-    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=HELP["path"])],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR", help="A profile's JSON file, or the folder of a training run."
+        ),
+    ],
     *,
-    form: Annotated[str, typer.Option("--format", metavar="NAME", help=HELP["form"])] = "text",
+    form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FORMAT)] = "text",
 ) -> None:
-    """Print what a training is slow for, what that costs, and what to do next."""
+    """Print why a training run is slow, what that costs, and what to do next."""
     if form not in FORMATS:
         raise UsageError(f"format={form!r}: give one of {', '.join(FORMATS)}")
     found = explain(path)
     if form == "json":
         write_json(found)
+    elif form == "markdown":
+        write_lines(markdown(found))
     else:
-        write_lines(
-            markdown(found)
-            if form == "markdown"
-            else (f"{label:<9}{text}" for label, text in lines_of(found))
-        )
+        write_lines(f"{label:<9}{text}" for label, text in lines_of(found))
 
 
 def what_if(
-    file: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=HELP["file"])],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR",
+            help="A profile's JSON file with times, or the folder of a training run, "
+            "whose last window is read.",
+        ),
+    ],
     *,
-    without: Annotated[list[str] | None, typer.Option(metavar="NAME", help=HELP["without"])] = None,
-    scale: Annotated[list[str] | None, typer.Option(metavar="NAME=N", help=HELP["scale"])] = None,
-    batch: Annotated[float, typer.Option(metavar="N", help=HELP["batch"])] = 1.0,
-    accumulation: Annotated[
-        int | None, typer.Option(metavar="N", help=HELP["accumulation"])
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Remove a phase such as data, a module, recompute, or communication (its exposed "
+            "part). May be repeated.",
+        ),
     ] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="Multiply the time of a phase or module: layers.0=0.5 is twice as fast. "
+            "May be repeated.",
+        ),
+    ] = None,
+    batch: Annotated[
+        float, typer.Option(metavar="N", help="Factor for the number of samples.")
+    ] = 1.0,
+    accumulation: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of batches to accumulate gradients over."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another chip, as in lflops hardware.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: measured, seconds, low, high, the seconds of phases, "
+            "and doubts.",
+        ),
+    ] = False,
 ) -> None:
-    """Answer what a measured step would take without something, or with more or less of it."""
-    factors = dict(map(_factor, scale or ()))
+    """Predict the time of a measured step without something, or with more or less of it."""
+    factors = dict(_factor(given) for given in scale or ())
     profile = profile_at(file)
-    found = answer(
+    found = predict_step(
         profile,
         without=without or (),
         scale=factors,
@@ -63,22 +101,24 @@ def what_if(
         hardware=hardware,
     )
     if as_json:
-        return write_json(found)
-    seconds, low, high, measured = map(
-        units.duration, (found.seconds, found.low, found.high, found.measured)
-    )
-    why = (
-        ["the device waits for the host, and how this changes that is unknown"]
-        if "idle" in found.doubts
-        else []
-    )
-    why += (
-        [report_of(analyze(profile)).verdict.trust] if {"busy", "modules"} & {*found.doubts} else []
-    )
-    doubt = [f"these times are no measure: {'; '.join(why)}"] if why else []
-    return write_lines(
-        [f"about {seconds} a step ({low} to {high}), in place of {measured}", *doubt]
-    )
+        write_json(found)
+        return
+    seconds = units.duration(found.seconds)
+    interval = f"{units.duration(found.low)} to {units.duration(found.high)}"
+    lines = [f"about {seconds} a step ({interval}), instead of {units.duration(found.measured)}"]
+    caveats = _caveats(found, profile)
+    if caveats:
+        lines.append(f"these times are unreliable: {'; '.join(caveats)}")
+    write_lines(lines)
+
+
+def _caveats(found: WhatIf, profile: Profile) -> list[str]:
+    caveats = []
+    if "idle" in found.doubts:
+        caveats.append("the device waits for the host, and how this changes that is unknown")
+    if "busy" in found.doubts or "modules" in found.doubts:
+        caveats.append(report_of(analyze(profile)).verdict.trust)
+    return caveats
 
 
 def _factor(given: str) -> tuple[str, float]:
@@ -87,5 +127,5 @@ def _factor(given: str) -> tuple[str, float]:
         return name, float(number)
     except ValueError:
         raise UsageError(
-            f"--scale {given}: give a name and how many times as long it takes, as data=0.5"
+            f"--scale {given}: give a name and a factor for its time, such as data=0.5"
         ) from None

@@ -21,7 +21,7 @@ MADE_ONCE = {
     *(
         "step_times",
         "utilization_at",
-        "budget",
+        "step_breakdown",
         "ceilings",
         "children",
         "identical_subtrees",

@@ -571,7 +571,7 @@ def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
 def test_show_has_all_the_parts() -> None:
     """The largest first."""
     lines = drawn(clocked(stepped(), OWN), 160)
-    first = next(index for index, line in enumerate(lines) if line.startswith("budget"))
+    first = next(index for index, line in enumerate(lines) if line.startswith("step breakdown"))
     assert ["28.8", "18.8", "18.8", "12.5", "11.2", "7.5", "2.5"] == [
         line.split(" %")[0].split()[-1] for line in lines[first : first + 7]
     ]

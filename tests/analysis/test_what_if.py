@@ -135,7 +135,7 @@ def test_times_of_a_busy_machine_are_doubted(
     assert what_if(given, without="data").doubts == ()
     busy.save(tmp_path / "train.profile.json")
     assert 0 == main(["what-if", str(tmp_path), "--without", "data"])  # the last window of a folder
-    assert b"no measure: " in (drawn := capfdbinary.readouterr().out)
+    assert b"unreliable: " in (drawn := capfdbinary.readouterr().out)
     assert b"other processes took 33 % of the CPU time" in drawn
 
 

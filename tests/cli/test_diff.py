@@ -398,13 +398,13 @@ def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--max-regress", "3"], "--max-regress='3': give a share, as 3% or 0.03"),
+        (["--max-regress", "3"], "--max-regress='3': give a share, such as 3% or 0.03"),
         (["--max-regress", "-3%"], "--max-regress='-3%': give a share"),
         (["--max-regress", "nan"], "--max-regress='nan': give a share"),
         (["--min-mfu", "high"], "--min-mfu='high': give a share"),
         (
             ["--max-memory", "24 apples"],
-            "--max-memory='24 apples': give a size, as 24GiB or 24GB, or a growth, as 5%",
+            "--max-memory='24 apples': give a size, such as 24GiB or 24GB, or a growth, such as 5%",
         ),
         (
             ["--max-memory", "20"],
@@ -414,16 +414,16 @@ def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
         (["--max-memory", "x%"], "--max-memory='x%': give a share"),
         (
             ["--max-memory", "5%"],
-            "--max-memory='5%': the first run has no peak of memory, give a size, as 24GiB",
+            "--max-memory='5%': the peak memory of the first run is unknown, give a size, such as 24GiB",
         ),
         (
             ["--max-memory", "5GiB"],
-            "--max-memory: cannot be checked: the second run has no peak of memory",
+            "--max-memory: cannot be checked: the peak memory of the second run is unknown",
         ),
         (["--min-mfu", "0.3"], "--min-mfu: cannot be checked: the second run has no MFU"),
         (
             ["--max-regress", "3%"],
-            "--max-regress: cannot be checked: each run needs two undisturbed steps at least",
+            "--max-regress: cannot be checked: each run needs at least two unprofiled steps",
         ),
     ],
 )

@@ -177,7 +177,13 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert all(
         each in text
-        for each in ("\nabout ", "four trainings of five", "\ntokens/s ", "GPU-hours", "\ncost ")
+        for each in (
+            "\nabout ",
+            "four of five training runs",
+            "\ntokens/s ",
+            "GPU-hours",
+            "\ncost ",
+        )
     )
     assert 0 == main(["estimate", "planned:sized", *options, "--json"])
     predicted = json.loads(capsys.readouterr().out)["predicted"]
@@ -254,7 +260,7 @@ def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
         )
         assert 4 == found["profile"]["run"]["world_size"]
     for wrong, said in (
-        (["--hsdp", "8"], "give replicas x shards, as 2x8"),
+        (["--hsdp", "8"], "give replicas x shards, such as 2x8"),
         (["--fsdp", "2", "--hsdp", "2x2"], "give one of the two"),
         (["--ddp", "2", "--tp", "2"], "--ddp replicates the whole model"),
     ):
@@ -308,7 +314,7 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
         for each in (
             "has no memory to draw",
             "--figure draws what --memory shows",
-            "--memory goes with --figure and --json alone",
+            "--memory can be combined with --figure and --json only",
         )
         if each not in said.err
     ]
@@ -524,7 +530,9 @@ def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) 
     )
     assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
     assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", "1"])
-    assert capsys.readouterr().out.endswith("not even one sample fits: this is the step with one\n")
+    assert capsys.readouterr().out.endswith(
+        "not even one sample fits: this is the step with one sample\n"
+    )
 
 
 def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
@@ -606,7 +614,7 @@ WRONG = {
         "ac='some': give one of none, selective, selective-op, full, best",
     ),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
-    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, as r=16"),
+    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, such as r=16"),
     "quantizes what is trained": (
         ["planned:build", "--quantize", "nf4"],
         "quantize='nf4' is for the frozen layers below adapters",
@@ -621,7 +629,7 @@ WRONG = {
     ),
     "no budget": (
         ["planned:build", "--ac", "best"],
-        "--ac best: give --memory, as 40GB, or --hardware",
+        "--ac best: give --memory, such as 40GB, or --hardware",
     ),
     "two that fill": (
         ["planned:build", "--ac", "best", "--batch", "max"],
@@ -629,15 +637,15 @@ WRONG = {
     ),
     "no memory to fill": (
         ["planned:build", "--batch", "max"],
-        "--batch max: give --memory, as 40GB, or --hardware",
+        "--batch max: give --memory, such as 40GB, or --hardware",
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
-        "--mp is FSDP2's: give --fsdp or --hsdp",
+        "--mp is an option of FSDP2: give --fsdp or --hsdp",
     ),
     "offloads on one rank": (
         ["planned:build", "--cpu-offload"],
-        "--cpu-offload is FSDP2's: give --fsdp or --hsdp",
+        "--cpu-offload is an option of FSDP2: give --fsdp or --hsdp",
     ),
     "computes in no dtype": (
         ["planned:build", "--fsdp", "2", "--mp", "int8"],
@@ -646,7 +654,7 @@ WRONG = {
     "a budget for nothing": (["planned:build", "--memory", "40GB"], "--memory is for --ac best"),
     "no size": (
         ["planned:build", "--ac", "best", "--memory", "much"],
-        "--memory much: give a size, as 40GB or 37GiB",
+        "--memory much: give a size, such as 40GB or 37GiB",
     ),
     "fuses nothing": (["planned:build", "--fused"], "--fused is for an optimizer"),
     "is not fused": (
@@ -656,7 +664,7 @@ WRONG = {
     "no function": (["planned"], "give package.module:function"),
     "a file": (
         ["planned.py:build"],
-        "give package.module:function, as train:build for build in a train.py of this folder",
+        "give package.module:function, such as train:build for build in a train.py of this folder",
     ),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
     "no such name": (["planned:nothing"], "has no attribute 'nothing'"),

@@ -261,7 +261,10 @@ def test_a_file_of_another_version_is_no_wrong_file(
             "phase='sideways': give one of forward, backward",
         ),
         (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat has no depth"),
-        (["show", "{file}", "--operators", "--flat"], "--operators goes with --phase and --json"),
+        (
+            ["show", "{file}", "--operators", "--flat"],
+            "--operators can be combined with --phase and --json",
+        ),
         (["show", "nowhere.json"], "nowhere.json: No such file"),
         (["show", "docs"], "docs"),  # and not ".", in which `make demo` leaves a run
     ],

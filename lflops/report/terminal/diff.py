@@ -1,9 +1,6 @@
-"""Two runs on a terminal.
+"""Two runs on a terminal: the changes in words, then tables of the step and of changed modules."""
 
-The changes in words, a table of the step and its phases, a table of the modules that changed.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 
@@ -24,46 +21,79 @@ def render_diff(
     *,
     everything: bool = False,
 ) -> RenderableType:
-    """Two runs for a terminal, with limits of the second, labels and sentences of faults.
+    """Draw a comparison.
 
-    By `everything` also what did not change.
+    Args:
+        diff: The comparison.
+        limits: Limits of the second run, with their results.
+        faults: Labels and sentences about issues of both runs.
+        everything: Whether to list unchanged modules too.
     """
     rows: list[tuple[str, RenderableType]] = []
-    for fact, sides in diff.facts.items():
-        before, after = (units.UNKNOWN if side is None else str(side) for side in sides)
-        rows.append((fact.replace("_", " "), text(f"{before} → {after}", "yellow")))
+    for fact, (before, after) in diff.facts.items():
+        change = f"{_fact(before)} → {_fact(after)}"
+        rows.append((fact.replace("_", " "), text(change, "yellow")))
     rows += [("changed", prose(line)) for line in headline(diff)]
-    rows += [(label, prose(said)) for label, said in faults]
-    for limit in limits:
-        status, style = (
-            ("cannot tell", "yellow")
-            if limit.doubt
-            else ("limit broken", "red")
-            if limit.broken
-            else ("limit held", "")
-        )
-        rows.append(
-            (
-                status,
-                prose(
-                    _limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""),
-                    style,
-                ),
-            )
-        )
-    changed = [
-        each
-        for each in diff.modules
-        if each.news.verdict in CHANGED or each.own.differs or None in (each.before, each.after)
-    ]
-    listed = diff.modules if everything else changed
-    return Group(margin(rows), "", _run(diff), *(("", _modules(listed)) if listed else ()))
+    rows += [(label, prose(sentence)) for label, sentence in faults]
+    rows += [_limit_row(limit, diff) for limit in limits]
+    parts: list[RenderableType] = [margin(rows), "", _run(diff)]
+    modules = [module for module in diff.modules if everything or _is_changed(module)]
+    if modules:
+        parts += ["", _modules(modules)]
+    return Group(*parts)
+
+
+def _fact(value: object) -> str:
+    return units.UNKNOWN if value is None else str(value)
+
+
+def _is_changed(module: ModuleDiff) -> bool:
+    is_in_both = module.before is not None and module.after is not None
+    return not is_in_both or module.news.verdict in CHANGED or module.own.differs
+
+
+def _limit_row(limit: Limit, diff: Diff) -> tuple[str, RenderableType]:
+    sentence = _limit(limit, diff)
+    if limit.doubt:
+        return "cannot tell", prose(f"{sentence}: {reason(limit.doubt, diff)}", "yellow")
+    if limit.broken:
+        return "limit broken", prose(sentence, "red")
+    return "limit held", prose(sentence)
+
+
+def _limit(limit: Limit, diff: Diff) -> str:
+    if limit.name == "max_regress":
+        bounds = "" if diff.step.low is None else f" ({interval(diff.step)})"
+        allowed = units.percent(limit.allowed)
+        return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{allowed}"
+    if limit.name == "min_mfu":
+        found = units.percent(limit.found)
+        return f"MFU is {found}; the minimum is {units.percent(limit.allowed)}"
+    peak = units.size(limit.found)
+    return f"peak live memory is {peak}; the limit is {units.size(limit.allowed)}"
 
 
 def _run(diff: Diff) -> FittedTable:
     root = diff.modules[0].inclusive
-    times = {"median step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
-    figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
+    names = []
+    cells: dict[str, list[str]] = {"before": [], "after": [], "change": [], "beyond the whole": []}
+
+    def add(name: str, *row: str) -> None:
+        names.append(name)
+        for column, cell in zip(cells.values(), row, strict=True):
+            column.append(cell)
+
+    times = {"median step": diff.step} | {f"  {name}": time for name, time in diff.phases.items()}
+    for name, time in times.items():
+        beyond = "" if time is diff.step else interval(time)
+        add(
+            name,
+            units.duration(time.before),
+            units.duration(time.after),
+            signed(time.ratio),
+            beyond,
+        )
+    for name, change, unit in (
         ("samples/s", diff.samples_per_second, units.rate),
         ("tokens/s", diff.tokens_per_second, units.rate),
         ("MFU", diff.mfu, units.of_peak),
@@ -72,66 +102,37 @@ def _run(diff: Diff) -> FittedTable:
         ("FLOPs", root.flops, units.count),
         ("bytes moved", root.bytes_moved, units.size),
         ("parameters", root.parameters, units.count),
-    ]
-    rows = [
-        (
-            name,
-            units.duration(time.before),
-            units.duration(time.after),
-            signed(time.ratio),
-            interval(time) if time is not diff.step else "",
-        )
-        for name, time in times.items()
-    ]
-    known = [each for each in figures if (each[1].before, each[1].after) != (None, None)]
-    rows += [
-        (name, unit(change.before), unit(change.after), _signed(change), "")
-        for name, change, unit in known
-    ]
-    names, *columns = zip(*rows, strict=True)
-    return FittedTable(
-        "the run",
-        names,
-        dict(zip(("before", "after", "change", "beyond the whole"), columns, strict=True)),
-        room=MARGIN,
-    )
+    ):
+        if change.before is not None or change.after is not None:
+            add(name, unit(change.before), unit(change.after), _signed(change), "")
+    return FittedTable("the run", names, cells, room=MARGIN)
 
 
 def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
     names = [module_name(module) for module in modules]
     times = [module.news for module in modules]
-    columns = {
+    columns: Mapping[str, Sequence[str]] = {
         "time before": [units.duration(time.before) for time in times],
         "after": [units.duration(time.after) for time in times],
         "change": [signed(time.ratio) for time in times],
-        "judged": [_verdict(module) for module in modules],
-        "beyond the whole": [interval(time) for time in times],
+        "judged": list(map(_verdict, modules)),
+        "beyond the whole": list(map(interval, times)),
         "own MACs": [_signed(module.own.macs) for module in modules],
         "own FLOPs": [_signed(module.own.flops) for module in modules],
         "own params": [_signed(module.own.parameters) for module in modules],
         "peak": [_signed(module.peak_bytes) for module in modules],
         "time a MAC": [signed(time.per_mac) for time in times],
     }
-    return FittedTable(
-        "module", names, columns, room=max(MARGIN, min(max(map(len, names)), _LONG_NAME))
-    )
+    longest = min(max(map(len, names)), _LONG_NAME)
+    return FittedTable("module", names, columns, room=max(MARGIN, longest))
 
 
 def _verdict(module: ModuleDiff) -> str:
-    if module.before is None or module.after is None:
-        return "added" if module.before is None else "removed"
+    if module.before is None:
+        return "added"
+    if module.after is None:
+        return "removed"
     return module.news.verdict or ("other work" if module.own.differs else units.UNKNOWN)
-
-
-def _limit(limit: Limit, diff: Diff) -> str:
-    if limit.name == "max_regress":
-        bounds = "" if diff.step.low is None else f" ({interval(diff.step)})"
-        return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{units.percent(limit.allowed)}"
-    if limit.name == "min_mfu":
-        return f"MFU is {units.percent(limit.found)}; the least is {units.percent(limit.allowed)}"
-    return (
-        f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"
-    )
 
 
 def _signed(change: Change) -> str:

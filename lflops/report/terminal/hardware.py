@@ -1,4 +1,4 @@
-"""Chips on a terminal: the table of them, and the figures of one next to a measured machine's."""
+"""Chips on a terminal: their table, and the figures of a chip next to those of a machine."""
 
 from collections.abc import Mapping
 
@@ -11,64 +11,68 @@ from lflops.report.terminal.tables import FittedTable, text
 from lflops.report.text import plain
 
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
+_FIGURES = ("memory", "bandwidth", "link", *DTYPES)
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
-    rows = [
-        row
-        for vendor, of_vendor in chips.items()
-        for row in [(vendor, None), *((chip.name, chip) for chip in of_vendor)]
-    ]
+    """The chips of each vendor."""
+    rows: list[tuple[str, Hardware | None]] = []
+    for vendor, of_vendor in chips.items():
+        rows.append((vendor, None))
+        rows += [(chip.name, chip) for chip in of_vendor]
     columns = {
         column: ["" if chip is None else _cell(chip, column) for _, chip in rows]
         for column in ("memory", "bandwidth", *DTYPES)
     }
-    return Group(
-        FittedTable("chip", [name for name, _ in rows], columns, first=_LEFT_OUT_FIRST),
-        "",
-        text(
-            "FLOP/s (int8: OP/s) without sparsity; lflops hardware NAME says of one chip where its figures are from",
-            "dim",
-        ),
+    names = [name for name, _ in rows]
+    remark = (
+        "FLOP/s (int8: OP/s) without sparsity; "
+        "lflops hardware NAME prints the sources of a chip's figures"
     )
+    table = FittedTable("chip", names, columns, first=_LEFT_OUT_FIRST)
+    return Group(table, "", text(remark, "dim"))
 
 
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
-    """One chip's figures, or those of a machine, or both.
+    """The figures of a chip, of a machine, or of both.
 
-    With the share that is reached, where the machine has that chip.
+    If the machine has that chip, they include the share that the machine reaches.
     """
     devices = [device for device in (chip, measured) if device is not None]
-    kinds = {"memory": "", "bandwidth": "B/s", "link": "B/s"} | {
-        dtype: "OP/s" if dtype == "int8" else "FLOP/s" for dtype in DTYPES
-    }
-    rows = {
-        name: values
-        for name in kinds
-        if any(values := [_value(device, name) for device in devices])
-    }
-    columns = {
-        "measured" if device is measured else plain(device.name): [
-            units.quantity(values[place], kinds[name]) if kinds[name] else units.size(values[place])
-            for name, values in rows.items()
-        ]
-        for place, device in enumerate(devices)
-    }
+    names = []
+    for name in _FIGURES:
+        if any(_value(device, name) for device in devices):
+            names.append(name)
+    columns: dict[str, list[str]] = {}
+    for device in devices:
+        heading = "measured" if device is measured else plain(device.name)
+        columns[heading] = [_with_unit(device, name) for name in names]
     if chip is not None and measured is not None and lookup(measured.name) == chip:
-        columns["reached"] = [
-            units.percent(here / of_chip if of_chip and here else None)
-            for of_chip, here in rows.values()
-        ]
-    table = FittedTable("", list(rows), columns)
-    sources = [
-        ("device", f"{each.name}, {each.source}") if each is measured else ("source", each.source)
-        for each in devices
-    ]
-    return Group(
-        table,
-        "",
-        *(Text.assemble((f"{label}  ", "bold"), text(source)) for label, source in sources),
-    )
+        columns["reached"] = [_reached(chip, measured, name) for name in names]
+    sources = []
+    for device in devices:
+        label = "source"
+        source = device.source
+        if device is measured:
+            label = "device"
+            source = f"{device.name}, {source}"
+        sources.append(Text.assemble((f"{label}  ", "bold"), text(source)))
+    return Group(FittedTable("", names, columns), "", *sources)
+
+
+def _with_unit(device: Hardware, name: str) -> str:
+    value = _value(device, name)
+    if name == "memory":
+        return units.size(value)
+    if name in {"bandwidth", "link"}:
+        return units.quantity(value, "B/s")
+    return units.quantity(value, "OP/s" if name == "int8" else "FLOP/s")
+
+
+def _reached(chip: Hardware, measured: Hardware, name: str) -> str:
+    of_chip = _value(chip, name)
+    here = _value(measured, name)
+    return units.percent(here / of_chip if of_chip and here else None)
 
 
 def _cell(chip: Hardware, column: str) -> str:
@@ -78,13 +82,11 @@ def _cell(chip: Hardware, column: str) -> str:
     return units.quantity(value, "B/s" if column == "bandwidth" else "")
 
 
-def _value(device: Hardware, column: str) -> float | None:
-    if column == "memory":
+def _value(device: Hardware, name: str) -> float | None:
+    if name == "memory":
         return device.memory_bytes
-    if column in {"bandwidth", "link"}:
-        return (
-            device.bandwidth_bytes_per_second
-            if column == "bandwidth"
-            else device.link_bytes_per_second
-        )
-    return device.peak_flops_per_second.get(column)
+    if name == "bandwidth":
+        return device.bandwidth_bytes_per_second
+    if name == "link":
+        return device.link_bytes_per_second
+    return device.peak_flops_per_second.get(name)

@@ -1,7 +1,4 @@
-"""Memory on a terminal.
-
-The peak and what is alive then, and what checkpointing or sharding would change.
-"""
+"""Memory on a terminal: the peak, and the effect of checkpointing or sharding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -11,7 +8,15 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.memory.peak import FRAGMENTATION, Checkpointed, MemoryFit, Sharded, Verdict, room_for
+from lflops.memory.peak import (
+    FRAGMENTATION,
+    Checkpointed,
+    Holder,
+    MemoryFit,
+    Sharded,
+    Verdict,
+    room_for,
+)
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
 from lflops.report.text import savings
@@ -24,77 +29,89 @@ _BLOCKS = 5
 def render_memory(analysis: Analysis) -> Group:
     """The peak, by category, by module and by its largest storages."""
     memory = analysis.profile.memory
-    return Group(
-        text("memory was not counted", "dim") if memory is None else margin(_rows(analysis, memory))
-    )
+    if memory is None:
+        return Group(text("memory was not counted", "dim"))
+    return Group(margin(_rows(analysis, memory)))
 
 
 def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableType]]:
-    at, when = analysis.peak_moment, ""
-    if at is not None:
-        when = f", reached in {at.phase} by {at.operator} of {at.module or 'the model itself'}, operator {memory.peak_index + 1:,}"
-    yield "peak", prose(f"{units.size(memory.peak_bytes)}{when}")
-    if (room := room_for(analysis.profile, analysis.profile.run.hardware)) is not None:
-        yield from (("verdict", prose(line, _COLOURS[room.verdict])) for line in room_lines(room))
-    if (reserved := memory.reserved) is not None:
-        yield "reserved", prose(_reserved(reserved))
-    # What checkpointing saves has its own lines.
-    yield from (("to lower it", prose(what)) for what, _, cost in savings(analysis) if not cost)
-    most, at_peak = (
-        each.get("activations", 0) for each in (memory.most_by_category, memory.by_category)
-    )
-    names = {"activations": "activations (peak)"} if most > at_peak else {}
-    categories = {
-        names.get(category, category.replace("_", " ")): nbytes
-        for category, nbytes in memory.by_category.items()
-    }
-    yield from (("by category", line) for line in _listed(categories, memory.peak_bytes))
-    if most > at_peak:
-        yield (
-            "",
-            prose(
-                f"{units.size(most):>12}          activations (largest, at another moment)", "dim"
-            ),
-        )
-    holders = {
-        (one.name or "the model itself")
-        + (f" ×{one.modules}" if one.modules > 1 else ""): one.bytes
-        for one in analysis.holders
-    }
-    yield from (("by module", line) for line in _listed(holders, memory.peak_bytes))
-    for each in memory.alive[:_LISTED]:
-        made = f", {each.operator} in {each.phase}" if each.operator else ""
-        yield (
-            "largest",
-            f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}{made}",
-        )
+    yield "peak", prose(units.size(memory.peak_bytes) + _when(analysis, memory))
+    room = room_for(analysis.profile, analysis.profile.run.hardware)
+    if room is not None:
+        for line in room_lines(room):
+            yield "verdict", prose(line, _COLOURS[room.verdict])
+    if memory.reserved is not None:
+        yield "reserved", prose(_reserved(memory.reserved))
+    for saving, _, cost in savings(analysis):
+        # Checkpointing, which costs time, has separate lines.
+        if not cost:
+            yield "to lower it", prose(saving)
+    yield from _categories(memory)
+    holders = {_holder(holder): holder.bytes for holder in analysis.holders}
+    for row in _listed(holders, memory.peak_bytes):
+        yield "by module", row
+    for storage in memory.alive[:_LISTED]:
+        origin = f", {storage.operator} in {storage.phase}" if storage.operator else ""
+        category = storage.category.replace("_", " ")
+        module = storage.module or "the model itself"
+        yield "largest", f"{units.size(storage.bytes):>12}  {category}, {module}{origin}"
+
+
+def _when(analysis: Analysis, memory: Memory) -> str:
+    """Phase, operator and module of the peak."""
+    at = analysis.peak_moment
+    if at is None:
+        return ""
+    module = at.module or "the model itself"
+    number = f"{memory.peak_index + 1:,}"
+    return f", reached in {at.phase} by {at.operator} of {module}, operator {number}"
+
+
+def _categories(memory: Memory) -> Iterator[tuple[str, RenderableType]]:
+    most = memory.most_by_category.get("activations", 0)
+    has_larger_moment = most > memory.by_category.get("activations", 0)
+    parts: dict[str, int] = {}
+    for category, nbytes in memory.by_category.items():
+        name = category.replace("_", " ")
+        if category == "activations" and has_larger_moment:
+            name = "activations (peak)"
+        parts[name] = nbytes
+    for row in _listed(parts, memory.peak_bytes):
+        yield "by category", row
+    if has_larger_moment:
+        line = f"{units.size(most):>12}          activations (largest, at another moment)"
+        yield "", prose(line, "dim")
+
+
+def _holder(holder: Holder) -> str:
+    name = holder.name or "the model itself"
+    return f"{name} ×{holder.modules}" if holder.modules > 1 else name
 
 
 def _reserved(reserved: Reserved) -> str:
-    unused = (
-        units.percent(reserved.unused_bytes / reserved.reserved_bytes)
-        if reserved.reserved_bytes
-        else units.UNKNOWN
-    )
-    settings = f"with {reserved.settings}" if reserved.settings else "with its default settings"
+    unused = units.UNKNOWN
+    if reserved.reserved_bytes:
+        unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes)
+    settings = reserved.settings or "its default settings"
     return (
-        f"{units.size(reserved.reserved_bytes)} by torch's allocator {settings}, simulated; {unused} of it unused, "
-        f"at most {units.size(reserved.allocated_bytes)} allocated"
+        f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings}, simulated; "
+        f"{unused} of it unused, at most {units.size(reserved.allocated_bytes)} allocated"
     )
 
 
 def room_lines(room: MemoryFit) -> Iterable[str]:
-    """The verdict, and what it is made of."""
+    """The verdict, and its parts."""
     yield (
-        f"{room.verdict}: {units.size(room.needed_bytes)} of the {units.size(room.usable_bytes)} that a process has on {room.chip} "
+        f"{room.verdict}: {units.size(room.needed_bytes)} of the {units.size(room.usable_bytes)} "
+        f"that a process has on {room.chip} "
         f"({units.percent(room.needed_bytes / room.usable_bytes)})"
     )
-    assumed = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
+    fragmentation = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
+    if room.fragmentation_simulated:
+        fragmentation = "reserved besides by the allocator (simulated)"
     parts = {
         "tensors": room.tensor_bytes,
-        "reserved besides by the allocator (simulated)"
-        if room.fragmentation_simulated
-        else assumed: room.fragmentation_bytes,
+        fragmentation: room.fragmentation_bytes,
         "CUDA context": room.context_bytes,
         "cuBLAS": room.workspace_bytes,
         "NCCL": room.collective_bytes,
@@ -103,67 +120,64 @@ def room_lines(room: MemoryFit) -> Iterable[str]:
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
-    largest = sorted(
-        ((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0]
-    )
-    for nbytes, name in largest[:_LISTED]:
-        yield text(f"{units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name}")
-    if rest := largest[_LISTED:]:
-        left = sum(nbytes for nbytes, _ in rest)
-        yield text(f"{units.size(left):>12}  {units.percent(left / total):>6}  {len(rest)} more")
+    """Lines of the largest parts, and a line for the rest."""
+    largest = sorted(filter(parts.get, parts), key=lambda name: -parts[name])
+    for name in largest[:_LISTED]:
+        yield _part(parts[name], total, name)
+    rest = largest[_LISTED:]
+    if rest:
+        yield _part(sum(parts[name] for name in rest), total, f"{len(rest)} more")
+
+
+def _part(nbytes: int, total: int, name: str) -> Text:
+    return text(f"{units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name}")
 
 
 def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
     """The blocks that save most, and all together."""
-    lines = [f"{_saving(each.saved_bytes, each.macs)}, {each.module}" for each in blocks[:_BLOCKS]]
+    rows = []
+    for block in blocks[:_BLOCKS]:
+        saving = _saving(block.saved_bytes, block.macs)
+        rows.append(("checkpointing", f"{saving}, {block.module}"))
     if len(blocks) > 1:
-        # While one runs again, its own activations are there once more.
-        saved = sum(each.saved_bytes for each in blocks[1:])
-        lines.append(
-            f"{_saving(saved, sum(each.macs for each in blocks))}, all {len(blocks)} blocks"
-        )
-    return Group(margin(("checkpointing", line) for line in lines))
-
-
-def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """Draw what a rank needs under each strategy.
-
-    In all, whether that fits, and a column for each part.
-    """
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    heads = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
-    has_room = any(each.room is not None for each in strategies)
-    heads += ["needs", "verdict"] if has_room else []
-    for _ in heads:
-        table.add_column(justify="right")
-    table.add_row(
-        *map(text, (f"peak of each of {strategies[0].ranks} ranks" if strategies else "", *heads)),
-        style="bold",
-    )
-    for each in strategies:
-        parts = (
-            each.parameter_bytes,
-            each.gradient_bytes,
-            each.optimizer_state_bytes,
-            each.gathered_bytes,
-            each.rest_bytes,
-        )
-        cells = [text(units.size(part)) for part in (each.total_bytes, *parts)]
-        if each.room is not None:
-            cells += [
-                text(units.size(each.room.needed_bytes)),
-                text(each.room.verdict, _COLOURS[each.room.verdict]),
-            ]
-        table.add_row(text(each.strategy), *cells)
-    return Group(
-        table,
-        text(
-            "by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL",
-            "dim",
-        ),
-    )
+        # While a block is recomputed, its own activations are alive again.
+        saved = sum(block.saved_bytes for block in blocks[1:])
+        saving = _saving(saved, sum(block.macs for block in blocks))
+        rows.append(("checkpointing", f"{saving}, all {len(blocks)} blocks"))
+    return Group(margin(rows))
 
 
 def _saving(saved: int, macs: int) -> str:
     return f"saves up to {units.size(saved)} for {units.count(macs)} MACs more"
+
+
+def render_sharded(strategies: Sequence[Sharded]) -> Group:
+    """The memory of a rank under each strategy: in all, by part, and whether it fits."""
+    headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
+    if any(strategy.room is not None for strategy in strategies):
+        headings += ["needs", "verdict"]
+    title = f"peak of each of {strategies[0].ranks} ranks" if strategies else ""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    for _ in headings:
+        table.add_column(justify="right")
+    table.add_row(*map(text, (title, *headings)), style="bold")
+    for strategy in strategies:
+        sizes = (
+            strategy.total_bytes,
+            strategy.parameter_bytes,
+            strategy.gradient_bytes,
+            strategy.optimizer_state_bytes,
+            strategy.gathered_bytes,
+            strategy.rest_bytes,
+        )
+        cells = [text(units.size(nbytes)) for nbytes in sizes]
+        room = strategy.room
+        if room is not None:
+            cells.append(text(units.size(room.needed_bytes)))
+            cells.append(text(room.verdict, _COLOURS[room.verdict]))
+        table.add_row(text(strategy.strategy), *cells)
+    remark = (
+        "by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL"
+    )
+    return Group(table, text(remark, "dim"))

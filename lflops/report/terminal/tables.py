@@ -1,4 +1,4 @@
-"""Text and tables for a terminal: without markup or control characters, and fitted to its width."""
+"""Text and tables that fit the width of a terminal, without markup or control characters."""
 
 import re
 import textwrap
@@ -12,14 +12,16 @@ from rich.text import Text
 from lflops import units
 from lflops.report.text import plain, shortened, shortened_name
 
-# width of the labels in the lines above a table
 MARGIN = 16
+"""Width of the labels in the lines above a table."""
 
 _WITH_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
 )
 _GAP = 2
-_SHORTEST, _LONG_NAME = 16, 40
+# Names are never cut below this width, and need at most this width.
+_SHORTEST = 16
+_LONG_NAME = 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
 
@@ -29,21 +31,22 @@ def text(content: str, style: str = "") -> Text:
 
 
 def figure(number: str) -> Text:
-    """A number; dimmed where it is 0 or unknown."""
+    """A number; dimmed if it is 0 or unknown."""
     return text(number, "dim" if number in _NOTHING else "")
 
 
-class prose:  # noqa: N801 - used as the function `text` is
-    """A sentence or more, wrapped between words; a number keeps its unit."""
+class prose:  # noqa: N801 - used like the function `text`
+    """Sentences that wrap between words, but not between a number and its unit."""
 
     def __init__(self, content: str, style: str = "", indent: int = 0) -> None:
-        """Take the text, a style of rich, and the columns that every line is indented by."""
-        self._content, self._style, self._indent = plain(content), style, " " * indent
+        """Accept a text, a style of rich, and the number of columns to indent every line by."""
+        self._content = plain(content)
+        self._style = style
+        self._indent = " " * indent
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, len(self._indent) + len(self._content)).with_maximum(
-            options.max_width
-        )
+        width = len(self._indent) + len(self._content)
+        return Measurement(1, width).with_maximum(options.max_width)
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -61,20 +64,20 @@ class prose:  # noqa: N801 - used as the function `text` is
 
 
 def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Lines with a label in the margin, which stands once for all lines below it with the same label."""
-    table, above = Table.grid(padding=(0, 2, 0, 0)), ""
+    """Lines with a label in the margin; consecutive lines with the same label show it once."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    above = ""
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for label, line in rows:
-        table.add_row(
-            "" if label == above else label, text(line) if isinstance(line, str) else line
-        )
+        shown = text(line) if isinstance(line, str) else line
+        table.add_row("" if label == above else label, shown)
         above = label or above
     return table
 
 
 class FittedTable:
-    """Names with their figures; where the width is too small columns are left out, never digits."""
+    """Names with their figures; if the terminal is too narrow, columns are left out, not digits."""
 
     def __init__(
         self,
@@ -85,20 +88,24 @@ class FittedTable:
         room: int | None = None,
         first: Sequence[str] = (),
     ) -> None:
-        """Take cells by heading.
+        """Accept the cells of each column by heading.
 
-        `room` is the names' width while a column can be left out, else their own, up to 40 letters.
+        Args:
+            heading: Heading of the names.
+            names: Name of each row.
+            columns: Cells by heading.
+            room: Width of the names while columns can be left out. Default: the longest name, up to
+                40 characters.
+            first: Headings of the columns to leave out first. The last columns follow.
         """
-        self._heading, self._names, self._columns = heading, names, columns
-        self._order = dict.fromkeys(
-            [*first, *reversed(list(columns))]
-            # in which columns are left out
-        )
-        self._room = (
-            max(len(heading), min(max(map(len, names), default=0), _LONG_NAME))
-            if room is None
-            else room
-        )
+        if room is None:
+            longest = max(map(len, names), default=0)
+            room = max(len(heading), min(longest, _LONG_NAME))
+        self._heading = heading
+        self._names = names
+        self._columns = columns
+        self._room = room
+        self._left_out_first = dict.fromkeys([*first, *reversed(list(columns))])
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -110,21 +117,26 @@ class FittedTable:
         for heading in kept:
             table.add_column(heading, justify="right", overflow="fold")
         cut = shortened_name if self._heading.startswith("module") else shortened
-        for name, *cells in zip(
-            self._names, *(self._columns[heading] for heading in kept), strict=True
-        ):
-            table.add_row(
-                text(cut(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells)
-            )
+        width = max(room, min(self._room, _SHORTEST))
+        cells = zip(*(self._columns[heading] for heading in kept), strict=True)
+        for name, row in zip(self._names, cells, strict=True):
+            table.add_row(text(cut(plain(name), width)), *map(figure, row))
         yield table
-        if left_out := [heading for heading in self._columns if heading not in kept]:
+        left_out = [heading for heading in self._columns if heading not in kept]
+        if left_out:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
-        kept, order = list(self._columns), iter(self._order)
-        while len(kept) > 1 and self._room + self._width(kept) > width:
-            kept.remove(next(order))
+        """The headings of the columns that leave enough room for the names."""
+        kept = list(self._columns)
+        for heading in self._left_out_first:
+            if len(kept) == 1 or self._room + self._width(kept) <= width:
+                break
+            kept.remove(heading)
         return kept
 
     def _width(self, headings: Sequence[str]) -> int:
-        return sum(_GAP + max(map(len, [heading, *self._columns[heading]])) for heading in headings)
+        width = 0
+        for heading in headings:
+            width += _GAP + max(map(len, [heading, *self._columns[heading]]))
+        return width
