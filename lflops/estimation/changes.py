@@ -1,15 +1,15 @@
-"""Changes to a model that is to be estimated, as options name them.
+"""Changes to a model before it is estimated, each with an option of `lflops estimate`.
 
-Dtype, autocast, adapters, checkpointing, the loss, and offloading.
+They are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
 """
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,10 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""What a block recomputes in backward: nothing, all but the operators in `KEPT`, or all."""
+"""What a block recomputes in backward: nothing, everything except the operators in `KEPT`, or all."""
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""Also torchtitan's per-operator policy, which recomputes every second product that `selective` keeps."""
+"""Adds torchtitan's per-operator policy, which recomputes every second matmul in `KEPT`."""
 
 _ATTENTION = (
     "flash_attention",
@@ -43,68 +43,62 @@ _ATTENTION = (
     "flash_attention_for_cpu",
 )
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators whose results a block keeps under the policy `selective`.
+"""ATen operators whose results the policy `selective` keeps.
 
-Linear layers, convolutions and fused attention.
+They are linear layers, convolutions and fused attention.
 """
 
-# what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor
-# memory.
+# Factor of an adapter's result, alpha over rank. Its value changes neither work nor memory.
 SCALE = 2.0
 
 
 QUANTIZED = ("nf4", "nf4-dq")
-"""bitsandbytes' weights of 4 bits.
+"""4-bit weights of bitsandbytes.
 
-With a scale in float32 for 64 of them, or with scales that are quantized to 8 bits themselves.
+Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-dq`).
 """
 
 
 class FourBit(nn.Module):
-    """A frozen linear layer as bitsandbytes holds it under `QUANTIZED`.
+    """A frozen linear layer that bitsandbytes has quantized to one of `QUANTIZED`.
 
-    Only shapes are right, no values.
+    Only the shapes are right, not the values.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
         super().__init__()
-        self.shape, self.bias, scales = (
-            layer.weight.shape,
-            layer.bias,
-            -(-layer.weight.numel() // 64),
-        )
-        self.weight = nn.Parameter(
-            torch.empty((layer.weight.numel() + 1) // 2, 1, dtype=torch.uint8), requires_grad=False
-        )
-        self.scales = nn.Buffer(
-            torch.empty(scales, dtype=torch.uint8 if kind == "nf4-dq" else torch.float32)
-        )
-        # The 16 values; of quantized scales also the scales of 256, their 256 values and their
-        # mean.
-        self.values = nn.Buffer(
-            torch.empty(
-                16 if kind == "nf4" else 16 + -(-scales // 256) + 256 + 1, dtype=torch.float32
-            )
-        )
+        elements = layer.weight.numel()
+        scales = -(-elements // 64)
+        scale_dtype = torch.float32
+        # The 16 values that a weight can have.
+        values = 16
+        if kind == "nf4-dq":
+            scale_dtype = torch.uint8
+            # The scales have a scale for every 256 of them, 256 values, and their mean.
+            values += -(-scales // 256) + 256 + 1
+        self.shape = layer.weight.shape
+        self.bias = layer.bias
+        packed = torch.empty((elements + 1) // 2, 1, dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.scales = nn.Buffer(torch.empty(scales, dtype=scale_dtype))
+        self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with a whole weight, which is made anew in forward and in backward."""
-        with saved_tensors_hooks(_let_go, _fetch):
+        """Multiply with the dequantized weight, which exists once in forward and in backward."""
+        with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer and its adapter, as PEFT computes them."""
+    """A frozen linear layer and its low-rank adapter, computed in the same way as in PEFT."""
 
     def __init__(self, base: nn.Linear, rank: int, quantized: str | None = None) -> None:
         super().__init__()
         self.base = base if quantized is None else FourBit(base, quantized)
-        self.down = nn.Linear(
-            base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype
-        )
-        self.up = nn.Linear(
-            rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype
-        )
+        device = base.weight.device
+        dtype = base.weight.dtype
+        self.down = nn.Linear(base.in_features, rank, bias=False, device=device, dtype=dtype)
+        self.up = nn.Linear(rank, base.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.base(x) + self.up(self.down(x)) * SCALE
@@ -112,32 +106,30 @@ class Adapted(nn.Module):
 
 
 def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None = None) -> None:
-    """Freeze a model, quantize the linear layers of its blocks, and give each an adapter.
+    """Freeze a model, and add an adapter to each linear layer of its blocks.
 
-    Without any, a `CountError`.
+    With `quantized`, the layers are quantized as well. Raises `CountError` if the blocks have no
+    linear layers.
     """
     model.requires_grad_(requires_grad=False)
     found = 0
     for block in blocks_in(model).values():
-        layers = {
-            name: layer
-            for name, layer in block.named_modules()
-            if name and isinstance(layer, nn.Linear)
-        }
-        for name, layer in layers.items():
-            container, _, attribute = name.rpartition(".")
-            setattr(block.get_submodule(container), attribute, Adapted(layer, rank, quantized))
-        found += len(layers)
+        for name, layer in list(block.named_modules()):
+            if name and isinstance(layer, nn.Linear):
+                container, _, attribute = name.rpartition(".")
+                setattr(block.get_submodule(container), attribute, Adapted(layer, rank, quantized))
+                found += 1
     if not found:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters"
+            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: "
+            "give the model with its adapters"
         )
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that are made of modules, as a single operator would save nothing by recomputing.
+    """Return the blocks that have submodules; recomputing a single operator would save nothing.
 
-    Without any, a `CountError`.
+    Raises `CountError` if there are none.
     """
     blocks = {
         name: block
@@ -146,65 +138,64 @@ def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
     }
     if not blocks:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no blocks: those are modules made of others, in a ModuleList or Sequential, as layers.0"
+            f"{caller}: {type(model).__name__} has no blocks: "
+            "a block is a module with submodules in a ModuleList or Sequential, such as layers.0"
         )
     return blocks
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:
-    """Change the forward of a block to one that is recomputed in backward."""
+    """Change the forward of a block so that it is recomputed in backward."""
     if policy == "none":
         return
-    how: dict[str, Any] = {}
+    recomputed: Callable[..., Any] = partial(checkpoint, block.forward, use_reentrant=False)
     kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
     if policy == "selective":
-        how["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+        contexts = partial(create_selective_checkpoint_contexts, kept)
+        recomputed = partial(recomputed, context_fn=contexts)
     if policy == "selective-op":
-        how["context_fn"] = partial(_every_second_product, frozenset(kept))
-    vars(block)["forward"] = partial(checkpoint, block.forward, use_reentrant=False, **how)
+        contexts = partial(_every_second_matmul, frozenset(kept))
+        recomputed = partial(recomputed, context_fn=contexts)
+    vars(block)["forward"] = recomputed
 
 
-def _every_second_product(kept: frozenset[Any]) -> Any:
-    """The contexts of one checkpointed forward.
+def _every_second_matmul(kept: frozenset[Any]) -> Any:
+    """Return the contexts of one checkpointed forward under the policy `selective-op`.
 
-    As `selective`, but of the products (`mm`) only the first, the third and so on are kept.
+    It keeps the same operators as `selective`, but of `mm` only the first, the third and so on.
     """
-    products: Counter[bool] = Counter()
+    matmuls: Counter[bool] = Counter()
 
     def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        is_product = operator is torch.ops.aten.mm.default
-        products[context.is_recompute] += is_product
-        skipped = is_product and not products[context.is_recompute] % 2
-        return (
-            CheckpointPolicy.MUST_SAVE
-            if operator in kept and not skipped
-            else CheckpointPolicy.PREFER_RECOMPUTE
-        )
+        if operator not in kept:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        if operator is torch.ops.aten.mm.default:
+            matmuls[context.is_recompute] += 1
+            if matmuls[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE
 
     return create_selective_checkpoint_contexts(policy)
 
 
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
-    """A context in which blocks recompute; afterwards their forwards are what they were."""
-    before = {
-        name: {key: value for key, value in vars(blocks[name]).items() if key == "forward"}
-        for name in policies
-    }
-    try:
+    """Make blocks recompute within a context, which restores their forwards."""
+    with contextlib.ExitStack() as stack:
         for name, policy in policies.items():
+            attributes = vars(blocks[name])
+            if "forward" in attributes:
+                stack.callback(attributes.__setitem__, "forward", attributes["forward"])
+            else:
+                stack.callback(attributes.pop, "forward", None)
             recompute(blocks[name], policy)
         yield
-    finally:
-        for name, own in before.items():
-            vars(blocks[name]).pop("forward", None)
-            vars(blocks[name]).update(own)
 
 
 class CompiledLoss(Function):
-    """The cross-entropy as inductor compiles it.
+    """The memory of a cross-entropy that inductor compiles.
 
-    Nothing is as large as the logits but their gradient, in the same dtype.
+    The only tensor as large as the logits is their gradient, in the same dtype.
     """
 
     @staticmethod
@@ -219,47 +210,47 @@ class CompiledLoss(Function):
 
 
 def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -> None:
-    """Let a language model of transformers compute its logits and loss in parts of the sequence.
+    """Make a transformers language model compute logits and loss in chunks of the sequence.
 
-    Several are recomputed in backward.
+    If there are several chunks, they are recomputed in backward.
     """
     model: Any = subject.model
-    head = (
-        model.get_output_embeddings()
-        if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs
-        else None
-    )
+    head = None
+    if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs:
+        head = model.get_output_embeddings()
     if head is None:
         raise CountError(
-            f"{caller}: {type(model).__name__} is no language model of transformers with labels: give its configuration,"
-            " or build the loss into your function"
+            f"{caller}: {type(model).__name__} is no transformers language model with labels: "
+            "give its configuration, or build the loss into your function"
         )
+    chunk_loss: Callable[..., Any] = partial(_chunk_loss, head, compiled=compiled)
+    if chunks > 1:
+        chunk_loss = partial(checkpoint, chunk_loss, use_reentrant=False)
 
     def forward(*, labels: Tensor, **inputs: Any) -> Any:
         states = model.base_model(**inputs)[0].chunk(chunks, 1)
-        part = partial(_part, head, compiled=compiled)
-        part = partial(checkpoint, part, use_reentrant=False) if chunks > 1 else part
-        losses = [part(*each) for each in zip(states, labels.chunk(chunks, 1), strict=True)]
+        parts = zip(states, labels.chunk(chunks, 1), strict=True)
+        losses = [chunk_loss(*part) for part in parts]
         return SimpleNamespace(loss=torch.stack(losses).sum() / labels.numel())
 
     vars(model)["forward"] = forward
 
 
-def _part(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bool) -> Tensor:
+def _chunk_loss(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bool) -> Tensor:
     if compiled:
         loss: Tensor = CompiledLoss.apply(head(states), labels)  # type: ignore[no-untyped-call]
         return loss
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-# bytes: what is smaller stays on the chip, as torchtune has it
+# Smaller tensors, in bytes, stay on the chip, as in torchtune.
 LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Let go of what backward needs of forward, until it needs it.
+    """Free the tensors that backward needs from forward, until backward needs them.
 
-    The model's parameters and views of them stay.
+    Parameters of the model and their views stay on the chip.
     """
     forward = model.forward
 
@@ -269,7 +260,7 @@ def offload_activations(model: nn.Module) -> None:
         def offload(saved: Tensor) -> Any:
             if saved.nbytes < LEAST_OFFLOADED or storage_key(saved)[1] in held:
                 return saved
-            return _let_go(saved)
+            return _free(saved)
 
         with saved_tensors_hooks(offload, _fetch):
             return forward(*args, **kwargs)
@@ -277,12 +268,23 @@ def offload_activations(model: nn.Module) -> None:
     vars(model)["forward"] = wraps(forward)(offloading)
 
 
-def _let_go(saved: Tensor) -> Any:
-    return saved.shape, saved.stride(), {"dtype": saved.dtype, "device": saved.device}
+class _Freed(NamedTuple):
+    """The layout of a tensor that was freed."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
-def _fetch(saved: Any) -> Tensor:
-    return saved if isinstance(saved, Tensor) else torch.empty_strided(*saved[:2], **saved[2])
+def _free(saved: Tensor) -> _Freed:
+    return _Freed(saved.shape, saved.stride(), saved.dtype, saved.device)
+
+
+def _fetch(saved: Tensor | _Freed) -> Tensor:
+    if isinstance(saved, Tensor):
+        return saved
+    return torch.empty_strided(saved.size, saved.stride, dtype=saved.dtype, device=saved.device)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -291,16 +293,19 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def dtype_of(argument: str, name: str) -> torch.dtype:
-    """The dtype of a name, in any letter case; any other is a `CountError` that names the argument."""
-    word = name.lower()
-    found = DTYPES.get(SHORT_NAMES.get(word, word))
+    """Return the dtype with this name, in upper or lower case.
+
+    Raises a `CountError` that names the argument if there is none.
+    """
+    lower = name.lower()
+    found = DTYPES.get(SHORT_NAMES.get(lower, lower))
     if found is None:
         raise CountError(f"{argument}={name!r}: give one of {', '.join((*DTYPES, *SHORT_NAMES))}")
     return found
 
 
 def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPolicy:
-    """FSDP2's policy, from the names of the dtypes in which blocks compute and gradients are reduced."""
+    """Return FSDP2's policy, from the names of the dtypes of computation and of reduction."""
     return MixedPrecisionPolicy(
         param_dtype=None if compute is None else dtype_of("mp", compute),
         reduce_dtype=None if reduce is None else dtype_of("reduce", reduce),
@@ -309,50 +314,42 @@ def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPo
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is changed."""
+    """The changes to a model. The defaults change nothing.
 
-    dtype: str | None = (
-        # of parameters and floating arguments, a name that `dtype_of` takes; `None` leaves them
-        None
-    )
-    # `bf16-mixed` or `16-mixed` for autocast; `None` for none
+    Attributes:
+        dtype: Name of the dtype of parameters and floating-point arguments.
+        precision: `bf16-mixed` or `16-mixed` for autocast.
+        adapter_rank: Rank of low-rank adapters.
+        quantized: Quantization of the weights below adapters, one of `QUANTIZED`.
+        policy: Activation checkpointing of every block.
+        chunks: Number of chunks of the sequence in which logits and loss are computed.
+        compiled_loss: Whether the loss is compiled, and only the loss.
+        offload: Whether activations are on the host between forward and backward.
+    """
+
+    dtype: str | None = None
     precision: str | None = None
-    # of low-rank adapters; `None` for none
     adapter_rank: int | None = None
-    quantized: str | None = (
-        # how the weights below adapters are held, one of `QUANTIZED`; `None` as they are
-        None
-    )
-    # what every block recomputes
+    quantized: str | None = None
     policy: Policy = "none"
-    chunks: int | None = (
-        # parts of the sequence in which logits and loss are computed; `None` for all of it at once
-        None
-    )
-    # whether the loss is compiled, and the rest is not
+    chunks: int | None = None
     compiled_loss: bool = False
-    # whether activations that backward needs are on the host meanwhile
     offload: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             dtype_of("dtype", self.dtype)
-        for name, value, known in (
-            ("precision", self.precision, MIXED),
-            ("quantize", self.quantized, QUANTIZED),
-            ("ac", self.policy, EVERY_POLICY),
-        ):
-            if value is not None and value not in known:
-                raise CountError(
-                    f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}"
-                )
+        _check_choice("precision", self.precision, list(MIXED))
+        _check_choice("quantize", self.quantized, QUANTIZED)
+        _check_choice("ac", self.policy, EVERY_POLICY, also="best")
         if self.quantized is not None and self.adapter_rank is None:
             raise CountError(
-                f"quantize={self.quantized!r} is for the frozen layers below adapters: give lora as well"
+                f"quantize={self.quantized!r} is for the frozen layers below adapters: "
+                "give lora as well"
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
-        """The subject, its model changed; a `CountError` where the model has no blocks to change."""
+        """Change the model of a subject; raises `CountError` if it has no blocks to change."""
         if self.dtype is not None:
             dtype = dtype_of("dtype", self.dtype)
             subject = subject._replace(
@@ -372,11 +369,16 @@ class Changes:
         return subject
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return (
-            contextlib.nullcontext()
-            if self.precision is None
-            else torch.autocast("cpu", MIXED[self.precision])
-        )
+        """Return the context in which the changed model runs."""
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", MIXED[self.precision])
+
+
+def _check_choice(name: str, value: str | None, known: Sequence[str], also: str = "") -> None:
+    if value is not None and value not in known:
+        choices = [*known, also] if also else known
+        raise CountError(f"{name}={value!r}: give one of {', '.join(choices)}")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -384,6 +386,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
         return {name: _cast(each, dtype) for name, each in value.items()}
-    return (
-        type(value)(_cast(each, dtype) for each in value) if type(value) in {list, tuple} else value
-    )
+    if type(value) in {list, tuple}:
+        return type(value)(_cast(each, dtype) for each in value)
+    return value

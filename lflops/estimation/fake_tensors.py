@@ -1,9 +1,7 @@
-"""Fake tensors: made from real ones, and swapped into a model.
+"""Run a model on fake tensors, with the kernels that torch would choose on a chip.
 
-And errors that name the line of code that they cannot run.
-
-On a chip, attention and dropout use the kernels that torch takes there: the first enabled one, in
-torch's order, that supports the call.
+Real tensors are replaced by fake ones. Errors name the line of code that fake tensors cannot run.
+On a chip, attention uses the first enabled kernel, in torch's order, that supports the call.
 """
 
 import contextlib
@@ -46,9 +44,9 @@ from lflops.torch_private.tensors import (
     only_shapes_run,
 )
 
-# the code object of every call of a module
+# The code object of every call of a module.
 CALL = nn.Module.__call__.__code__
-# the name of the file in which torch sends Python objects
+# The file of torch's functions that send Python objects.
 OBJECTS_IN = "distributed_c10d.py"
 
 NO_CUDA = re.compile(
@@ -61,177 +59,195 @@ KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers whose memory is outside of what fake tensors can replace.
+"""Wrappers with memory that fake tensors cannot replace, a description of it, and the mesh to pass."""
 
-What that is, and the mesh to give.
-"""
-
-_TORCHS, _OURS = (
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
-)
-"""Folders whose lines a user does not change."""
+# Folders with code that a user does not change.
+_TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
+_OUR_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RealOptimizerError(Exception):
-    """An optimizer has real parameters: it would find no gradient and do nothing."""
+    """An optimizer has real parameters. It would find no gradients and do nothing."""
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """Check that a module has its tensors as attributes, where they can be replaced by fake ones."""
+    """Check that the tensors of a module are attributes, which fake tensors can replace."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError(
-            "estimate: a scripted module keeps its tensors to itself: give the one that it was made from"
+            "estimate: the tensors of a scripted module cannot be replaced: "
+            "give the module that it was made from"
         )
     for kind, kept, mesh in KEEPERS:
         if kind in kinds:
             raise CountError(
-                f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps, or a function that builds that "
-                f"module and {mesh}"
+                f"estimate: {type(module).__name__} has {kept} that cannot be replaced: "
+                f"give the module that it wraps, or a function that builds that module and {mesh}"
             )
-    if "FSDPModule" in kinds and any(
-        type(local_part(each)) is not FakeTensor for each in module.parameters()
-    ):
+    is_fake = all(type(local_part(each)) is FakeTensor for each in module.parameters())
+    if "FSDPModule" in kinds and not is_fake:
         raise CountError(
-            "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
+            "estimate: the parameters of a module under fully_shard cannot be replaced: "
+            "give a function that builds the module and shards it"
         )
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Check that an optimizer that makes a step in an estimate has fake parameters.
+    """Check that an optimizer that steps in an estimate has fake parameters.
 
     Other threads may train real ones.
     """
-    # A frozen one may have whole numbers, as packed weights, which keep their values.
-    parameters = (
-        each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
-    )
-    if only_shapes_run(()) and not all(
-        isinstance(local_part(each), FakeTensor) for each in parameters
-    ):
-        raise RealOptimizerError
+    if not only_shapes_run(()):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            # Frozen parameters may be small integers, which keep their values.
+            if parameter.requires_grad and not isinstance(local_part(parameter), FakeTensor):
+                raise RealOptimizerError
 
 
 @contextlib.contextmanager
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Turn the errors of fake tensors into a `CountError` that names the line and what to do.
+    """Turn errors of fake tensors into a `CountError` that names the line and a way around it.
 
-    `step_of` is the optimizer that steps.
+    `step_of` is the optimizer whose step runs.
     """
     try:
         yield
     except LflopsError:
         raise
     except Exception as error:
-        wrong, location = _wrong(error), _location(error)
-        if wrong is None and location:
-            error.add_note(f"{caller}: {location}")
-        if wrong is None:
+        problem = _problem(error)
+        location = _location(error)
+        if problem is None:
+            if location:
+                error.add_note(f"{caller}: {location}")
             raise
         if step_of is not None:
-            asked = wrong.partition(";")[0].removeprefix("it ")
-            advice = "give one that does not and has as much state, or lflops.counting around a real step"
+            short = problem.partition(";")[0].removeprefix("it ")
             raise CountError(
-                f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}"
+                f"{caller}: the step of {type(step_of).__name__} {short}: give an optimizer with "
+                "the same state that does not, or use lflops.counting around a real step"
             ) from error
-        raise CountError(": ".join(filter(None, (caller, location, wrong)))) from error
+        parts = (caller, location, problem)
+        raise CountError(": ".join(part for part in parts if part)) from error
 
 
-def _wrong(error: Exception) -> str | None:
-    """Say what the code does that fake tensors do not support; `None` for any other error."""
+def _problem(error: Exception) -> str | None:
+    """Describe what fake tensors do not support, and a way around it; `None` for other errors."""
     if isinstance(error, RealParameterError):
         return (
-            "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
-            "or take it from the model"
+            "it uses a parameter that does not belong to the model, so its gradient would be "
+            "written: pass a module that holds it, or take it from the model"
         )
     if isinstance(error, RealOptimizerError):
-        return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
+        return (
+            "it steps an optimizer of the real parameters: "
+            "give a function that builds the model together with its optimizers"
+        )
     if isinstance(error, NO_FAKE_KERNEL):
-        return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
+        return (
+            f"it runs {error.func}, which does not say what its result looks like: "
+            "register a fake kernel (torch.library.register_fake)"
+        )
     if isinstance(error, AssertionError) and "metadata mutating" in str(error):
-        return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
+        return (
+            "it changes the shape of a tensor with memory in place, to the shape of a fake tensor "
+            "or to a large shape: create a new tensor"
+        )
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
-        return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
-    return _asked_for(error)
+        return (
+            "it uses CUDA, which is not available here: "
+            "use no device or the device of a tensor, and give the chip as hardware"
+        )
+    return _problem_of_values(error)
 
 
-def _asked_for(error: Exception) -> str | None:
+def _problem_of_values(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
+    # Stages of a pipeline send their shapes to each other as objects.
     if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
-        # Stages of a pipeline send each other their shapes by these.
-        return "it sends Python objects to other ranks, which do not exist here: give each PipelineStage its input_args and output_args"
+        return (
+            "it sends Python objects to other ranks, which do not exist here: "
+            "give each PipelineStage its input_args and output_args"
+        )
+    needed: object = None
     if isinstance(error, NEEDS_VALUES):
         if any(each.filename == grad_scaler.__file__ for each in frames):
-            return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
-        asked: object = error.func
-    elif isinstance(error, RuntimeError | TypeError) and any(
-        each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")
-    ):
-        asked = error
-    else:
+            return (
+                "a GradScaler checks whether all gradients are finite: leave it out, and pass "
+                "grad_scaler=True to lflops.estimate, which assumes that they are"
+            )
+        needed = error.func
+    elif isinstance(error, RuntimeError | TypeError) and _NEEDS_VALUES_MESSAGE.search(str(error)):
+        needed = error
+    if needed is None:
         return None
-    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
-    return f"it needs the value of a tensor ({asked}); {advice}"
+    return (
+        f"it needs the value of a tensor ({needed}); an estimate has shapes alone: avoid it, or "
+        "count a real batch with lflops.count, which has the same memory timeline"
+    )
+
+
+_NEEDS_VALUES_MESSAGE = re.compile("tensor subclasses|FakeTensor.__format__")
 
 
 def _location(error: Exception) -> str:
-    """The innermost called module and the innermost line that is neither torch's nor ours.
+    """Return the innermost called module, and the innermost line outside torch and lflops.
 
-    Empty if there is neither.
+    It is empty if there is neither.
     """
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(_OURS)
-    ]
-    called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
-    parts = [f"in {_named(called[-1], called[0])}"] if called else []
-    for frame, line in [
-        each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)
-    ][-1:]:
+    called: list[nn.Module] = []
+    line_of_user = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        text = linecache.getline(code.co_filename, line).strip()
-        parts.append(
-            f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else "")
-        )
+        if code.co_filename.startswith(_OUR_FOLDER):
+            continue
+        if code is CALL:
+            called.append(frame.f_locals["self"])
+        if not code.co_filename.startswith(_TORCH_FOLDER):
+            text = linecache.getline(code.co_filename, line).strip()
+            line_of_user = f"{code.co_filename}:{line}, in {code.co_name}"
+            line_of_user += f": `{text}`" if text else ""
+    parts = [line_of_user] if line_of_user else []
+    if called:
+        parts.insert(0, f"in {_name_in(called[0], called[-1])}")
     return ", ".join(parts)
 
 
-def _named(module: nn.Module, root: nn.Module) -> str:
+def _name_in(root: nn.Module, module: nn.Module) -> str:
     name = next((name for name, each in root.named_modules() if each is module), "")
     return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"
 
 
-HOST = torch.device(
-    "cpu"
-    # the device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a
-    # real one.
-)
+HOST = torch.device("cpu")
+"""The device of fake tensors for tensors on `meta`.
+
+Code that branches on the device then runs as it would on a real device.
+"""
 
 
 class Fakes:
-    """Fake tensors for real ones, always the same one for the same tensor.
+    """Creates fake tensors for real ones, always the same one for the same tensor.
 
-    Small integer tensors are copied with their values.
-
-    `on_host` is for a step of this CPU, and not of a chip.
+    Small integer tensors are copied with their values. `on_host` is for a step that runs on this
+    CPU, and not on a chip.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
         self._on_host = on_host
         self._mode = fake_mode()
-        self._made: dict[
-            int, tuple[Any, Any]
-            # each with its original, so that no other object gets its id
-        ] = {}
+        # Each copy with its original, so that no other object gets the original's id.
+        self._made: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which new tensors are fake.
+        """Make new tensors fake within a context.
 
         Values are known only if they follow from numbers and small integer tensors.
         """
-        known, log = KnownValues(on_host=self._on_host), logging.getLogger(FakeTensor.__module__)
+        known = KnownValues(on_host=self._on_host)
+        log = logging.getLogger(FakeTensor.__module__)
         with contextlib.ExitStack() as undo:
             log.addFilter(_is_no_traceback)
             undo.callback(log.removeFilter, _is_no_traceback)
@@ -241,11 +257,11 @@ class Fakes:
             yield
 
     def forget(self) -> None:
-        """Forget the fake tensors so far, because the code that ran with them may have written to them."""
+        """Drop the fake tensors so far, because the code that used them may have changed them."""
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
-        """The same structure with fake tensors.
+        """Return the same structure with fake tensors.
 
         Lists, tuples, sets and dictionaries are copied, other objects are not.
         """
@@ -254,10 +270,8 @@ class Fakes:
             return known[1]
         made = value
         if isinstance(value, Tensor):
-            with torch.inference_mode(
-                mode=False
-                # what is made in inference mode takes no gradient later
-            ):
+            # Tensors that are created in inference mode cannot have a gradient later.
+            with torch.inference_mode(mode=False):
                 made = self._tensor(value)
         elif depth and type(value) is dict:
             made = {key: self.of(part, depth - 1) for key, part in value.items()}
@@ -271,18 +285,15 @@ class Fakes:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """Replace all tensors of a model by fake ones.
+        """Replace all tensors of a model by fake ones within a context.
 
-        The end restores them, and attributes that its code sets, as a cache.
+        The end restores them, and all attributes that the model's code has set, such as caches.
         """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]
-        fakes = [
-            self.of(attributes)
-            for _, attributes in held
-            # copies of torch's tables among them
-        ]
+        # This also copies torch's tables of parameters, buffers and submodules.
+        fakes = [self.of(attributes) for _, attributes in held]
         try:
             for (module, _), attributes in zip(held, fakes, strict=True):
                 vars(module).update(attributes)
@@ -293,18 +304,17 @@ class Fakes:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
             raise CountError(
-                "estimate: a parameter has no shape yet: run a lazy module once before, on its real batch or on the meta device"
+                "estimate: a parameter has no shape yet: "
+                "run a lazy module once before, on its real batch or on the meta device"
             )
-        # the model was built in the fake mode
+        # The model was built in the fake mode.
         if isinstance(local_part(tensor), FakeTensor):
             return tensor
-        whole = type(tensor) is Tensor and not (
-            tensor.is_meta or tensor.is_floating_point() or tensor.is_complex()
-        )
-        # its values are known
-        if whole and tensor.numel() <= LARGEST:
+        has_values = type(tensor) is Tensor and not tensor.is_meta
+        is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+        if has_values and is_integer and tensor.numel() <= LARGEST:
+            # The code may write to the tensor, so it gets a copy.
             with without_modes():
-                # for code that writes to it
                 return tensor.clone()
         with self._mode:
             fake = _like(tensor) if local_part(tensor) is tensor else like_sharded(tensor)
@@ -314,7 +324,7 @@ class Fakes:
 
 
 class Answers(TorchFunctionMode):
-    """A context in which these functions, which need values, give these answers."""
+    """Make functions that need values return fixed answers within a context."""
 
     def __init__(self, answers: Mapping[Any, Any]) -> None:
         super().__init__()
@@ -323,15 +333,13 @@ class Answers(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return (
-            self._answers[function]
-            if function in self._answers
-            else function(*args, **(kwargs or {}))
-        )
+        if function in self._answers:
+            return self._answers[function]
+        return function(*args, **(kwargs or {}))
 
 
-# of an error that is raised anyway
 def _is_no_traceback(record: logging.LogRecord) -> bool:
+    """Filter out the log record of an error that is raised as well."""
     return not record.getMessage().startswith("failed while attempting to run meta")
 
 
@@ -342,9 +350,9 @@ def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """An empty tensor of the same shape.
+    """Return an empty tensor of the same shape.
 
-    Torch's own conversion to a fake tensor would keep a reference to the real one.
+    torch's conversion to a fake tensor would keep a reference to the real one.
     """
     device = HOST if tensor.is_meta else tensor.device
     if tensor.layout is not torch.strided:
@@ -353,10 +361,14 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def like_sharded(tensor: Any) -> Tensor:
-    """An empty DTensor with the same shards."""
-    unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    """Return an empty DTensor with the same shards."""
     sharded: Tensor = type(tensor).from_local(
-        _like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded
+        _like(local_part(tensor)),
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
     )
     return sharded
 
@@ -368,31 +380,31 @@ ATTENTION = frozenset(
         torch.ops.aten.scaled_dot_product_attention.default,
     }
 )
-"""The functions and operators that stand for attention."""
+"""The functions and operators of attention."""
 
 HALF = (torch.float16, torch.bfloat16)
-WIDEST_FLASH, WIDTHS, MASK_ROWS = (
-    256,
-    8,
-    16,
-    # flash attention's widest heads; it pads heads, and efficient attention masks, to multiples
-)
+# The widest heads of flash attention, and the multiple to which it pads heads.
+WIDEST_FLASH = 256
+WIDTHS = 8
+# The multiple to which efficient attention pads masks.
+MASK_ROWS = 16
 
-_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+# The functions by which torch's Python functions dispatch to modes.
+_DISPATCHES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (
     F.multi_head_attention_forward,
     Tensor.backward,
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""Torch's Python functions that may run attention; backward runs checkpointed code.
+"""torch's Python functions that may run attention, and dispatch to modes themselves.
 
-They dispatch to modes themselves.
+Backward runs attention in checkpointed code.
 """
 
 
 class Attention(NamedTuple):
-    """The arguments of a call."""
+    """The arguments of a call of scaled dot product attention."""
 
     query: Tensor
     key: Tensor
@@ -404,172 +416,172 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def autocast(self) -> "Attention":
-        """The call with the dtypes that autocast gives it, which happens below this mode."""
+        """Return the call in the dtype of autocast, which would cast it below this mode."""
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
             return self
         dtype = torch.get_autocast_dtype(device)
-        cast: dict[str, Any] = {
-            name: each.to(dtype)
-            for name, each in self._asdict().items()
-            if isinstance(each, Tensor)
-            and each.is_floating_point()
-            and each.dtype is not torch.float64
-        }
+        cast: dict[str, Any] = {}
+        for name, value in self._asdict().items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                cast[name] = value if value.dtype is torch.float64 else value.to(dtype)
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
-        """Name and operator of the kernel that torch chooses.
+        """Return the name and the operator of the kernel that torch chooses.
 
-        `None` if no enabled kernel supports the call.
+        `None` if no enabled kernel supports the call. One rule of torch is left out: smaller chips
+        of a generation do not train heads wider than 192 with dropout.
         """
-        # One rule is left out: the smaller chips of a generation do not train heads wider than 192
-        # with dropout
-        fused = self._may_be_fused()
-        halved = fused and ampere and self.query.dtype in HALF
-        width, of_values, mask = self.query.shape[-1], self.value.shape[-1], self.attn_mask
-        is_square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
-        suits_flash = mask is None and is_square and of_values == width <= WIDEST_FLASH
-        takes = {
-            "flash_attention": halved and suits_flash,
-            "efficient_attention": fused and self._suits_efficient(ampere=ampere),
-            "cudnn_attention": halved and self._suits_cudnn(family),
-            "attention_math": True,
-        }
-        return next(
-            (
-                each
-                for each in attention_kernels(cudnn_first=prefers_cudnn(family)).items()
-                if takes[each[0]]
-            ),
-            None,
-        )
+        for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
+            if self._is_supported_by(name, ampere=ampere, family=family):
+                return name, operator
+        return None
+
+    def _is_supported_by(self, kernel: str, *, ampere: bool, family: str) -> bool:
+        if kernel == "attention_math":
+            return True
+        if not self._may_be_fused():
+            return False
+        if kernel == "efficient_attention":
+            return self._suits_efficient(ampere=ampere)
+        if not ampere or self.query.dtype not in HALF:
+            return False
+        return self._suits_cudnn(family) if kernel == "cudnn_attention" else self._suits_flash()
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """Run one of the kernels, after the same preparation of the arguments as in torch."""
-        query, key, value, mask, *how, scale, grouped = self
+        """Run a kernel, after the same preparation of the arguments as in torch."""
+        mask = self.attn_mask
         if mask is not None and mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
-                mask.logical_not(), -math.inf
-            )
-        if name == "attention_math":
-            return operator(query, key, value, mask, *how, scale=scale, enable_gqa=grouped)[0]  # type: ignore[no-any-return]
+            zeros = torch.zeros_like(mask, dtype=self.query.dtype)
+            mask = zeros.masked_fill_(mask.logical_not(), -math.inf)
         if name == "flash_attention":
-            missing = -query.shape[-1] % WIDTHS
-            query, key, value = (
-                F.pad(each, (0, missing)) if missing else each for each in self[:3]
-            )
-            out: Tensor = operator(
-                query, key, value, *how, scale=scale or 1 / math.sqrt(self.query.shape[-1])
-            )[0]
-            return out[..., : self.query.shape[-1]] if missing else out
+            return self._run_flash(operator)
+        inputs = (self.query, self.key, self.value)
+        settings = (self.dropout_p, self.is_causal)
+        if name == "attention_math":
+            grouped = self.enable_gqa
+            return operator(*inputs, mask, *settings, scale=self.scale, enable_gqa=grouped)[0]  # type: ignore[no-any-return]
         if mask is not None and name == "efficient_attention":
+            columns = mask.shape[-1]
             if mask.stride(-1) != 1 or any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
-                mask = F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[
-                    ..., : mask.shape[-1]
-                ]
-            mask = mask.expand(*query.shape[:3], key.shape[-2])
-        goes_backward = torch.is_grad_enabled() and any(each.requires_grad for each in self[:3])
-        return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
+                mask = F.pad(mask, (0, MASK_ROWS - columns % MASK_ROWS))[..., :columns]
+            mask = mask.expand(*self.query.shape[:3], self.key.shape[-2])
+        trains = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+        return operator(*inputs, mask, trains, *settings, scale=self.scale)[0]  # type: ignore[no-any-return]
+
+    def _run_flash(self, operator: Any) -> Tensor:
+        width = self.query.shape[-1]
+        missing = -width % WIDTHS
+        inputs = [self.query, self.key, self.value]
+        if missing:
+            inputs = [F.pad(each, (0, missing)) for each in inputs]
+        scale = self.scale or 1 / math.sqrt(width)
+        out: Tensor = operator(*inputs, self.dropout_p, self.is_causal, scale=scale)[0]
+        return out[..., :width] if missing else out
 
     def _may_be_fused(self) -> bool:
-        if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
+        query = self.query
+        for each in (query, self.key, self.value):
+            if each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1:
+                return False
+            if each.dtype is not query.dtype or each.shape[0] != query.shape[0]:
+                return False
+        if query.shape[-1] != self.key.shape[-1]:
             return False
-        same = all(
-            each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0]
-            for each in self[:3]
-        )
-        heads, of_values = self.key.shape[1], self.value.shape[1]
-        fits = self._has_all_heads() or (
-            self.enable_gqa and heads == of_values and self.query.shape[1] % heads == 0
-        )
-        return same and fits and self.query.shape[-1] == self.key.shape[-1]
+        return self._has_equal_heads() or self._has_grouped_heads()
 
-    def _has_all_heads(self) -> bool:
+    def _has_equal_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
-    def _suits_cudnn(
-        self,
-        family: str,
-        # as in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed
-    ) -> bool:
-        widths, mask, release = (
-            (self.query.shape[-1], self.value.shape[-1]),
-            self.attn_mask,
-            torch.__version__,
-        )
+    def _has_grouped_heads(self) -> bool:
+        heads = self.key.shape[1]
+        divides = heads == self.value.shape[1] and self.query.shape[1] % heads == 0
+        return self.enable_gqa and divides
+
+    def _suits_flash(self) -> bool:
+        is_square = self.query.shape[-2] == self.key.shape[-2]
+        suits_mask = self.attn_mask is None and (is_square or not self.is_causal)
+        return suits_mask and self.value.shape[-1] == self.query.shape[-1] <= WIDEST_FLASH
+
+    def _suits_cudnn(self, family: str) -> bool:
+        # As in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed.
+        if self.key.shape[-2] <= 1:
+            return False
+        release = torch.__version__
+        width = self.query.shape[-1]
+        value_width = self.value.shape[-1]
+        if width % 8 or value_width % 8:
+            return False
         widest = 256 if family in HOPPER and release >= "2.9" else 128
-        fit = max(widths) <= widest or (
-            widths == (192, 128) and family in BLACKWELL and release >= "2.11"
-        )
-        may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
-        may_drop = not self.dropout_p or (
-            self.query.shape[-2] > 1 and (release < "2.12" or self.dropout_p * 16 % 1 == 0)
-        )
-        may_vary = (
-            not torch.are_deterministic_algorithms_enabled()
-            or torch.is_deterministic_algorithms_warn_only_enabled()
-        )
-        return (
-            fit
-            and not any(each % 8 for each in widths)
-            and may_mask
-            and may_drop
-            and may_vary
-            and self.key.shape[-2] > 1
-        )
+        is_latent = (width, value_width) == (192, 128)
+        suits_latent = is_latent and family in BLACKWELL and release >= "2.11"
+        if max(width, value_width) > widest and not suits_latent:
+            return False
+        mask = self.attn_mask
+        if mask is not None and (mask.dim() not in (2, 4) or mask.requires_grad):
+            return False
+        suits_dropout = release < "2.12" or self.dropout_p * 16 % 1 == 0
+        if self.dropout_p and (self.query.shape[-2] <= 1 or not suits_dropout):
+            return False
+        warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        return warns_only or not torch.are_deterministic_algorithms_enabled()
 
     def _suits_efficient(self, *, ampere: bool) -> bool:
-        dtypes = (*HALF, torch.float32) if ampere else (torch.float16, torch.float32)
-        multiple = 8 if self.query.dtype in HALF else 4 if ampere else 1
-        even = not self.query.shape[-1] % multiple and not self.value.shape[-1] % multiple
-        masked = self.attn_mask is None or self.attn_mask.stride(-1) == 1
-        return self.query.dtype in dtypes and even and masked and self._has_all_heads()
+        dtype = self.query.dtype
+        if dtype not in (*HALF, torch.float32) or (dtype is torch.bfloat16 and not ampere):
+            return False
+        multiple = 4 if ampere else 1
+        if dtype in HALF:
+            multiple = 8
+        if self.query.shape[-1] % multiple or self.value.shape[-1] % multiple:
+            return False
+        suits_mask = self.attn_mask is None or self.attn_mask.stride(-1) == 1
+        return suits_mask and self._has_equal_heads()
 
 
 def prefers_cudnn(family: str) -> bool:
-    """Whether torch tries cuDNN's attention first on chips whose names begin so.
+    """Return whether torch tries cuDNN's attention first on a family of chips.
 
-    A torch without CUDA stands for its wheel on PyPI.
+    A torch without CUDA is treated as torch's wheel on PyPI.
     """
     # By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute
     # capability 9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull
     # requests 162073, 170800 and 171627).
     release = torch.__version__
-    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (
-        91002 if release < "2.11" else 91900
-    )
-    families, least = (
-        ((*HOPPER, "B200", "GB200"), 90900) if release < "2.10" else (HOPPER + BLACKWELL, 91501)
-    )
-    return (
-        family in families
-        and cudnn >= least
-        and release >= "2.9"
-        and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
-    )
+    if release < "2.9" or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        return False
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    if release < "2.11":
+        cudnn = cudnn or 91002
+    else:
+        cudnn = cudnn or 91900
+    if release < "2.10":
+        return family in (*HOPPER, "B200", "GB200") and cudnn >= 90900
+    return family in HOPPER + BLACKWELL and cudnn >= 91501
 
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """A context in which attention runs as on an NVIDIA chip of the table.
+    """Run attention within a context with the kernels of an NVIDIA chip in the table.
 
-    At the end, a note lists the kernels.
+    At the end, a note lists the kernels. Without CUDA, autocast for CUDA is an error in this
+    context; torch would only warn and ignore it, which is right for no chip.
     """
-    # Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast,
-    # which is right for no chip.
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
         yield notes
         return
-    with warnings.catch_warnings(), _Choice(chip) as choice:
+    with warnings.catch_warnings(), _AttentionMode(chip) as mode:
         warnings.filterwarnings("error", ".*CUDA is not available.*Disabling")
         yield notes
-    if choice.calls:
-        notes.append(Note(code="attention_on_cuda", subject=chip.name, values=dict(choice.calls)))
+    if mode.calls:
+        notes.append(Note(code="attention_on_cuda", subject=chip.name, values=dict(mode.calls)))
 
 
-class _Choice(TorchFunctionMode):
+class _AttentionMode(TorchFunctionMode):
+    """Runs attention and dropout with the kernels of a chip, and counts the calls."""
+
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
         self._chip = chip
@@ -587,7 +599,7 @@ class _Choice(TorchFunctionMode):
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
-        # a mode is off while it handles a call, but must see the calls of the body
+        # A mode is off while it handles a call, but must see the calls in the function's body.
         with self:
             return body(*args, **kwargs)
 
@@ -600,17 +612,19 @@ class _Choice(TorchFunctionMode):
         )
         if found is None:
             raise CountError(
-                f"no kernel of attention that sdpa_kernel leaves on takes this call on {self._chip.name}: leave on MATH"
+                "no attention kernel that sdpa_kernel enables supports this call on "
+                f"{self._chip.name}: enable MATH as well"
             )
-        self.calls[found[0]] += 1
+        name, operator = found
+        self.calls[name] += 1
         with torch.autocast(call.query.device.type, enabled=False):
-            return call.run(*found)
+            return call.run(name, operator)
 
 
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
-    """Dropout as CUDA's kernel makes it: its mask has a byte an element.
+    """Run dropout with CUDA's kernel, whose mask has one byte per element.
 
-    A CPU keeps the noise in the dtype of the input.
+    On a CPU, the noise has the dtype of the input.
     """
     if training and 0 < p < 1 and not inplace and x.device == HOST:
         return torch.native_dropout(x, p, train=True)[0]
@@ -618,11 +632,11 @@ def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _body(function: Any) -> FunctionType:
-    """The same function without its dispatch to modes.
+    """Return the same function without its dispatch to modes.
 
-    With a mode active, the original would only hand the call to the mode again.
+    While a mode is active, the original would only pass the call to the mode again.
     """
-    plain = dict.fromkeys(_ASKS, lambda *_: False)
+    plain = dict.fromkeys(_DISPATCHES, lambda *_: False)
     copy = FunctionType(
         function.__code__,
         {**function.__globals__, **plain},

@@ -1,11 +1,11 @@
-"""`largest_batch`: the largest batch that fits, from estimates of a few batches and linear interpolation."""
+"""`largest_batch`: the largest batch that fits into memory, by interpolating a few estimates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from math import prod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lflops.errors import CountError
 from lflops.estimation.estimate import Estimator, Model, Subject, batch_of, built, checked_model
@@ -16,13 +16,11 @@ from lflops.inputs.arguments import check_memory, describe
 from lflops.memory.peak import TIGHT, MemoryFit, room, room_for
 from lflops.profile.profile import Profile
 
-MAX_BATCH = (
-    1 << 30
-    # the largest number of samples that is tried. If it fits, the peak does not depend on the batch.
-)
-# a number of bytes beyond any memory
+# The largest batch that is tried. If it fits, the peak does not depend on the batch.
+MAX_BATCH = 1 << 30
+# A number of bytes beyond any memory.
 LARGEST = 1 << 62
-# the factor of the next try while the peak does not change
+# The factor between two tries while the peak does not change.
 FURTHER = 64
 
 
@@ -37,28 +35,30 @@ def largest_batch(
     mesh: Mapping[str, int] | None = None,
     round_to: int = 1,
 ) -> int:
-    """The most samples whose step fits, from a handful of estimates. Nothing is allocated.
+    """Find the largest batch that fits into memory, from a few estimates.
 
-    The peak is assumed to grow with the batch.
+    Nothing is allocated. The peak memory is assumed to grow with the batch.
 
     Args:
         model: A module, or a function that builds one, as in `estimate`.
-        make_args: From a number of samples to the model's arguments: a tuple, a lone tensor, or a
-            mapping of keyword arguments.
+        make_args: Function from a number of samples to the model's arguments: a tuple, a single
+            tensor, or a mapping of keyword arguments.
         memory_bytes: The available memory in bytes. No estimate includes the workspaces of kernels
-            or the allocator's fragmentation, so leave some room for them. `None` is the memory of
-            `hardware`: the step `fits` there, with room for all of these.
-        loss: From the output to a scalar. With it or an optimizer, a training step is estimated;
-            without both, a forward pass.
-        optimizer: A name, or a function from a list of parameters, as in `estimate`.
+            or the allocator's fragmentation, so leave some room for them. With `None`, it is the
+            memory of `hardware` that a step may use with the verdict `fits`, which leaves this
+            room.
+        loss: Function from the output to a scalar. A training step is estimated if there is a loss
+            or an optimizer, otherwise a forward pass.
+        optimizer: A name, or a function from a list of parameters to an optimizer, as in
+            `estimate`.
         hardware: The chip, as in `estimate`.
-        mesh: Ranks by dimension, as in `estimate`; of a built model only. The samples are those of
-            one rank.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in
+        mesh: Ranks by dimension, as in `estimate`. It needs a function that builds the model. The
+            result is then the batch of one rank.
+        round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
     Returns:
-        0 if not even one sample fits.
+        The number of samples, 0 if not even one sample fits.
 
     Raises:
         CountError: An argument is wrong, some code needs the value of a tensor, or any batch fits.
@@ -67,7 +67,8 @@ def largest_batch(
     caller = "largest_batch"
     if not callable(make_args):
         raise CountError(
-            f"{caller}: make_args={describe(make_args)}: give a function from a number of samples to the arguments"
+            f"{caller}: make_args={describe(make_args)}: "
+            "give a function from a number of samples to the arguments"
         )
     training = loss is not None or optimizer is not None
     held = checked_model(caller, model, (), None, loss, backward=training, mesh=mesh)
@@ -80,15 +81,17 @@ def largest_batch(
         mesh=ranks,
         round_to=round_to,
     )
-    make = (
-        partial(built, model) if ranks else cache(partial(built, model))
-        # what is sharded is built for each estimate
-    )
+    make: Callable[[], nn.Module] = partial(built, model)
+    if not ranks:
+        # Sharding changes the model, so only models that are not sharded are built once.
+        make = cache(make)
 
     def subject(samples: int) -> Subject:
-        return Subject(make(), *batch_of(caller, make_args(samples)), loss)
+        args, kwargs = batch_of(caller, make_args(samples))
+        return Subject(make(), args, kwargs, loss)
 
-    return search_batch(estimator, subject, memory_bytes, held=held)[0]
+    samples, _ = search_batch(estimator, subject, memory_bytes, held=held)
+    return samples
 
 
 def search_batch(
@@ -98,9 +101,9 @@ def search_batch(
     *,
     held: Iterable[Tensor] = (),
 ) -> tuple[int, Profile]:
-    """The most samples of the step that an estimator runs, and its profile; if none fits, that of one.
+    """Return the most samples that fit, and the profile of their step.
 
-    `held` is as in `Estimator.run`.
+    If not even one sample fits, the profile is for one sample. `held` is as in `Estimator.run`.
     """
     profiles: dict[int, Profile] = {}
     if memory_bytes is None:
@@ -111,20 +114,24 @@ def search_batch(
     with estimator.started(held) as run:
 
         def needed(samples: int) -> int:
-            profiles[samples] = profile = run(partial(make, samples))
+            profile = run(partial(make, samples))
+            profiles[samples] = profile
             if profile.memory is None:
                 return LARGEST
-            space = None if memory_bytes is not None else room_for(profile, profile.run.hardware)
-            return profile.memory.peak_bytes if space is None else space.needed_bytes
+            if memory_bytes is None:
+                fit = room_for(profile, profile.run.hardware)
+                if fit is not None:
+                    return fit.needed_bytes
+            return profile.memory.peak_bytes
 
         samples = _largest(estimator.caller, needed, limit)
     return samples, profiles[max(samples, 1)]
 
 
 def empty_room(estimator: Estimator) -> MemoryFit:
-    """What an estimator's chip has, and needs without any tensor.
+    """Return the memory of an estimator's chip, and what is used of it without any tensor.
 
-    Without a chip whose memory is known, a `CountError`.
+    Raises `CountError` if there is no chip, or if its memory is unknown.
     """
     chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
     empty = room(0, chip, ranks=prod(estimator.mesh.values()))
@@ -136,23 +143,29 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """The largest number of samples whose peak fits."""
-    # The peak is nearly linear in the samples. So the next try is where the line through the last
-    # two points reaches the memory. Every third try is the middle of the remaining interval, which
-    # bounds the number of tries for any curve. `low` fits; `high` does not, or is out of range
-    low, high = 0, MAX_BATCH + 1
+    """Return the largest number of samples whose peak fits.
+
+    The peak is nearly linear in the samples. So the next try is where the line through the last two
+    points reaches the memory. Every third try is the middle of the remaining interval, which bounds
+    the number of tries for any curve.
+    """
+    # `low` fits; `high` does not, or is out of range.
+    low = 0
+    high = MAX_BATCH + 1
     points: list[tuple[int, int]] = []
     samples = 1
     while high - low > 1:
-        points.append((samples, needed(samples)))
-        if points[-1][1] <= memory_bytes:
+        peak = needed(samples)
+        points.append((samples, peak))
+        if peak <= memory_bytes:
             low = samples
         else:
             high = samples
         samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
     if low == MAX_BATCH:
         raise CountError(
-            f"{caller}: {low} samples fit, and more: does make_args make a batch of the size that it is given?"
+            f"{caller}: {low} samples fit, and more: "
+            "check that make_args returns a batch of the size that it is passed"
         )
     return low
 
@@ -160,8 +173,11 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
 def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
     if len(points) == 1:
         return 2
-    (before, less), (last, more) = sorted(points[-2:])
-    unbounded = high > MAX_BATCH
-    if more == less or (not unbounded and len(points) % 3 == 0):
-        return FURTHER * low if unbounded else (low + high) // 2
-    return before + (memory_bytes - less) * (last - before) // (more - less)
+    (fewer, less), (more, most) = sorted(points[-2:])
+    is_unbounded = high > MAX_BATCH
+    is_flat = most == less
+    if is_unbounded and is_flat:
+        return FURTHER * low
+    if is_flat or (not is_unbounded and len(points) % 3 == 0):
+        return (low + high) // 2
+    return fewer + (memory_bytes - less) * (more - fewer) // (most - less)

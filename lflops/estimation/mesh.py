@@ -1,7 +1,7 @@
-"""A model parallelized as one rank of a mesh has it, in a group whose other ranks do not exist.
+"""Parallelize a model for one rank of a mesh, in a process group without other ranks.
 
-Torch's own wrappers run on fake tensors, except for DistributedDataParallel, whose buckets lflops
-makes itself.
+Torch's wrappers run on fake tensors, except for DistributedDataParallel. lflops creates the buckets
+of DistributedDataParallel itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -40,19 +40,16 @@ from lflops.torch_private.self_check import check_fake_group
 from lflops.torch_private.tensors import local_part
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`;
+"""The dimensions of a mesh, in its order.
 
-`tensor`
-divides each part. Replicas alone are DDP's.
+`pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`, and
+`replica` are the replicas of these shards. Without `data`, replicas are DDP's. `tensor` are the ranks
+of tensor parallelism.
 """
 
+# torch 2.13 renamed both collectives.
 _ALL_GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-_REDUCE_SCATTER = getattr(
-    distributed,
-    "reduce_scatter_single",
-    distributed.reduce_scatter_tensor,
-    # torch 2.13 has renamed both
-)
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -62,50 +59,57 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""From the words of a transformers `tp_plan` to torch's styles."""
+"""torch's style for each style of a transformers `tp_plan`."""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
-    """The mesh, in its order; empty where it is one rank."""
+    """Return the mesh with its dimensions in order; it is empty for `None`."""
     if mesh is None:
         return {}
-    taken = f"give ranks by {', '.join(map(repr, DIMENSIONS))}, as {{'data': 8, 'tensor': 4}}"
-    if not isinstance(mesh, Mapping) or not mesh or any(name not in DIMENSIONS for name in mesh):
-        raise CountError(f"{caller}: mesh={describe(mesh)}: {taken}")
+    if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
+        raise CountError(
+            f"{caller}: mesh={describe(mesh)}: give ranks by "
+            f"{', '.join(map(repr, DIMENSIONS))}, such as {{'data': 8, 'tensor': 4}}"
+        )
     for name, ranks in mesh.items():
         if not is_whole(ranks, 1):
             raise CountError(
-                f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more"
+                f"{caller}: mesh[{name!r}]={describe(ranks)}: "
+                "give a whole number of ranks, 1 or more"
             )
-    if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
-        wrong = "mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors"
-        raise CountError(f"{caller}: {wrong}, give 'data' for 'replica'")
-    if "pipeline" in mesh and "replica" in mesh and "data" not in mesh:
+    is_ddp = "replica" in mesh and "data" not in mesh
+    if is_ddp and "tensor" in mesh:
         raise CountError(
-            f"{caller}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'"
+            f"{caller}: mesh has 'replica' and 'tensor' without 'data': "
+            "DistributedDataParallel does not support DTensors, give 'data' for 'replica'"
+        )
+    if is_ddp and "pipeline" in mesh:
+        raise CountError(
+            f"{caller}: mesh has 'pipeline' and 'replica': "
+            "DistributedDataParallel of a stage is not estimated, give 'data'"
         )
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
 def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
-    """The rank, which the mesh has."""
-    if not is_whole(rank) or rank >= prod(mesh.values()):
-        taken = (
-            f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}"
-            if mesh
-            else "give a mesh, whose rank it is"
+    """Return the rank if the mesh has it."""
+    size = prod(mesh.values())
+    if not is_whole(rank) or rank >= size:
+        known = f"mesh={dict(mesh)} has ranks 0 to {size - 1}"
+        raise CountError(
+            f"{caller}: rank={describe(rank)}: {known if mesh else 'give the mesh of the rank'}"
         )
-        raise CountError(f"{caller}: rank={describe(rank)}: {taken}")
     return int(rank)
 
 
 def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractContextManager[None]:
-    """The process group of a mesh, as the rank has it; none for an empty one."""
+    """Return a context with the process group of a mesh, or without one for an empty mesh."""
     if not mesh:
         return nullcontext()
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{caller}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
+            f"{caller}: mesh={dict(mesh)}, but a process group is open already: "
+            "leave mesh out, and shard the model in the function"
         )
     check_fake_group()
     return fake_group(prod(mesh.values()), rank)
@@ -121,14 +125,21 @@ def parallelize(
 ) -> tuple[Tensor, ...]:
     """Divide a model over a mesh.
 
-    Tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
+    DDP adds buckets. Otherwise tensor parallelism divides the model by its plan, and FSDP2 then
+    shards each block and the rest of the model. A model that is divided already is not changed.
+
+    Args:
+        caller: Name of the public function, with which errors begin.
+        model: The model.
+        mesh: Ranks by dimension.
+        mixed: The dtypes in which FSDP2 computes and reduces.
+        offload: Whether FSDP2 keeps shards and their gradients on the host.
+
+    Returns:
+        DDP's buckets, which no module holds.
     """
-    # A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of
-    # `mixed`. If it `offload`s, shards and their gradients are on the host. Returns DDP's buckets,
-    # which no module holds.
-    if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {
-        "pipeline"
-    }:
+    is_divided = any(local_part(each) is not each for each in model.parameters())
+    if is_divided or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
         trained = (each for each in model.parameters() if each.requires_grad)
@@ -136,50 +147,58 @@ def parallelize(
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
         parallelize_module(model, devices["tensor"], _plan(caller, model))
-    sharded = tuple(name for name in ("replica", "data") if name in mesh)
-    if sharded:
-        policy, place = (
-            mixed or MixedPrecisionPolicy(),
-            CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy(),
-        )
-        # A cast to another dtype makes the shard's copy that is gathered. Without one, the copy on
-        # the device is gathered itself.
-        copies = offload and all(
-            policy.param_dtype in (None, each.dtype) for each in model.parameters()
-        )
-        for part in (*blocks_in(model).values(), model):
-            shards: Any = fully_shard(
-                part, mesh=devices[sharded], mp_policy=policy, offload_policy=place
-            )
-            shards.set_custom_all_gather(
-                _Collective(_ALL_GATHER, 1, copy_for=mesh["data"] if copies else None)
-            )
-            shards.set_custom_reduce_scatter(
-                _Collective(_REDUCE_SCATTER, 0, 2)
-                # its input is of the stream that computes
-            )
-        for parameter in (each for each in model.parameters() if offload and each.requires_grad):
-            parameter.register_post_accumulate_grad_hook(_to_host)
+    if "replica" in mesh or "data" in mesh:
+        _shard(model, devices, mesh, mixed or MixedPrecisionPolicy(), offload=offload)
     return ()
 
 
-def _to_host(parameter: Any) -> None:
-    """Put a gradient on the host.
+def _shard(
+    model: nn.Module,
+    devices: DeviceMesh,
+    mesh: Mapping[str, int],
+    mixed: MixedPrecisionPolicy,
+    *,
+    offload: bool,
+) -> None:
+    """Shard each block of a model and the rest with FSDP2."""
+    sharded = tuple(name for name in ("replica", "data") if name in mesh)
+    place = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
+    # A cast to another dtype creates the copy of the shard that is gathered. Without a cast, the
+    # copy on the device is gathered.
+    is_cast = any(mixed.param_dtype not in (None, each.dtype) for each in model.parameters())
+    copy_for = mesh["data"] if offload and not is_cast else None
+    for part in (*blocks_in(model).values(), model):
+        shards: Any = fully_shard(
+            part, mesh=devices[sharded], mp_policy=mixed, offload_policy=place
+        )
+        shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1, copy_for=copy_for))
+        # The input of a reduce-scatter is allocated on stream 0, which computes.
+        shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))
+    if offload:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_to_host)
 
-    What it was reduced to on the device is freed when those of its block are there.
+
+def _to_host(parameter: Any) -> None:
+    """Move a gradient to the host.
+
+    Its copy on the device is freed when all gradients of the block are ready.
     """
     with on_stream(ON_HOST):
         parameter.grad = like_sharded(parameter.grad)
 
 
 class _Collective:
-    """A collective of FSDP2, whose buffers are allocated on these streams in turn, as on CUDA.
+    """A collective of FSDP2 that allocates its buffers on these streams in turn, as on CUDA.
 
-    With `copy_for` ranks the rank's part is copied to the device first, until it is sent.
+    With `copy_for`, the part of one of that many ranks is first copied to the device.
     """
 
     def __init__(self, run: Callable[..., Any], *streams: int, copy_for: int | None = None) -> None:
-        self._run, self._streams, self._copy_for = run, cycle(streams), copy_for
+        self._run = run
+        self._streams = cycle(streams)
+        self._copy_for = copy_for
         self._copy: Tensor | None = None
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
@@ -194,34 +213,39 @@ class _Collective:
 
 
 def tensor_plan(model: nn.Module) -> Any:
-    """How ranks divide the model, as transformers' models say; nothing for others."""
+    """Return the tensor-parallel plan of a transformers model, or `None`."""
     return getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
 
 
 def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     plan = tensor_plan(model)
     if not isinstance(plan, Mapping) or not plan:
-        instead = "apply parallelize_module in the function that builds it, and leave 'tensor' out"
-        raise CountError(f"{caller}: {type(model).__name__} has no tp_plan: {instead}")
+        raise CountError(
+            f"{caller}: {type(model).__name__} has no tp_plan: "
+            "apply parallelize_module in the function that builds it, and leave 'tensor' out"
+        )
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
         raise CountError(
-            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known"
+            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: "
+            f"known are {', '.join(STYLES)}"
         )
     return {name: STYLES[style]() for name, style in plan.items()}
 
 
 def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
-    """The profile of one of a mesh's ranks."""
+    """Add the mesh to the profile of one of its ranks."""
     if not mesh:
         return profile
-    strategy = {
-        "pipeline": "pipeline",
-        "replica": "hsdp" if "data" in mesh else "ddp",
-        "data": "fsdp2",
-        "tensor": "tensor parallel",
-    }
-    names = [strategy[name] for name in mesh if not (name == "data" and "replica" in mesh)]
+    names: list[str] = []
+    if "pipeline" in mesh:
+        names.append("pipeline")
+    if "replica" in mesh:
+        names.append("hsdp" if "data" in mesh else "ddp")
+    elif "data" in mesh:
+        names.append("fsdp2")
+    if "tensor" in mesh:
+        names.append("tensor parallel")
     run = replace(
         profile.run,
         world_size=prod(mesh.values()),
@@ -233,16 +257,13 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""The bytes from which a bucket is full: the first one's, and those of all others.
-
-They are torch's defaults.
-"""
+"""torch's defaults for the bytes at which the first bucket and all later ones are full."""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters of each bucket, from the last to the first, as their gradients become ready.
+    """Return the parameters of each bucket, which has one dtype.
 
-    A bucket has one dtype.
+    They are in reverse order, in which their gradients become ready.
     """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -255,19 +276,16 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back."""
-    # As with torch's default settings, a gradient and its place in a bucket are separate memory
-    bucket = torch.empty(
-        sum(each.numel() for each in parameters),
-        dtype=parameters[0].dtype,
-        device=parameters[0].device,
-    )
-    places = [
-        place.view(each.shape)
-        for place, each in zip(
-            bucket.split([each.numel() for each in parameters]), parameters, strict=True
-        )
-    ]
+    """Create a bucket, and hooks that copy gradients to it, reduce it, and copy the results back.
+
+    As with torch's default settings, a gradient and its place in the bucket are separate memory.
+    """
+    sizes = [each.numel() for each in parameters]
+    first = parameters[0]
+    bucket = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+    places: list[Tensor] = []
+    for part, parameter in zip(bucket.split(sizes), parameters, strict=True):
+        places.append(part.view(parameter.shape))
     waiting: set[int] = set()
 
     def fill(index: int, parameter: Tensor) -> None:

@@ -18,57 +18,52 @@ from lflops.inputs.arguments import describe
 from lflops.profile.notes import Note
 from lflops.torch_private.tensors import local_part
 
-MakesOptimizer = Callable[
-    [list[nn.Parameter]], Optimizer
-    # a function from parameters to their optimizer, as `torch.optim.AdamW`
-]
+MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+"""A function from parameters to their optimizer, such as `torch.optim.AdamW`."""
 
 
 def makes_optimizer(
     caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False
 ) -> MakesOptimizer | None:
-    """The function that was given.
+    """Return a function that creates the optimizer, and `None` for `None`.
 
-    Of a name, the optimizer of `torch.optim` in any letter case, by default or its fused one.
+    A function is returned as it is. A name is an optimizer of `torch.optim`, in upper or lower case,
+    with its default implementation or its fused one.
     """
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
     if not isinstance(asked, str):
         raise CountError(
-            f"{caller}: optimizer={describe(asked)}: give a name, as 'adamw', or a function from parameters to an optimizer"
+            f"{caller}: optimizer={describe(asked)}: "
+            "give a name such as 'adamw', or a function from parameters to an optimizer"
         )
-    known = {
-        each.lower(): kind
-        for each, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, Optimizer)
-    }
-    known |= dict.fromkeys(IN_8_BITS, AdamIn8Bits)
-    if asked.lower() not in known.keys() - {"optimizer"}:
-        raise CountError(
-            f"{caller}: optimizer={asked!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}"
-        )
-    kind: Callable[..., Optimizer] = known[asked.lower()]
+    known: dict[str, Callable[..., Optimizer]] = dict.fromkeys(IN_8_BITS, AdamIn8Bits)
+    for name, value in vars(torch.optim).items():
+        if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer:
+            known[name.lower()] = value
+    if asked.lower() not in known:
+        raise CountError(f"{caller}: optimizer={asked!r}: give one of {', '.join(sorted(known))}")
+    kind = known[asked.lower()]
     if fused and "fused" not in inspect.signature(kind).parameters:
         raise CountError(f"{caller}: optimizer={asked!r} has no fused implementation: leave it out")
     return partial(kind, fused=True) if fused else kind
 
 
-IN_8_BITS = (
-    "adam8bit",
-    "adamw8bit",
-    # names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state
-)
-SCALED_TOGETHER, LEAST_IN_8_BITS = 256, 4096
-"""In bitsandbytes: the elements that share a scale, and the elements from which a parameter's moments are in 8 bits."""
+IN_8_BITS = ("adam8bit", "adamw8bit")
+"""Names of optimizers with bitsandbytes' 8-bit state, which is the same for both."""
+
+SCALED_TOGETHER = 256
+"""Elements that share a scale in bitsandbytes."""
+
+LEAST_IN_8_BITS = 4096
+"""Elements of the smallest parameter whose moments bitsandbytes keeps in 8 bits."""
 
 
 class AdamIn8Bits(Optimizer):
-    """Adam by the storage of bitsandbytes.
+    """Adam with the memory of bitsandbytes' 8-bit optimizer. It computes nothing.
 
-    Two moments of one byte an element, with a scale in float32 for 256 of them.
-
-    Small parameters have moments in float32. One fused kernel makes the step, so there are no
-    temporary tensors. Nothing is computed here.
+    Each element has two moments of one byte, and 256 elements share a scale in float32. Small
+    parameters have moments in float32. The step is one fused kernel, so it has no temporary tensors.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -76,36 +71,35 @@ class AdamIn8Bits(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update in place all that has a gradient, and allocate its state the first time."""
+        """Update parameters with a gradient in place, and allocate their state in the first step."""
         del closure
-        for parameter in (
-            each for group in self.param_groups for each in group["params"] if each.grad is not None
-        ):
-            whole = local_part(parameter)
-            if parameter not in self.state:
-                small = whole.numel() < LEAST_IN_8_BITS
-                moments = [
-                    torch.zeros_like(whole, dtype=torch.float32 if small else torch.uint8)
-                    for _ in range(2)
-                ]
-                scales = (
-                    []
-                    if small
-                    else [
-                        whole.new_zeros(-(-whole.numel() // SCALED_TOGETHER), dtype=torch.float32)
-                        for _ in range(2)
-                    ]
-                )
-                self.state[parameter] = dict(enumerate([*moments, *scales]))
-            for each in self.state[parameter].values():
-                each.mul_(1)
-            whole.add_(local_part(parameter.grad))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter)
+
+    def _update(self, parameter: Any) -> None:
+        values = local_part(parameter)
+        if parameter not in self.state:
+            state = self.state[parameter]
+            is_small = values.numel() < LEAST_IN_8_BITS
+            dtype = torch.float32 if is_small else torch.uint8
+            state["moment1"] = torch.zeros_like(values, dtype=dtype)
+            state["moment2"] = torch.zeros_like(values, dtype=dtype)
+            if not is_small:
+                scales = -(-values.numel() // SCALED_TOGETHER)
+                state["scales1"] = values.new_zeros(scales, dtype=torch.float32)
+                state["scales2"] = values.new_zeros(scales, dtype=torch.float32)
+        for each in self.state[parameter].values():
+            each.mul_(1)
+        values.add_(local_part(parameter.grad))
 
 
 class Stepper:
-    """Makes the steps of an optimizer.
+    """Runs the steps of an optimizer.
 
-    `in_backward`, of one for each parameter, as soon as its gradient is there.
+    With `in_backward`, each parameter has an optimizer of its own, which steps in backward as soon
+    as the gradient of the parameter is ready.
     """
 
     def __init__(
@@ -119,52 +113,50 @@ class Stepper:
         in_backward: bool = False,
         on_host: bool = False,
     ) -> None:
-        self._caller, self._on_host = caller, on_host
-        trained = [each for each in model.parameters() if each.requires_grad]
-        if in_backward and not trained:
-            raise CountError(
-                f"{caller}: no parameter requires a gradient: unfreeze what the optimizer is to step for in backward"
-            )
-        self._optimizers = (
-            [_made(caller, make, [p]) for p in trained]
-            if in_backward
-            else [_made(caller, make, [*model.parameters()])]
-        )
+        self._caller = caller
+        self._on_host = on_host
         self._in_backward = in_backward
-        for parameter, optimizer in (
-            zip(trained, self._optimizers, strict=False) if in_backward else ()
-        ):
-            parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
-        kind, notes = type(self._optimizers[0]).__name__, []
-        if _settle(
-            self._optimizers,
-            "capturable",
-            was=True,
-            now=False,
-            # there is no graph to capture, and the state has the same size
-        ):
-            notes.append(Note(code="not_captured", subject=kind, values={}))
-        if (
-            chip is not None
-            and is_gpu(chip)
-            and not (in_backward or on_host)
-            and _settle(self._optimizers, "foreach", was=None, now=True)
-        ):
-            notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
+        self._optimizers: list[Optimizer] = []
+        if in_backward:
+            self._step_in_backward(make, model)
+        else:
+            self._optimizers.append(_made(caller, make, [*model.parameters()]))
+        name = type(self._optimizers[0]).__name__
+        notes: list[Note] = []
+        # There is no graph to capture, and the state has the same size.
+        if _change_setting(self._optimizers, "capturable", was=True, now=False):
+            notes.append(Note(code="not_captured", subject=name, values={}))
+        may_use_foreach = chip is not None and is_gpu(chip) and not in_backward and not on_host
+        if may_use_foreach and _change_setting(self._optimizers, "foreach", was=None, now=True):
+            chip_name = "" if chip is None else chip.name
+            notes.append(Note(code="foreach_assumed", subject=chip_name, values={}))
         if grad_scaler:
-            notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))
+            notes.append(Note(code="gradients_taken_for_finite", subject=name, values={}))
         self.notes = tuple(notes)
 
+    def _step_in_backward(self, make: MakesOptimizer, model: nn.Module) -> None:
+        trained = [each for each in model.parameters() if each.requires_grad]
+        if not trained:
+            raise CountError(
+                f"{self._caller}: no parameter requires a gradient: "
+                "unfreeze the parameters for which the optimizer should step in backward"
+            )
+        self._optimizers = [_made(self._caller, make, [parameter]) for parameter in trained]
+        for parameter, optimizer in zip(trained, self._optimizers, strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))
+
     def scaled(self, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | None:
-        """The loss that backward starts from: scaled, if there is a scaler."""
+        """Return the loss from which backward starts, scaled if there is a scaler."""
         scaler = self._scaler
-        return loss if scaler is None or loss is None else lambda output: scaler.scale(loss(output))
+        if scaler is None or loss is None:
+            return loss
+        return lambda output: scaler.scale(loss(output))
 
     def step(self) -> None:
-        """Make one step and free the gradients.
+        """Run one step and free the gradients.
 
-        With a scaler, as its own `step`, without asking whether all gradients are finite.
+        With a scaler, it does the same as the scaler's `step` for finite gradients.
         """
         if self._in_backward:
             return
@@ -176,17 +168,13 @@ class Stepper:
             self._scaler.update()
 
     def state(self) -> Iterator[Tensor]:
-        """What the optimizers keep."""
-        return (
-            each
-            for made in self._optimizers
-            for kept in made.state.values()
-            for each in kept.values()
-            if isinstance(each, Tensor)
-        )
+        """Yield the tensors in the state of the optimizers."""
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                yield from (each for each in state.values() if isinstance(each, Tensor))
 
     def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
-        # Adafactor asks for the norms of parameters and updates, which only scale its step.
+        # Adafactor reads the norms of parameters and updates, which only scale its step.
         answers = {Tensor.item: 1.0} if type(optimizer) is torch.optim.Adafactor else {}
         where = on_stream(ON_HOST) if self._on_host else nullcontext()
         with values_refused(self._caller, step_of=optimizer), Answers(answers), where:
@@ -198,25 +186,29 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
     optimizer: Any = make(parameters)
     if not isinstance(optimizer, Optimizer):
         raise CountError(
-            f"{caller}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer"
+            f"{caller}: optimizer returned {describe(optimizer)}: "
+            "it has to return a torch.optim.Optimizer"
         )
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise CountError(
-            f"{caller}: {name} goes forward as often as the loss says, which fake tensors have not: give another"
+            f"{caller}: the number of forwards of {name} depends on the loss, "
+            "which fake tensors do not have: give another optimizer"
         )
     return optimizer
 
 
-def _settle(optimizers: list[Optimizer], setting: str, *, was: bool | None, now: bool) -> bool:
+def _change_setting(
+    optimizers: list[Optimizer], setting: str, *, was: bool | None, now: bool
+) -> bool:
     """Change a setting from `was` to `now` in all groups that are not fused.
 
     Returns whether any group changed.
     """
-    every = [group for each in optimizers for group in each.param_groups]
-    groups = [
-        each for each in every if setting in each and each[setting] is was and not each.get("fused")
-    ]
-    for group in groups:
-        group[setting] = now
-    return bool(groups)
+    has_changed = False
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if setting in group and group[setting] is was and not group.get("fused"):
+                group[setting] = now
+                has_changed = True
+    return has_changed

@@ -1,28 +1,29 @@
-"""The time of a step before it runs.
+"""Predict the time of a step before it runs, from the work of an estimate.
 
-The work of an estimate at rates that were fitted to published step times.
+The prediction uses rates that were fitted to published step times:
 
-- On the device an operator takes as long as its products at a share of the peak, or its bytes at a
-  share of the bandwidth, and a launch.
-- FSDP2 gathers a block's parameters while the block before it computes, and reduces its gradients
-  while the next one does.
-- DDP reduces buckets of gradients while backward goes on.
-- Each collective waits for the slowest of its ranks, the longer the more there are.
+- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of its
+  bytes at a share of the bandwidth, plus a launch.
+- FSDP2 gathers the parameters of a block while the block before it computes, and reduces its
+  gradients while the next block computes.
+- DDP reduces buckets of gradients during backward.
+- Each collective waits for the slowest of its ranks. The wait grows with the number of ranks.
 
-Where the calls of the host take longer than the device, launches bound the step, which is not
-predicted: no hosts were fitted. Collectives that are hidden slow down what hides them. The rates
-are few, the same for all models, and in `prediction.toml`. They are those of tuned trainings: a
-slow loader, logging or a busy host is not in them. Tensor and expert parallelism, pipelines and
-compiled code are not predicted, as they were not fitted.
+If the calls of the host take longer than the device, launches bound the step. Such a step is not
+predicted, because no hosts were fitted. Overlapped collectives slow down the computation that hides
+them. The rates are few, the same for all models, and in `prediction.toml`. They were fitted to
+well-tuned training runs, so they do not include a slow data loader, logging or a busy host. Tensor
+and expert parallelism, pipelines and compiled code are not predicted, because they were not fitted.
 """
 
 import functools
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -36,88 +37,99 @@ from lflops.profile.records import step_phase
 
 DEVICES_PER_HOST = 8
 
-_GATHERS, _SCATTERS, _REDUCES = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
-"""FSDP2's collectives, and that of DDP and of replicas of shards. Others were not fitted."""
-_HALVES = ("bf16", "fp16")
-# of the products: so many have to be in a dtype that was fitted
+# FSDP2's collectives, and the collective of DDP and of replicas of shards. Others were not fitted.
+_GATHERS = "_allgather_base_"
+_SCATTERS = "_reduce_scatter_base_"
+_REDUCES = "allreduce_"
+_FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
+_FITTED_DTYPES = ("bf16", "fp16")
+# Least share of the MACs that must be in a fitted dtype.
 _MOSTLY = 0.95
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """Rates of chips of one architecture, as shares of their peak."""
+    """Rates of chips of one architecture.
+
+    Attributes:
+        chips: Names of the chips.
+        product: Share of the peak that matmuls reach.
+        attention: Share of the peak that fused attention reaches.
+        network_bytes_per_second: Bandwidth of a device to other hosts, in the vendor's reference
+            hosts.
+    """
 
     chips: tuple[str, ...]
-    # of the peak, in products of matrices
     product: float
-    # of the peak, in fused attention
     attention: float
-    # of a device to other hosts, in the vendor's own hosts
     network_bytes_per_second: float
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step time follows from besides its work.
+    """The rates from which a step time follows; `prediction.toml` names the source of each.
 
-    `prediction.toml`, whose lines say where each is from.
+    Attributes:
+        families: Rates by architecture.
+        bandwidth: Share of the memory bandwidth.
+        link: Share of the bandwidth of links and networks.
+        contention: Share of the time of overlapped collectives by which computation is slower.
+        lag_seconds: Wait in each collective, for each of its ranks.
+        launch_seconds: Time on the device for each call.
+        host_seconds: Time on the host for each call. A step in which the host takes longer than the
+            device is not predicted.
+        low: Lower end of the interval, as a ratio of measured over predicted time. The interval
+            holds 80 % of the training runs that were not fitted.
+        high: Upper end of the interval.
     """
 
     families: Mapping[str, Family]
-    # share of the memory's bandwidth
     bandwidth: float
-    # share of the bandwidth of links and networks
     link: float
-    # of the seconds of hidden collectives, by which what hides them takes longer
     contention: float
-    # of each collective, for each of its ranks
     lag_seconds: float
-    # on the device, of each call
     launch_seconds: float
-    host_seconds: (
-        # of each call: where they take longer than the device, nothing is predicted
-        float
-    )
-    # of measured over predicted seconds: with `high` the interval of 80 % of the trainings that
-    # were not fitted
+    host_seconds: float
     low: float
     high: float
 
     def family(self, chip: Hardware) -> Family | None:
-        """The family that a chip is of; `None` where nothing was fitted."""
+        """Return the family of a chip, or `None` if it was not fitted."""
         return next((each for each in self.families.values() if chip.name in each.chips), None)
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """The time of a step before it runs."""
+    """The time of a step before it runs.
 
-    # the chip's name
+    Attributes:
+        hardware: Name of the chip.
+        seconds: The predicted time.
+        low: Lower end of the interval that holds 80 % of the training runs that were not fitted.
+        high: Upper end of the interval.
+        by_kind: The seconds of `products` (matmuls), `attention`, `memory` (operators that move
+            bytes), and `communication` that is not overlapped.
+        by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
+        by_module: The seconds of each module with all modules below it.
+        recomputed: Part of `backward` in which the device recomputes.
+    """
+
     hardware: str
     seconds: float
-    # with `high` the interval that holds 80 % of the trainings that were not fitted
     low: float
     high: float
-    # What the seconds go to: `products`, `attention`, `memory` (operators that move bytes), and
-    # `communication` that nothing hides.
     by_kind: Mapping[str, float]
-    by_phase: Mapping[
-        str, float
-        # `forward`, `backward` with what is recomputed, `optimizer`, `other`
-    ]
-    # of each row and all below it
+    by_phase: Mapping[str, float]
     by_module: Mapping[str, float]
-    # the part of `backward` in which the device computes again
     recomputed: float = 0.0
 
 
 @functools.cache
 def fitted() -> Rates:
-    """The rates that lflops ships."""
-    return msgspec.convert(
-        tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), Rates
-    )
+    """Return the rates that lflops ships."""
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), Rates)
 
 
 def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None) -> str | None:
-    """Why a step's time is not predicted; `None` where it is."""
+    """Return why a step's time is not predicted, or `None` if it is."""
     return next(_reasons(profile, chip, rates or fitted()), None)
 
 
@@ -127,37 +139,49 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         yield "the chip is unknown"
         return
     if family is None:
-        known = ", ".join(name for family in rates.families.values() for name in family.chips)
-        yield f"no step times were fitted on {chip.name}, but on {known}"
+        known: list[str] = []
+        for each in rates.families.values():
+            known += each.chips
+        yield f"no step times were fitted on {chip.name}, only on {', '.join(known)}"
         return
-    products = [
-        (name_of_peak(cell.dtype), cell.executed_macs)
-        for cell in profile.op_counts
-        if cell.executed_macs
-    ]
-    macs = sum(number for _, number in products)
-    if not macs:
-        yield "it has no products of matrices"
-    if sum(number for name, number in products if name in _HALVES) < _MOSTLY * macs:
-        other = next(name or "another dtype" for name, _ in products if name not in _HALVES)
-        yield f"products in {other} were not fitted, but in bf16 and fp16"
-    unfitted = {
-        "copies from and to the host were not fitted": any(
-            notes_with("cpu_offload", profile.notes)
-        ),
-        "unpacking quantized weights was not fitted": "uint8" in profile.modules[""].dtypes,
-        "compiled code was not fitted": any(module.compiled for module in profile.modules.values()),
-    }
-    yield from (reason for reason, is_so in unfitted.items() if is_so)
-    unknown = {each.collective for each in profile.communication} - {_GATHERS, _SCATTERS, _REDUCES}
+    yield from _dtype_reasons(profile)
+    if any(notes_with("cpu_offload", profile.notes)):
+        yield "copies from and to the host were not fitted"
+    if "uint8" in profile.modules[""].dtypes:
+        yield "unpacking quantized weights was not fitted"
+    if any(module.compiled for module in profile.modules.values()):
+        yield "compiled code was not fitted"
+    unknown = {call.collective for call in profile.communication} - _FITTED_COLLECTIVES
     if unknown:
         yield f"{min(unknown)} between ranks was not fitted"
         return
-    if not any(cell.phase == "backward" for cell in profile.op_counts):
-        yield "it only goes forward, and trainings were fitted"
-    calls = sum(cell.calls for cell in profile.op_counts)
+    if not any(op.phase == "backward" for op in profile.op_counts):
+        yield "it only runs forward, and only training steps were fitted"
+    calls = sum(op.calls for op in profile.op_counts)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
-        yield f"the host's {calls:,} calls may take longer than the device's work, and how fast hosts are was not fitted"
+        yield (
+            f"the host's {calls:,} calls may take longer than the device's work, "
+            "and the speed of hosts was not fitted"
+        )
+
+
+def _dtype_reasons(profile: Profile) -> Iterator[str]:
+    macs = 0
+    fitted_macs = 0
+    other = None
+    for op in profile.op_counts:
+        if not op.executed_macs:
+            continue
+        dtype = name_of_peak(op.dtype)
+        macs += op.executed_macs
+        if dtype in _FITTED_DTYPES:
+            fitted_macs += op.executed_macs
+        else:
+            other = other or dtype or "another dtype"
+    if not macs:
+        yield "it has no matmuls"
+    if fitted_macs < _MOSTLY * macs:
+        yield f"matmuls in {other} were not fitted, only in bf16 and fp16"
 
 
 def predict(
@@ -171,17 +195,18 @@ def predict(
 ) -> Prediction | None:
     """Predict the seconds of a step from its work.
 
-    `None` where nothing was fitted, for which `why_not` has the reason.
-
     Args:
-        profile: Of `lflops.estimate` or `lflops.count`, with its mesh.
-        hardware: The chip; `None` is that of the profile.
-        network: What a device sends to other hosts, bytes/s; `None` is that of the vendor's own
-            hosts.
-        devices_per_host: How many devices share a host, whose links are faster than the network.
-        accumulation: Micro batches of a step, of which the profile has one. Under FSDP2 each
-            gathers and reduces; DDP's last one reduces.
-        rates: Your own; `None` are those that lflops ships.
+        profile: The result of `lflops.estimate` or `lflops.count`, with its mesh.
+        hardware: The chip; `None` uses the chip of the profile.
+        network: Bandwidth of a device to other hosts in bytes/s. `None` uses the bandwidth of the
+            vendor's reference hosts.
+        devices_per_host: Number of devices in a host, whose links are faster than the network.
+        accumulation: Number of micro batches in a step; the profile has one of them. FSDP2 gathers
+            and reduces in each micro batch, DDP reduces in the last one.
+        rates: Your own rates; `None` uses the rates that lflops ships.
+
+    Returns:
+        The prediction, or `None` if no rates were fitted. `why_not` then returns the reason.
     """
     rates = rates or fitted()
     chip = chip_of(profile, hardware)
@@ -189,6 +214,26 @@ def predict(
     if chip is None or family is None or why_not(profile, chip, rates) is not None:
         return None
     return _Step(profile, chip, family, rates, network, devices_per_host).prediction(accumulation)
+
+
+class _Overlap(NamedTuple):
+    """Collectives that run while a unit of FSDP2 computes, or while nothing does.
+
+    Attributes:
+        unit: The module that computes.
+        phase: The phase of the step.
+        exposed: Seconds that the computation does not hide.
+        hidden: Seconds that it hides.
+    """
+
+    unit: str
+    phase: str
+    exposed: float
+    hidden: float
+
+
+# Seconds of computation by module and phase.
+_Computing = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -203,150 +248,161 @@ class _Step:
     devices_per_host: int = DEVICES_PER_HOST
 
     def prediction(self, accumulation: int = 1) -> Prediction:
-        profile, rates, recomputed = self.profile, self.rates, 0.0
         kinds: defaultdict[str, float] = defaultdict(float)
         phases: defaultdict[str, float] = defaultdict(float)
-        modules = dict.fromkeys(profile.modules, 0.0)
+        modules = dict.fromkeys(self.profile.modules, 0.0)
+
+        def add(kind: str, phase: str, module: str, seconds: float) -> None:
+            kinds[kind] += seconds
+            phases[phase] += seconds
+            for name in ancestry(module):
+                modules[name] += seconds
+
         units = {
-            each.module
-            for each in profile.communication
-            if each.collective == _GATHERS and each.phase == "forward"
+            call.module
+            for call in self.profile.communication
+            if call.collective == _GATHERS and call.phase == "forward"
         }
         computing: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for cell in profile.op_counts:
-            kind, seconds = self._device(cell)
-            above = ancestry(cell.module)
-            computing[
-                next((each for each in above if each in units), ""), step_phase(cell.phase)
-            ] += seconds
-            seconds *= 1 if cell.phase == "optimizer" else accumulation
-            kinds[kind] += seconds
-            phases[step_phase(cell.phase)] += seconds
-            recomputed += seconds if cell.phase == "recompute" else 0.0
-            for row in above:
-                modules[row] += seconds
-        for (unit, phase), once in self._waits(computing).items():
-            seconds = once * (accumulation if units else 1)
-            kinds["communication"] += seconds
-            phases[phase] += seconds
-            for row in ancestry(unit):
-                modules[row] += seconds
+        recomputed = 0.0
+        for op in self.profile.op_counts:
+            kind, seconds = self._device(op)
+            phase = step_phase(op.phase)
+            unit = next((name for name in ancestry(op.module) if name in units), "")
+            computing[unit, phase] += seconds
+            if op.phase != "optimizer":
+                seconds *= accumulation
+            if op.phase == "recompute":
+                recomputed += seconds
+            add(kind, phase, op.module, seconds)
+        for (unit, phase), seconds in self._waits(computing).items():
+            add("communication", phase, unit, seconds * (accumulation if units else 1))
         total = sum(phases.values())
         return Prediction(
             hardware=self.chip.name,
             seconds=total,
-            low=total * rates.low,
-            high=total * rates.high,
+            low=total * self.rates.low,
+            high=total * self.rates.high,
             by_kind={kind: seconds for kind, seconds in kinds.items() if seconds},
             by_phase=dict(phases),
             by_module=modules,
             recomputed=recomputed,
         )
 
-    def _device(self, cell: OpCount) -> tuple[str, float]:
-        """What bounds an operator, and its seconds on the device."""
-        rates, chip = self.rates, self.chip
-        moving = cell.bytes_moved / ((chip.bandwidth_bytes_per_second or 1.0) * rates.bandwidth)
-        kind, seconds = "memory", moving
-        if cell.executed_macs:
-            is_attention = "attention" in cell.operator
-            share = self.family.attention if is_attention else self.family.product
-            peak = chip.peak_flops_per_second.get(
-                name_of_peak(cell.dtype) or "", chip.peak_flops_per_second["bf16"]
-            )
-            computing = 2 * cell.executed_macs / (peak * share)
-            kind, seconds = ("attention" if is_attention else "products"), max(computing, moving)
-        return kind, seconds + cell.calls * rates.launch_seconds
+    def _device(self, op: OpCount) -> tuple[str, float]:
+        """Return the kind of an operator, and its seconds on the device."""
+        bandwidth = (self.chip.bandwidth_bytes_per_second or 1.0) * self.rates.bandwidth
+        seconds = op.bytes_moved / bandwidth
+        kind = "memory"
+        if op.executed_macs:
+            kind = "attention" if "attention" in op.operator else "products"
+            share = self.family.attention if kind == "attention" else self.family.product
+            peaks = self.chip.peak_flops_per_second
+            peak = peaks.get(name_of_peak(op.dtype) or "", peaks["bf16"])
+            seconds = max(2 * op.executed_macs / (peak * share), seconds)
+        return kind, seconds + op.calls * self.rates.launch_seconds
 
-    def _waits(self, computing: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-        """Seconds by module and phase in which nothing hides a collective, and by which hidden ones slow down what hides them."""
+    def _waits(self, computing: _Computing) -> dict[tuple[str, str], float]:
+        """Return the seconds that collectives add to the step, by module and phase.
+
+        These are the seconds that nothing hides, and the seconds by which hidden collectives slow
+        down the computation.
+        """
         waits: defaultdict[tuple[str, str], float] = defaultdict(float)
-        # in forward, by unit
         gathers: defaultdict[str, float] = defaultdict(float)
-        again = scattered = 0.0
+        gathered_again = 0.0
+        reduced = 0.0
         buckets: list[float] = []
-        is_sharded = any(each.collective == _GATHERS for each in self.profile.communication)
-        for each in self.profile.communication:
-            seconds = self._transfer(each)
-            waits[each.module, step_phase(each.phase)] += (
-                each.calls * self._ranks_of(each) * self.rates.lag_seconds
-            )
-            if each.collective == _GATHERS and each.phase == "forward":
-                gathers[each.module] += seconds
-            elif each.collective == _GATHERS:
-                again += seconds
-            elif each.collective == _SCATTERS or is_sharded:
-                scattered += seconds
+        is_sharded = any(call.collective == _GATHERS for call in self.profile.communication)
+        for call in self.profile.communication:
+            seconds = self._transfer(call)
+            lag = call.calls * self._ranks_of(call) * self.rates.lag_seconds
+            waits[call.module, step_phase(call.phase)] += lag
+            if call.collective == _GATHERS and call.phase == "forward":
+                gathers[call.module] += seconds
+            elif call.collective == _GATHERS:
+                gathered_again += seconds
+            elif call.collective == _SCATTERS or is_sharded:
+                reduced += seconds
             else:
-                buckets += [seconds / each.calls] * each.calls
-        hidden = [*self._sharded(gathers, again, scattered, computing)]
+                buckets += [seconds / call.calls] * call.calls
+        overlaps = [*_sharded(gathers, gathered_again, reduced, computing)]
         if buckets:
-            backward = sum(
-                seconds for (_, phase), seconds in computing.items() if phase == "backward"
-            )
-            exposed = max(buckets[-1], sum(buckets) - backward * (1 - 1 / len(buckets)))
-            hidden.append(("", "backward", exposed, sum(buckets) - exposed))
-        for unit, phase, exposed, behind in hidden:
-            waits[unit, phase] += exposed + self.rates.contention * behind
+            overlaps.append(_ddp(buckets, computing))
+        for each in overlaps:
+            waits[each.unit, each.phase] += each.exposed + self.rates.contention * each.hidden
         return dict(waits)
 
-    @staticmethod
-    def _sharded(
-        gathers: Mapping[str, float],
-        again: float,
-        scattered: float,
-        computing: Mapping[tuple[str, str], float],
-    ) -> Iterator[tuple[str, str, float, float]]:
-        """Of FSDP2's units in the order of forward: the seconds that are exposed and hidden."""
-        # In backward, hooks of other modules issue the collectives, so that each unit has them by
-        # its share of what forward gathers. The model's own parameters stay gathered.
-        blocks = [unit for unit in gathers if unit]
-        in_blocks, in_all = sum(gathers[unit] for unit in blocks), sum(gathers.values())
+    def _ranks_of(self, call: Communication) -> int:
+        return call.group_size or self.profile.run.world_size
 
-        def gathered_again(unit: str) -> float:
-            return again * gathers[unit] / in_blocks if in_blocks else 0.0
+    def _transfer(self, call: Communication) -> float:
+        """Return the seconds of the calls of a collective.
 
-        def reduced(unit: str) -> float:
-            return scattered * gathers.get(unit, 0.0) / in_all if in_all else 0.0
-
-        def beside(unit: str, phase: str, transfers: float) -> tuple[str, str, float, float]:
-            exposed = max(transfers - computing.get((unit, phase), 0.0), 0.0)
-            return unit, phase, exposed, transfers - exposed
-
-        for unit in ("", *blocks[:1]):
-            # nothing runs before
-            yield unit, "forward", gathers.get(unit, 0.0), 0.0
-        for unit, after in pairwise(blocks):
-            yield beside(unit, "forward", gathers[after])
-        for last in blocks[-1:]:
-            yield beside("", "backward", gathered_again(last))
-        for place, unit in enumerate(blocks):
-            gathered = gathered_again(blocks[place - 1]) if place else 0.0
-            yield beside(
-                unit, "backward", gathered + sum(map(reduced, blocks[place + 1 : place + 2]))
-            )
-        for unit in (*blocks[:1], ""):
-            # nothing runs after
-            yield unit, "backward", reduced(unit), 0.0
-
-    def _ranks_of(self, each: Communication) -> int:
-        return each.group_size or self.profile.run.world_size
-
-    def _transfer(self, each: Communication) -> float:
-        """Seconds of collectives of one kind in one place.
-
-        What a ring sends over the slowest part of its way.
+        They are the time that a ring needs to send over its slowest connection.
         """
-        run, size, network = (
-            self.profile.run,
-            self._ranks_of(each),
-            self.network or self.family.network_bytes_per_second,
-        )
-        is_reduced = each.collective == _REDUCES
-        # replicas are the outermost
-        stride = run.world_size // size if is_reduced else 1
-        within = max(min(size, self.devices_per_host // stride), 1)
-        link = self.chip.link_bytes_per_second or network
-        bandwidth = link if within == size else min(link, network * within)
-        sent = each.bytes * (size - 1) / size * (2 if is_reduced else 1)
+        ranks = self._ranks_of(call)
+        network = self.network or self.family.network_bytes_per_second
+        is_reduced = call.collective == _REDUCES
+        # Replicas are the outermost dimension of the mesh.
+        stride = self.profile.run.world_size // ranks if is_reduced else 1
+        ranks_of_host = max(min(ranks, self.devices_per_host // stride), 1)
+        bandwidth = self.chip.link_bytes_per_second or network
+        if ranks_of_host < ranks:
+            bandwidth = min(bandwidth, network * ranks_of_host)
+        rounds = 2 if is_reduced else 1
+        sent = call.bytes * (ranks - 1) / ranks * rounds
         return sent / (bandwidth * self.rates.link)
+
+
+def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
+    """Overlap the buckets of DDP with backward. Backward cannot hide the last bucket."""
+    total = sum(buckets)
+    backward = sum(seconds for (_, phase), seconds in computing.items() if phase == "backward")
+    exposed = max(buckets[-1], total - backward * (1 - 1 / len(buckets)))
+    return _Overlap("", "backward", exposed, total - exposed)
+
+
+def _sharded(
+    gathers: Mapping[str, float], gathered_again: float, reduced: float, computing: _Computing
+) -> Iterator[_Overlap]:
+    """Overlap the collectives of FSDP2 with the computation of its units.
+
+    In backward, hooks of other modules issue the collectives. So each unit gets a share of their
+    time, in proportion to the time of its gather in forward. The parameters outside the blocks stay
+    gathered.
+
+    Args:
+        gathers: Seconds of gathers in forward by unit, in the order of forward.
+        gathered_again: Seconds of gathers in backward.
+        reduced: Seconds of reductions.
+        computing: Seconds of computation.
+    """
+    blocks = [unit for unit in gathers if unit]
+    in_blocks = sum(gathers[unit] for unit in blocks)
+    in_all = sum(gathers.values())
+
+    def gather_again(unit: str) -> float:
+        return gathered_again * gathers[unit] / in_blocks if in_blocks else 0.0
+
+    def reduction(unit: str) -> float:
+        return reduced * gathers.get(unit, 0.0) / in_all if in_all else 0.0
+
+    def overlap(unit: str, phase: str, transfers: float) -> _Overlap:
+        exposed = max(transfers - computing.get((unit, phase), 0.0), 0.0)
+        return _Overlap(unit, phase, exposed, transfers - exposed)
+
+    # Nothing computes before the first gathers, or after the last reductions.
+    for unit in ("", *blocks[:1]):
+        yield _Overlap(unit, "forward", gathers.get(unit, 0.0), 0.0)
+    for unit, following in pairwise(blocks):
+        yield overlap(unit, "forward", gathers[following])
+    if blocks:
+        yield overlap("", "backward", gather_again(blocks[-1]))
+    for place, unit in enumerate(blocks):
+        transfers = gather_again(blocks[place - 1]) if place else 0.0
+        if place + 1 < len(blocks):
+            transfers += reduction(blocks[place + 1])
+        yield overlap(unit, "backward", transfers)
+    for unit in (*blocks[:1], ""):
+        yield _Overlap(unit, "backward", reduction(unit), 0.0)

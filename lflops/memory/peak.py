@@ -1,13 +1,12 @@
-"""The peak of a step's live memory: the operator that reached it, and the modules that hold it.
+"""The peak memory of a step: its holders, ways to lower it, its parts on a rank, and its fit on a chip.
 
-What checkpointing each of the blocks saves, which are a model's repeated parts; and what else would
-lower the peak. Each rank's under DeepSpeed's ZeRO is the step replayed with what that divides and
-gathers. For DDP and FSDP2 an estimate wraps the model.
-
-Whether a step fits on a chip: what tensors need, and what the driver, libraries and the allocator
-take besides. The constants are bounds for a plan. Each has its source.
+The ways include activation checkpointing of each block. The peak of a rank under DeepSpeed's ZeRO
+comes from a replay of the step with the tensors that ZeRO divides and gathers; for DDP and FSDP2, an
+estimate wraps the model. The memory on a chip adds the driver, libraries and the allocator to the
+tensors. Its constants are upper bounds for a plan, each with its source.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -18,95 +17,93 @@ from lflops.hardware.chips import HOPPER, Hardware
 from lflops.profile.module_names import ancestry, fold_repeats
 from lflops.profile.profile import Memory, Moment, Profile
 from lflops.profile.records import PASS_PHASES, ByCategory, Phase
-from lflops.profile.series import grouped, summed
+from lflops.profile.series import grouped
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
 USABLE = 0.985
-"""Share of a chip's memory that a process sees, where the table of chips has no figure.
+"""Share of a chip's memory that a process can use, if the table of chips has no figure.
 
-Its chips with HBM are at 0.985 to 0.992.
+The chips with HBM in the table have 0.985 to 0.992.
 """
 
 CONTEXT_BYTES = 750 * 2**20
-"""CUDA's context with torch's kernels loaded as they are needed.
+"""Bytes of CUDA's context, with torch's kernels loaded when they are needed.
 
 Measured 619 MiB on an H100 with torch 2.11, CUDA 13.0, after one kernel,
-and 749 MiB after products in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before
+and 749 MiB after matmuls in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before
 any kernel (https://github.com/unslothai/unsloth-zoo/pull/1053), about 400 MiB in
 https://github.com/pytorch/pytorch/issues/109888.
 """
 
 CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
-"""cuBLAS's workspace for one stream, which torch allocates:
+"""Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
-`:4096:2:16:8` is two of 4096 KiB and eight of 16 KiB; more on Hopper, as
-cuBLAS's documentation recommends (https://github.com/pytorch/pytorch/pull/89027). Backward's thread
-has another: measured on an H100.
+`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper has more, as cuBLAS's
+documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has a
+second workspace, as measured on an H100.
 """
 
 NCCL_BYTES = 1_600_000_000
-"""Buffers of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864).
+"""Bytes of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864).
 
-They grow with the channels: fewer on
-PCIe, more where ranks also send to each other.
+They grow with the number of channels: PCIe has fewer, and ranks that send to each other have more.
 """
 
-FRAGMENTATION = (
-    # share of the peak that the allocator reserves besides, where it was not simulated
-    0.05
-)
+FRAGMENTATION = 0.05
+"""Share of the peak that the allocator reserves in addition, if it was not simulated."""
 
-# a step that leaves a smaller share than this of the usable memory is tight: a longer batch or
-# another version may not fit
 TIGHT = 0.05
+"""A step that leaves a smaller share of the usable memory is tight.
+
+A longer batch or another version of a library may not fit.
+"""
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
-    """What a step needs of a chip's memory, and whether that fits.
+    """The memory that a step needs on a chip, and whether the chip has it.
 
-    The parts add up to `needed_bytes`.
+    Attributes:
+        verdict: `fits`, `does not fit`, or `tight`, which leaves less than 5 % of the usable memory.
+        chip: Name of the chip.
+        usable_bytes: Memory of the device that a process can use.
+        needed_bytes: The sum of all parts below.
+        tensor_bytes: Peak of live tensors.
+        fragmentation_bytes: Memory that the allocator reserves in addition, simulated or a share of
+            the peak.
+        fragmentation_simulated: Whether the allocator was simulated.
+        context_bytes: Memory of the driver for this process.
+        workspace_bytes: Workspaces of cuBLAS, for the threads of forward and backward.
+        collective_bytes: Memory of NCCL; 0 on one rank.
     """
 
-    # `tight` leaves less than 5 % of the usable memory
     verdict: Verdict
-    # the chip's name
     chip: str
-    # what a process sees as the device's memory
     usable_bytes: int
     needed_bytes: int
-    # the peak of live tensors
     tensor_bytes: int
-    fragmentation_bytes: (
-        # what the allocator reserves besides: simulated, or a share of the peak
-        int
-    )
-    # whether the allocator was simulated
+    fragmentation_bytes: int
     fragmentation_simulated: bool
-    # the driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown
     context_bytes: int
-    # cuBLAS's, of forward's thread and of backward's
     workspace_bytes: int
-    # NCCL's; 0 on one rank
     collective_bytes: int
 
 
 def room(
     tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None
 ) -> MemoryFit | None:
-    """The room for a peak of live tensors on a chip.
+    """Return whether a peak of live tensors fits on a chip, or `None` if its memory is unknown.
 
-    `None` where its memory is unknown. `reserved` is the allocator's, if simulated.
+    `reserved_bytes` is the memory that a simulated allocator reserves.
     """
     if chip is None or chip.memory_bytes is None:
         return None
-    usable = int(chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes * USABLE)
-    fragmentation = (
-        int(tensor_bytes * FRAGMENTATION)
-        if reserved_bytes is None
-        else reserved_bytes - tensor_bytes
-    )
+    usable = chip.usable_bytes
+    usable = int(chip.memory_bytes * USABLE) if usable is None else int(usable)
+    fragmentation = int(tensor_bytes * FRAGMENTATION)
+    if reserved_bytes is not None:
+        fragmentation = reserved_bytes - tensor_bytes
     cublas = 2 * (HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES)
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
@@ -129,11 +126,11 @@ def room(
 
 
 def room_for(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
-    """The room for a profile's step.
+    """Return whether the step of a profile fits on a chip.
 
-    `None` where its memory was not counted or the chip's is unknown.
+    `None` if the memory of the step was not counted, or the memory of the chip is unknown.
     """
-    memory: Memory | None = profile.memory
+    memory = profile.memory
     if memory is None:
         return None
     reserved = memory.reserved.reserved_bytes if memory.reserved is not None else None
@@ -141,7 +138,7 @@ def room_for(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """A module, or modules that repeat at one place, as `layers.*.mlp`, and the bytes that they made or own."""
+    """The bytes that a module, or repeated modules such as `layers.*.mlp`, allocated or own."""
 
     name: str
     modules: int
@@ -149,7 +146,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Storages(Struct, frozen=True, kw_only=True):
-    """Storages of the same size and origin, of one module or of modules that repeat at one place."""
+    """Storages of the same size and origin, in one module or in repeated modules."""
 
     category: str
     operator: str
@@ -161,8 +158,10 @@ class Storages(Struct, frozen=True, kw_only=True):
 
 
 def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages, ...]:
-    """Storages, those of repeated modules together, the largest first."""
-    held = {module: label for label, modules in _folded(memory, patterns) for module, _ in modules}
+    """Return the storages at the peak, grouped over repeated modules, the largest first."""
+    held: dict[str, str] = {}
+    for label, modules in _folded(memory, patterns):
+        held |= {module: label for module, _ in modules}
     folded = fold_repeats(
         memory.alive,
         lambda each: (each.module, each.category, each.operator, each.phase, each.bytes),
@@ -184,7 +183,7 @@ def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages
 
 
 def holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
-    """Modules that hold any bytes, repeated ones together, the most bytes first."""
+    """Return the modules that hold bytes, grouped over repeated modules, the most bytes first."""
     rows = [
         Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items))
         for label, items in _folded(memory, patterns)
@@ -201,15 +200,12 @@ def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list
 
 
 def peak_moment(memory: Memory) -> Moment | None:
-    """The operator that reached the peak, and what was alive before it ran.
-
-    `None` where the timeline does not have it.
-    """
+    """Return the operator that reached the peak, or `None` if the timeline does not have it."""
     return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """The modules that their container numbers, outside of any other."""
+    """Return the modules with a number in their container, except those inside another one."""
     numbered = [row for row in profile.modules if row.rpartition(".")[2].isdecimal()]
     return [
         row
@@ -221,57 +217,61 @@ def blocks_of(profile: Profile) -> list[str]:
 class Checkpointed(Struct, frozen=True, kw_only=True):
     """Activation checkpointing of one block.
 
-    Its output stays where a later operator needs it; recomputing makes all its activations.
+    Attributes:
+        module: Name of the block.
+        saved_bytes: Its activations that are alive at the peak, an upper bound of what can be saved.
+        macs: MACs of its forward, which run once more.
+        flops: FLOPs of its forward, which run once more.
     """
 
     module: str
-    # its activations that are alive at the peak: the most that can be saved
     saved_bytes: int
-    # those that run once more, which are its forward's. So are `flops`.
     macs: int
     flops: int
 
 
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
-    """Each block by itself, those that save the most first.
+    """Return the effect of checkpointing each block alone, the largest saving first.
 
-    None where memory was not counted, or nothing went backward.
+    The result is empty if memory was not counted, or there was no backward.
     """
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
         return ()
-    below = summed(
-        (above, nbytes)
-        for row, nbytes in profile.memory.activations_by_module.items()
-        for above in ancestry(row)
-    )
-    forwards = ((block, profile.modules[block].forward) for block in blocks_of(profile))
-    blocks = [
-        Checkpointed(module=block, saved_bytes=below[block], macs=forward.macs, flops=forward.flops)
-        for block, forward in forwards
-        if below.get(block)
-    ]
-    return tuple(sorted(blocks, key=lambda each: -each.saved_bytes))
+    activations: Counter[str] = Counter()
+    for module, nbytes in profile.memory.activations_by_module.items():
+        for name in ancestry(module):
+            activations[name] += nbytes
+    blocks: list[Checkpointed] = []
+    for name in blocks_of(profile):
+        forward = profile.modules[name].forward
+        if activations[name]:
+            block = Checkpointed(
+                module=name, saved_bytes=activations[name], macs=forward.macs, flops=forward.flops
+            )
+            blocks.append(block)
+    return tuple(sorted(blocks, key=lambda block: -block.saved_bytes))
 
 
 class Saving(Struct, frozen=True, kw_only=True):
-    """One way to lower the peak.
+    """A way to lower the peak.
 
-    Checkpoint blocks, free gradients before the forward, update in place, or compute the loss in
-    chunks.
+    Attributes:
+        kind: Checkpoint blocks, free gradients before the forward, update in place, or compute the
+            loss in chunks.
+        module: The block, or the pattern of repeated blocks; empty for all other kinds.
+        modules: Number of blocks.
+        bytes: An upper bound of the saving. Another moment may then be the peak.
+        macs: Additional MACs in a step.
     """
 
     kind: Literal["checkpoint", "gradients", "fused_optimizer", "chunked_loss"]
-    # the block, repeated ones as their pattern; empty for all others
     module: str
-    # how many blocks
     modules: int
-    # the most that it saves; another moment may then be the peak
     bytes: int
-    # MACs that a step does besides
     macs: int
 
 
-# the share of the peak from which logits and the loss are reported as large
+# Logits and the loss are reported if they have at least this share of the peak.
 LARGE = 0.25
 
 
@@ -281,61 +281,63 @@ def savings(
     checkpointed: Sequence[Checkpointed],
     patterns: Mapping[str, str],
 ) -> tuple[Saving, ...]:
-    """The ways that are known, those that save the most first.
+    """Return the ways to lower the peak, the largest saving first.
 
     `reached` is the operator that reached the peak.
     """
     if memory is None:
         return ()
     found = list(_checkpoints(checkpointed, patterns))
-    gradients, temporary = (memory.by_category.get(name, 0) for name in ("gradients", "temporary"))
+    gradients = memory.by_category.get("gradients", 0)
+    temporary = memory.by_category.get("temporary", 0)
+    logits = _of_logits(memory)
     if reached is not None and reached.phase == "forward" and gradients:
         found.append(Saving(kind="gradients", module="", modules=0, bytes=gradients, macs=0))
     if reached is not None and reached.phase == "optimizer" and temporary:
         found.append(Saving(kind="fused_optimizer", module="", modules=0, bytes=temporary, macs=0))
-    if (logits := _of_logits(memory)) >= LARGE * memory.peak_bytes:
+    if logits >= LARGE * memory.peak_bytes:
         found.append(Saving(kind="chunked_loss", module="", modules=0, bytes=logits, macs=0))
     return tuple(sorted(found, key=lambda saving: -saving.bytes))
 
 
 def _of_logits(memory: Memory) -> int:
-    """The bytes of logits and loss.
+    """Return the bytes of logits and loss.
 
-    Storages of the loss's softmax, and those as large, half or twice as large: casts and gradients.
+    They are the softmax of the loss, and storages of the same, half or twice the size, which are
+    casts and gradients.
     """
-    sizes = {each.bytes for each in memory.alive if each.operator.startswith("_log_softmax")}
-    logits = {size * times // 2 for size in sizes for times in (1, 2, 4)}
+    sizes: set[int] = set()
+    for each in memory.alive:
+        if each.operator.startswith("_log_softmax"):
+            sizes |= {each.bytes // 2, each.bytes, 2 * each.bytes}
     return sum(
         each.bytes
         for each in memory.alive
-        if each.bytes in logits and each.category in ("activations", "temporary")
+        if each.bytes in sizes and each.category in ("activations", "temporary")
     )
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
-    """The blocks of one place together.
+    """Return the savings of checkpointing, grouped over repeated blocks.
 
-    While one of them is recomputed, its activations exist, so the largest saves nothing.
+    While a block is recomputed, its activations exist. So the largest of repeated blocks saves
+    nothing.
     """
-    made = []
-    for pattern, blocks in grouped(
-        checkpointed, lambda block: patterns.get(block.module, block.module)
-    ).items():
-        together = sum(block.saved_bytes for block in blocks)
-        saved = (
-            together - max(block.saved_bytes for block in blocks) if len(blocks) > 1 else together
-        )
-        name = pattern if len(blocks) > 1 else blocks[0].module
-        made.append(
-            Saving(
-                kind="checkpoint",
-                module=name,
-                modules=len(blocks),
-                bytes=saved,
-                macs=sum(block.macs for block in blocks),
+    savings: list[Saving] = []
+    places = grouped(checkpointed, lambda block: patterns.get(block.module, block.module))
+    for pattern, blocks in places.items():
+        name = blocks[0].module
+        saved = sum(block.saved_bytes for block in blocks)
+        if len(blocks) > 1:
+            name = pattern
+            saved -= max(block.saved_bytes for block in blocks)
+        if saved:
+            macs = sum(block.macs for block in blocks)
+            saving = Saving(
+                kind="checkpoint", module=name, modules=len(blocks), bytes=saved, macs=macs
             )
-        )
-    return [saving for saving in made if saving.bytes]
+            savings.append(saving)
+    return savings
 
 
 Strategy = Literal["ZeRO-1", "ZeRO-2", "ZeRO-3"]
@@ -343,63 +345,83 @@ STRATEGIES: tuple[Strategy, ...] = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 
 
 class Sharded(Struct, frozen=True, kw_only=True):
-    """The peak of one rank. The parts are those of that moment and add up to `total_bytes`."""
+    """The peak memory of one rank under a stage of ZeRO.
+
+    Attributes:
+        strategy: The stage of ZeRO.
+        ranks: Number of data-parallel ranks.
+        phase: The phase in which the peak is reached.
+        total_bytes: The sum of all parts below, at the peak.
+        parameter_bytes: The rank's part of the parameters.
+        gradient_bytes: The rank's part of the gradients, after they are reduced.
+        optimizer_state_bytes: The rank's part of the optimizer's state.
+        gathered_bytes: Unsharded parameters and gradients of the blocks at work, and the buffers of
+            their collectives.
+        rest_bytes: Activations, temporary and other tensors.
+        room: Whether the peak fits on the chip; `None` without a chip.
+    """
 
     strategy: Strategy
     ranks: int
-    # when the peak is reached
     phase: Phase
     total_bytes: int
-    # the rank's own
     parameter_bytes: int
-    # the rank's own, in parts after they are reduced
     gradient_bytes: int
-    # the rank's own
     optimizer_state_bytes: int
-    # whole parameters and gradients of the blocks at work, and the buffers of their collectives
     gathered_bytes: int
-    # activations, temporary and other tensors
     rest_bytes: int
-    # whether that fits on the chip; `None` without one
     room: MemoryFit | None = None
 
 
 class _Moment(NamedTuple):
-    """What is alive in the step of one rank, unsharded."""
+    """The memory at an operator in the step of one rank, before it is sharded.
+
+    Attributes:
+        phase: The phase of the step.
+        live: Live bytes by category.
+        more: Bytes in addition to `live` that are alive during a part of the operator.
+        root_gradients: Bytes of the gradients so far of modules outside the blocks.
+        is_in_block: Whether the operator runs in a block.
+    """
 
     phase: Phase
     live: ByCategory
-    # bytes alive for a part of the operator, besides those by category
     more: int
-    # bytes of the gradients that modules outside of blocks have by now
     root_gradients: int
-    # whether a block is at work
     is_in_block: bool
 
 
 class _Sizes(NamedTuple):
+    """Bytes of the parts of a model.
+
+    Attributes:
+        parameters: All parameters.
+        gradients: All gradients.
+        block: Parameters of the largest block.
+        block_gradients: Gradients of the largest block.
+        rest: Parameters outside the blocks.
+        rest_gradients: Gradients outside the blocks.
+        state: The complete state of the optimizer.
+    """
+
     parameters: int
     gradients: int
-    # the largest block's parameters
     block: int
-    # those of them that are trained
     block_gradients: int
-    # parameters outside of all blocks
     rest: int
-    # those of them that are trained
     rest_gradients: int
-    # the optimizer's, once it has all of it
     state: int
 
 
 def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple[Sharded, ...]:
-    """Each strategy's peak over a number of data-parallel ranks.
+    """Return the peak of one rank under each stage of ZeRO.
 
-    None where live memory by operator is unknown.
+    The result is empty if live memory by operator is unknown. Uneven parts are rounded up. ZeRO-3 is
+    assumed to shard in the same way as FSDP2: each block and the rest of the model, with one block
+    prefetched, and unsharded parameters freed after forward.
 
-    Uneven parts are rounded up. ZeRO-3 is taken to divide as FSDP2 does: each block and the rest,
-    with one block prefetched, and whole parameters freed after forward. A `ValueError` where there
-    are no ranks, or the model is sharded already.
+    Raises:
+        ValueError: There are no ranks, or the model is sharded already.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: give at least 1")
@@ -412,14 +434,13 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     if not moments:
         return ()
     sizes = _sizes(profile, max(each.live.optimizer_state for each in moments))
-    peaks = (
-        max(
-            (_on_a_rank(each, sizes, level, ranks) for each in _and_the_end(moments, sizes, level)),
-            key=lambda each: each.total_bytes,
-        )
-        for level in (1, 2, 3)
-    )
-    return tuple(replace(each, room=room(each.total_bytes, chip, ranks=ranks)) for each in peaks)
+    peaks: list[Sharded] = []
+    for level in (1, 2, 3):
+        step = _and_the_end(moments, sizes, level)
+        on_rank = [_on_a_rank(moment, sizes, level, ranks) for moment in step]
+        peak = max(on_rank, key=lambda each: each.total_bytes)
+        peaks.append(replace(peak, room=room(peak.total_bytes, chip, ranks=ranks)))
+    return tuple(peaks)
 
 
 def _moments(profile: Profile) -> Iterator[_Moment]:
@@ -429,16 +450,12 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
     seen: set[str] = set()
     gradients = 0
     for each in profile.memory.timeline:
-        row = each.module
-        is_in_block = not blocks.isdisjoint(ancestry(row))
-        if (
-            each.phase == "backward"
-            and not is_in_block
-            and row not in seen
-            and row in profile.modules
-        ):
-            seen.add(row)
-            gradients += _own_trained(profile, row)
+        name = each.module
+        is_in_block = not blocks.isdisjoint(ancestry(name))
+        is_new = name not in seen and name in profile.modules
+        if each.phase == "backward" and not is_in_block and is_new:
+            seen.add(name)
+            gradients += _own_trained(profile, name)
         more = max((each.highest_bytes or 0) - each.live_bytes, 0)
         yield _Moment(each.phase, each.by_category, more, gradients, is_in_block)
         if each.phase == "optimizer":
@@ -473,43 +490,33 @@ def _sizes(profile: Profile, state: int) -> _Sizes:
 
 
 def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Iterator[_Moment]:
-    """The moments, and the end of backward in which ZeRO-3 reduces the gradients outside of blocks, with a buffer as large."""
+    """Yield the moments, and under ZeRO-3 the end of backward.
+
+    ZeRO-3 then reduces the gradients outside the blocks, with a buffer of the same size.
+    """
     yield from moments
     last = next((each for each in reversed(moments) if each.phase == "backward"), None)
     if last is not None and level == 3:
         live = last.live._replace(
             gradients=sizes.gradients, temporary=last.live.temporary + sizes.rest_gradients
         )
-        # By then the parameters outside of blocks are sharded again, and no block is at work.
+        # The parameters outside the blocks are sharded again, and no block is at work.
         yield _Moment("other", live, 0, sizes.rest_gradients, is_in_block=False)
 
 
 def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharded:
-    """One moment under a stage of ZeRO.
+    """Return one moment on a rank under a stage of ZeRO.
 
-    1 divides the optimizer's state, 2 also gradients, 3 also parameters.
+    Stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 also parameters.
     """
-    phase, live, more, root_gradients, is_in_block = moment
-    in_optimizer = phase == "optimizer"
-    divided = ranks if in_optimizer else 1
-    working = phase in PASS_PHASES
-    gathered = 0
-    if level == 3:
-        gathered = root_gradients
-        # The last collective's buffer stays until the next; a block at work is gathered besides.
-        gathered += sizes.rest + sizes.block if working else 0
-        if working and is_in_block:
-            # In backward also its gradients so far, and the buffer that reduces the last block's.
-            gathered += sizes.block + min(
-                max(live.gradients - root_gradients, 0), 2 * sizes.block_gradients
-            )
-    elif level == 2 and phase in ("backward", "recompute"):
-        gathered = sizes.block_gradients
+    phase = moment.phase
+    live = moment.live
+    divided = ranks if phase == "optimizer" else 1
+    gathered = _gathered(moment, sizes, level) if ranks > 1 else 0
     parameters = _part(sizes.parameters, ranks if level == 3 else 1)
     gradients = _part(live.gradients, ranks if level >= 2 else 1)
     state = _part(sizes.state, ranks)
-    rest = live.activations + live.other + _part(live.temporary + more, divided)
-    gathered = gathered if ranks > 1 else 0
+    rest = live.activations + live.other + _part(live.temporary + moment.more, divided)
     return Sharded(
         strategy=STRATEGIES[level - 1],
         ranks=ranks,
@@ -521,6 +528,25 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
         gathered_bytes=gathered,
         rest_bytes=rest,
     )
+
+
+def _gathered(moment: _Moment, sizes: _Sizes, level: int) -> int:
+    """Return the unsharded bytes of the blocks at work, and the buffers of their collectives."""
+    if level == 2 and moment.phase in ("backward", "recompute"):
+        return sizes.block_gradients
+    if level < 3:
+        return 0
+    gathered = moment.root_gradients
+    if moment.phase not in PASS_PHASES:
+        return gathered
+    # The buffer of the last collective stays until the next one.
+    gathered += sizes.rest + sizes.block
+    if moment.is_in_block:
+        # The block at work, in backward with its gradients so far, and with the buffer that reduces
+        # the gradients of the block before it.
+        gradients = max(moment.live.gradients - moment.root_gradients, 0)
+        gathered += sizes.block + min(gradients, 2 * sizes.block_gradients)
+    return gathered
 
 
 def _part(nbytes: int, ranks: int) -> int:

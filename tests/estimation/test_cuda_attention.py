@@ -476,7 +476,7 @@ def test_what_no_kernel_takes_is_an_error() -> None:
     """With the chip, and what to do."""
     with (
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(lflops.CountError, match="takes this call on H200 SXM: leave on MATH"),
+        pytest.raises(lflops.CountError, match="supports this call on H200 SXM: enable MATH"),
     ):
         estimated(SINGLE)
 

@@ -135,11 +135,11 @@ def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
 KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "shards": (
         in_shards,
-        "fully_shard keeps a module's parameters to itself: give a function that builds",
+        "the parameters of a module under fully_shard cannot be replaced: give a function that builds",
     ),
     "a wrapper": (
         lambda: DistributedDataParallel(whole()),
-        "DistributedDataParallel keeps buckets as large as the gradients to itself",
+        "DistributedDataParallel has buckets as large as the gradients that cannot be replaced",
     ),
     "a wrapper within": (
         lambda: nn.Sequential(DistributedDataParallel(whole())),

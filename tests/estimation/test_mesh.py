@@ -384,7 +384,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "replicas of DTensors": (
         whole,
         {"replica": 2, "tensor": 2},
-        "DistributedDataParallel takes no DTensors, give 'data' for 'replica'",
+        "DistributedDataParallel does not support DTensors, give 'data' for 'replica'",
     ),
     "a module": (Blocks(), {"data": 2}, "divides the model: give a function that builds it"),
     "no plan": (

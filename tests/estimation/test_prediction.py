@@ -144,7 +144,7 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
             linear,
             Hardware("other", {"bf16": 1.0}, 1.0),
             RATES,
-            "fitted on other, but on round",
+            "fitted on other, only on round",
             id="another chip",
         ),
         pytest.param(
@@ -155,7 +155,7 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
             id="another dtype",
         ),
         pytest.param(
-            lambda: linear(backward=False), chip(), RATES, "only goes forward", id="no training"
+            lambda: linear(backward=False), chip(), RATES, "only runs forward", id="no training"
         ),
         pytest.param(
             linear,

@@ -1,4 +1,4 @@
-"""`lflops memory`: why a device ran out of memory, from torch's snapshot, and what differs between two."""
+"""`lflops memory`: explain why a device ran out of memory, or compare two snapshots."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 from msgspec.structs import replace
 from rich.console import Group, RenderableType
 
-from lflops.cli.output import UsageError, draw, help_of, write_json
+from lflops.cli.output import UsageError, draw, write_json
 from lflops.hardware.chips import named
 from lflops.memory.snapshots.explain import compare, compared_lines, explain, explained_lines
 from lflops.memory.snapshots.modules import memory_by_module
@@ -18,34 +18,71 @@ from lflops.profile.json_file import load
 from lflops.report.html import page_of_data, write
 from lflops.report.terminal.tables import prose
 
-HELP = help_of(__file__)
-
 
 def add_commands(app: typer.Typer) -> None:
-    """`lflops memory`."""
+    """Add `lflops memory`."""
     app.command()(memory)
 
 
 def memory(
-    file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help=HELP["file"])],
-    after: Annotated[Path | None, typer.Argument(metavar="AFTER", help=HELP["after"])] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="SNAPSHOT", help="A file of torch.cuda.memory._dump_snapshot."),
+    ],
+    after: Annotated[
+        Path | None,
+        typer.Argument(metavar="AFTER", help="A later snapshot: show what grew and what shrank."),
+    ] = None,
     *,
-    device: Annotated[int | None, typer.Option(metavar="N", min=0, help=HELP["device"])] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["html"])] = None,
-    profile: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["profile"])] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    device: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="The device; the default is the device that ran out of memory, or else the "
+            "fullest.",
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The chip: a name from `lflops hardware`, or a TOML file. Its memory shows the "
+            "share of other processes.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="OUT",
+            help="Write a page with the memory over time, and a treemap of the peak.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A profile of the same run: show the modules that hold the memory, by phase.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON object with causes, by_category, holders and totals. With two "
+            "snapshots, the values are pairs.",
+        ),
+    ] = False,
 ) -> None:
-    """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator.
+    """Explain why a device ran out of memory, from a snapshot of torch's allocator.
 
-    The pickle runs no code.
+    Reading the snapshot runs no code.
     """
-    if html is not None and (as_json or html.resolve() == file.resolve()):
-        raise UsageError(
-            "--json writes no page: leave --html out"
-            if as_json
-            else f"--html {html}: this is the snapshot, give another place"
-        )
+    if html is not None and as_json:
+        raise UsageError("--json writes no page: leave --html out")
+    if html is not None and html.resolve() == file.resolve():
+        raise UsageError(f"--html {html}: this is the snapshot, give another place")
     if profile is not None and after is not None:
         raise UsageError(
             f"--profile {profile}: modules are named in one snapshot: leave {after} out"

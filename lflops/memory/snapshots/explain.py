@@ -1,12 +1,10 @@
-"""A snapshot explained.
+"""Explain a snapshot: what is alive at its peak, which code holds it, and why memory ran out.
 
-What is alive at its peak, who holds it, and why memory ran out; and two of them compared.
+Two snapshots can also be compared.
 """
 
-import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
@@ -27,7 +25,7 @@ from lflops.memory.snapshots.holders import (
     sizes_of_parameters,
 )
 from lflops.memory.snapshots.modules import MemoryByModule
-from lflops.memory.snapshots.read import LARGEST_NUMBER, Snapshot, Stack, snapshot_of
+from lflops.memory.snapshots.read import Snapshot, Stack, snapshot_of
 from lflops.profile.series import grouped, summed
 from lflops.report.text import counted
 
@@ -58,138 +56,159 @@ EVALUATION = (
     "eval_step",
     "valid_step",
 )
-# of what is alive: less does not name the cause
+# A specific cause must explain at least this share of what is alive.
 LEAST_SHARE = 0.1
 
-# comes first, with the largest of the others
+# Causes that come first, followed by the largest of the others.
 _FIRST = {"process_limit"}
-# of what the largest line of kept results holds: less is a loss, and makes no graph of them
+# Lines that hold less than this share of the largest line of kept results are losses. They do not
+# make a graph of the results.
 SMALL_SHARE = 0.01
 HUGE_SHARE = 0.2
-# forward passes whose results are still there: two may be pipelining, or a graph that was kept by
-# accident
+# So many forward passes with live results are a leak. Two may be pipelining, or a graph that was
+# retained by accident.
 MANY = 3
+# Bytes that torch may request from the device for a smaller allocation.
+LARGE_SEGMENT = 20 * 2**20
+# Bytes that a process may have outside the allocator: CUDA's context, NCCL's buffers, libraries.
+OUTSIDE_ALLOCATOR = 3 * 2**30
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """One cause."""
+    """A cause of high memory.
+
+    Attributes:
+        code: The kind of cause.
+        bytes: The memory that would be free without it.
+        count: Number of passes, tensors or pieces.
+        line: The line of code that allocated most of it; empty if unknown.
+    """
 
     code: CauseCode
-    # what it explains: that much would be free without it
     bytes: int
-    # how many passes, tensors or pieces it is about
     count: int = 0
-    # the line of code that made most of it; empty where unknown
     line: str = ""
 
 
 class _Case(NamedTuple):
+    """The evidence for the causes.
+
+    Attributes:
+        peak: What is alive.
+        held: What is alive by category. Temporary tensors of the optimizer's step are apart from
+            all other temporary tensors.
+        failed: Bytes of the request that failed, 0 if memory did not run out.
+        unused: Reserved bytes that no tensor has.
+        total: Bytes of the device that the process could have; `None` if unknown.
+    """
+
     peak: Peak
-    held: Mapping[
-        str, list[Alive]
-        # by category, what an optimizer's step makes and frees apart from all else that is temporary
-    ]
-    # bytes that were asked for in vain, 0 where memory did not run out
+    held: Mapping[str, list[Alive]]
     failed: int
-    # reserved bytes that no tensor has
     unused: int
-    # bytes of the device that the process could have; `None` is unknown
     total: int | None
 
 
 def causes_of(
     peak: Peak, parameter_sizes: frozenset[int], total: int | None = None
 ) -> tuple[Cause, ...]:
-    """The causes, the one to look at first first.
+    """Return the causes, the most important one first.
 
-    The sizes and the total, which a process sees of the device, are in bytes.
+    A specific cause, such as a leak, comes before the largest category if it explains a tenth of the
+    memory and the failed request.
+
+    Args:
+        peak: What is alive.
+        parameter_sizes: Sizes in bytes that parameters have.
+        total: Bytes of the device that the process can use.
     """
-    # A particular one, a leak for instance, goes before the largest category where it explains a
-    # tenth of the memory and the failed request
     held = grouped(peak.alive, lambda each: _code(category_of(each, parameter_sizes), each))
     failed = peak.ran_out.size if peak.ran_out is not None else 0
     case = _Case(peak, held, failed, max(peak.reserved - peak.bytes, 0), total)
-    particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
-    found = (each for each in particular if each.code in _FIRST or each.bytes >= least)
-    ruling = sorted(found, key=lambda each: (each.code not in _FIRST, -each.bytes))
-    general = [_held(kind, held.get(kind, [])) for kind in get_args(_Category)]
-    largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
-    return (*ruling, *largest, *(each for each in particular if each not in ruling))
+    first: list[Cause] = []
+    large: list[Cause] = []
+    small: list[Cause] = []
+    for rule in _RULES:
+        cause = rule(case)
+        if cause is None:
+            continue
+        if cause.code in _FIRST:
+            first.append(cause)
+        elif cause.bytes >= least:
+            large.append(cause)
+        else:
+            small.append(cause)
+    categories: list[Cause] = []
+    for category in get_args(_Category):
+        cause = _held(category, held.get(category, []))
+        if cause is not None:
+            categories.append(cause)
+    large.sort(key=lambda cause: -cause.bytes)
+    categories.sort(key=lambda cause: -cause.bytes)
+    return (*first, *large, *categories, *small)
 
 
 def _code(category: Category, alive: Alive) -> str:
-    return (
-        "optimizer_temporary"
-        if category == "temporary" and phase_of(alive.stack) == "optimizer"
-        else category
-    )
+    is_optimizer = category == "temporary" and phase_of(alive.stack) == "optimizer"
+    return "optimizer_temporary" if is_optimizer else category
 
 
 def _elsewhere(case: _Case) -> Cause | None:
-    """A limit of the process, where the device has free what was asked for.
+    """A limit of the process, or another process.
 
-    Another process, where less is free than this one leaves.
+    It is a limit if the device has the requested bytes free. It is another process if the device has
+    less free than this process leaves.
     """
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:
         return None
     if failed.device_free >= failed.size + LARGE_SEGMENT:
         return Cause(code="process_limit", bytes=failed.device_free)
-    elsewhere = 0 if case.total is None else case.total - failed.device_free - case.peak.reserved
+    if case.total is None:
+        return None
+    elsewhere = case.total - failed.device_free - case.peak.reserved
     return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
 
 
-# bytes that torch may ask the device for in place of a smaller request
-LARGE_SEGMENT = 20 * 2**20
-OUTSIDE_ALLOCATOR = (
-    3 * 2**30
-    # bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries
-)
-
-
 def _fragmentation(case: _Case) -> Cause | None:
-    """The request would fit into what is free, but not into one piece."""
-    if (
-        case.failed
-        and case.unused >= case.failed
-        and case.unused >= LEAST_SHARE * case.peak.reserved
-    ):
+    """The unused memory is enough for the request, but not in one piece."""
+    is_enough = case.failed and case.unused >= case.failed
+    if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
     return None
 
 
 def _kept_passes(case: _Case) -> Cause | None:
-    """Activations of forward passes that are over."""
-    old = [
-        each
-        for each in case.held.get("activations", ())
-        if each.passes_ago and not _is_evaluation(each)
-    ]
+    """Activations of earlier forward passes."""
+    old: list[Alive] = []
+    current_calls: set[Stack] = set()
+    for each in case.held.get("activations", ()):
+        if not each.passes_ago:
+            current_calls.add(_calls(each.stack))
+        elif not _is_evaluation(each):
+            old.append(each)
     passes = len({each.passes_ago for each in old})
     if passes < MANY:
         return _held("retained_graph", old, passes)
     sizes = summed((_calls(each.stack), each.bytes) for each in old)
-    stacks = [
-        stack for stack, nbytes in sizes.items() if nbytes > SMALL_SHARE * max(sizes.values())
-    ]
-    now = {_calls(each.stack) for each in case.held.get("activations", ()) if not each.passes_ago}
-    # Of a whole graph most of what one pass makes is kept; of results kept in a list only one
-    # line's.
-    whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
-    return _held("kept_graphs" if whole else "kept_results", old, passes)
+    least = SMALL_SHARE * max(sizes.values())
+    lines = sum(nbytes > least for nbytes in sizes.values())
+    # A kept graph keeps most tensors of a pass. A list of results keeps the tensors of one line.
+    is_graph = lines > 2 or 1 < lines >= len(current_calls)
+    return _held("kept_graphs" if is_graph else "kept_results", old, passes)
 
 
 def _calls(stack: Stack) -> Stack:
-    """The frames that are the same in each step.
+    """Return the frames that are the same in every step.
 
-    A module's call takes another line where it has hooks, and a window's steps add some.
+    The call of a module is on another line if the module has hooks, which some steps add.
     """
     return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
 
 def _validation_graph(case: _Case) -> Cause | None:
-    """Activations that a validation keeps for a backward that never comes."""
+    """Activations that validation keeps for a backward that never runs."""
     held = [each for each in case.held.get("activations", ()) if _is_evaluation(each)]
     return _held("validation_graph", held, len({each.passes_ago for each in held}))
 
@@ -199,55 +218,48 @@ def _is_evaluation(alive: Alive) -> bool:
 
 
 def _kept_gradients(case: _Case) -> Cause | None:
-    """Gradients that have outlived an optimizer's step."""
+    """Gradients that are still alive after an optimizer step."""
     held = [each for each in case.held.get("gradients", ()) if each.steps_ago]
-    return (
-        Cause(code="kept_gradients", bytes=sum(each.bytes for each in held), count=len(held))
-        if held
-        else None
-    )
+    if not held:
+        return None
+    nbytes = sum(each.bytes for each in held)
+    return Cause(code="kept_gradients", bytes=nbytes, count=len(held))
 
 
 def _model_copy(case: _Case) -> Cause | None:
-    """A second model: an EMA, a reference, a deep copy."""
+    """A second model, such as an EMA, a reference model or a deep copy."""
     return _held("model_copy", case.held.get("copy", []))
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
-    """One tensor that is a fifth of all: the one that failed, or the largest."""
-    total = case.peak.bytes + case.failed
+    """One tensor with a fifth of the memory: the request that failed, or the largest tensor."""
+    least = HUGE_SHARE * (case.peak.bytes + case.failed)
     largest = max(case.peak.alive, key=lambda each: each.bytes, default=None)
-    if (
-        case.peak.ran_out is not None
-        and case.failed >= HUGE_SHARE * total
-        and (largest is None or case.failed >= largest.bytes)
-    ):
-        return Cause(
-            code="huge_tensor", bytes=case.failed, count=1, line=line_of(case.peak.ran_out.stack)
-        )
-    if (
-        largest is not None
-        and largest.bytes >= HUGE_SHARE * total
-        and category_of(largest) == "activations"
-    ):
-        alike = [each for each in case.peak.alive if each.bytes == largest.bytes]
-        return Cause(
-            code="huge_tensor", bytes=largest.bytes, count=len(alike), line=line_of(largest.stack)
-        )
-    return None
+    request = case.peak.ran_out
+    is_largest = largest is None or case.failed >= largest.bytes
+    if request is not None and case.failed >= least and is_largest:
+        line = line_of(request.stack)
+        return Cause(code="huge_tensor", bytes=case.failed, count=1, line=line)
+    if largest is None or largest.bytes < least or category_of(largest) != "activations":
+        return None
+    count = sum(each.bytes == largest.bytes for each in case.peak.alive)
+    line = line_of(largest.stack)
+    return Cause(code="huge_tensor", bytes=largest.bytes, count=count, line=line)
 
 
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
-    """A cause that explains some allocations, with the line that made the most bytes of them.
+    """Return a cause for some allocations, with the line of code that made most of their bytes.
 
-    `None` where there are none.
+    `None` if there are no allocations.
     """
     if not held:
         return None
     lines = summed((line_of(each.stack), each.bytes) for each in held)
-    most = max(lines, key=lines.__getitem__)
     return Cause(
-        code=code, bytes=sum(lines.values()), count=len(held) if count is None else count, line=most
+        code=code,
+        bytes=sum(lines.values()),
+        count=len(held) if count is None else count,
+        line=max(lines, key=lines.__getitem__),
     )
 
 
@@ -263,47 +275,51 @@ _RULES = (
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
-    """The memory of a device at the moment when it ran out, else when the most was allocated."""
+    """The memory of a device when it ran out, or else at the peak.
+
+    Attributes:
+        device: Number of the device.
+        ran_out: Whether a request failed.
+        failed_bytes: Bytes of the request that failed; `None` if no request failed.
+        failed_line: The line of code of this request.
+        missing_bytes: How many more bytes had to be free, on the device or within the limit of the
+            process; `None` if unknown.
+        requested_bytes: Bytes that were requested for all live allocations.
+        reserved_bytes: Bytes in the allocator's segments.
+        allowed_bytes: Bytes that the process may reserve, if torch has a limit; `None` if it has
+            none, or if the limit is unknown.
+        unused_bytes: Reserved bytes that no tensor has: cached blocks, fragments and rounding.
+        largest_unused_bytes: The largest free block at the end of the recording.
+        device_free_bytes: Bytes that the device had left when the request failed; `None` if
+            unknown.
+        forward_passes: Forward passes before this moment.
+        optimizer_steps: Optimizer steps before this moment.
+        named_share: Share of the requested bytes with a known category or line of code.
+        by_category: Bytes by category.
+        holders: Bytes by category and line of code.
+        causes: The causes, the most important one first.
+        settings: Settings of the allocator.
+        by_module: Bytes by module; `None` without a profile.
+    """
 
     device: int
-    # whether a request failed
     ran_out: bool
-    # what it asked for; `None` where none failed
     failed_bytes: int | None
-    # the line of code that asked
     failed_line: str
-    missing_bytes: (
-        int | None
-        # how much more had to be free, of the device or of what is allowed; `None` where that is
-        # unknown
-    )
-    # asked for by all that is alive
+    missing_bytes: int | None
     requested_bytes: int
-    # in the allocator's segments
     reserved_bytes: int
-    allowed_bytes: (
-        int | None
-        # that this process may reserve, by a limit that torch has; `None` where it has none, or that is
-        # unknown
-    )
-    # reserved, and no tensor's: cached blocks, fragments and rounding
+    allowed_bytes: int | None
     unused_bytes: int
-    # the largest free block in the end
     largest_unused_bytes: int
-    device_free_bytes: (
-        int | None
-        # what the device had left when the request failed; `None` is unknown
-    )
+    device_free_bytes: int | None
     forward_passes: int
     optimizer_steps: int
-    # of the requested bytes, those with a category or a line of code
     named_share: float
     by_category: Mapping[Category, int]
     holders: tuple[StackHolder, ...]
-    # the one to look at first first
     causes: tuple[Cause, ...]
     settings: str
-    # `None` without a profile
     by_module: MemoryByModule | None = None
 
     def lines(self) -> Iterator[str]:
@@ -311,13 +327,16 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
 
 
 def explain_snapshot(content: Any, device: int | None, total: int, allowed: int) -> ExplainedMemory:
-    """Explain what torch's allocator returns as its snapshot.
+    """Explain a snapshot in torch's containers.
 
-    The process sees `total` bytes of the device, and may reserve `allowed`.
+    Args:
+        content: The return value of torch's function.
+        device: The device to explain.
+        total: Bytes of the device that the process can use.
+        allowed: Bytes that the process may reserve.
     """
-    return explain(
-        snapshot_of(content, device), total=total, allowed=allowed if allowed < total else None
-    )
+    limit = allowed if allowed < total else None
+    return explain(snapshot_of(content, device), total=total, allowed=limit)
 
 
 def explain(
@@ -326,134 +345,219 @@ def explain(
     total: int | None = None,
     allowed: int | None = None,
 ) -> ExplainedMemory:
-    """Explain a snapshot of one device.
+    """Explain the snapshot of a device.
 
-    The chip's memory, or the better known `total` of a process, tells another process's share.
+    Args:
+        snapshot: The snapshot.
+        chip: The chip. Its memory shows the share of other processes.
+        total: Bytes of the device that the process can use, if they are known better than from the
+            chip.
+        allowed: Bytes that the process may reserve.
     """
     peak = peak_of(snapshot)
     if total is None and chip is not None:
         known = chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes
         total = None if known is None else int(known)
-    before = sizes_of_parameters(peak.alive)
-    by_category = dict.fromkeys(CATEGORIES, 0) | summed(
-        (category_of(each, before), each.bytes) for each in peak.alive
-    )
+    parameter_sizes = sizes_of_parameters(peak.alive)
+    by_category = dict.fromkeys(CATEGORIES, 0)
+    unnamed = 0
+    for each in peak.alive:
+        category = category_of(each, parameter_sizes)
+        by_category[category] += each.bytes
+        if category == "unknown" and not each.stack:
+            unnamed += each.bytes
+    largest_unused = 0
+    for segment in snapshot.segments:
+        free = [block.size for block in segment.blocks if block.state == "inactive"]
+        largest_unused = max(largest_unused, *free, 0)
     failed = peak.ran_out
-    unused = max(peak.reserved - peak.bytes, 0)
-    free = failed.device_free if failed is not None else None
-    unnamed = sum(
-        each.bytes
-        for each in peak.alive
-        if not each.stack and category_of(each, before) == "unknown"
-    )
-    left = (LARGEST_NUMBER if allowed is None else allowed) - peak.reserved
-    blocks = (block for segment in snapshot.segments for block in segment.blocks)
     return ExplainedMemory(
         device=snapshot.device,
         ran_out=failed is not None,
         failed_bytes=None if failed is None else failed.size,
         failed_line="" if failed is None else line_of(failed.stack),
-        missing_bytes=None
-        if failed is None or free is None
-        else max(failed.size - min(free, left), 0) or None,
+        missing_bytes=_missing_bytes(peak, allowed),
         requested_bytes=peak.bytes,
         reserved_bytes=peak.reserved,
         allowed_bytes=allowed,
-        unused_bytes=unused,
-        largest_unused_bytes=max(
-            (block.size for block in blocks if block.state == "inactive"), default=0
-        ),
-        device_free_bytes=free,
+        unused_bytes=max(peak.reserved - peak.bytes, 0),
+        largest_unused_bytes=largest_unused,
+        device_free_bytes=None if failed is None else failed.device_free,
         forward_passes=peak.passes,
         optimizer_steps=peak.steps,
         named_share=1 - unnamed / peak.bytes if peak.bytes else 1.0,
         by_category=by_category,
-        holders=holders_of(peak.alive, before),
-        causes=causes_of(peak, before, total),
+        holders=holders_of(peak.alive, parameter_sizes),
+        causes=causes_of(peak, parameter_sizes, total),
         settings=snapshot.settings,
     )
 
 
+def _missing_bytes(peak: Peak, allowed: int | None) -> int | None:
+    failed = peak.ran_out
+    if failed is None or failed.device_free is None:
+        return None
+    free = failed.device_free
+    if allowed is not None:
+        free = min(free, allowed - peak.reserved)
+    return max(failed.size - free, 0) or None
+
+
 _LISTED = 12
 
-SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("causes.toml").read_text(encoding="utf-8")
-)
-"""From a cause's code to its `sentence`, to its `remedy`, and to the category that its bytes are `within`."""
+
+class Explanation(NamedTuple):
+    """The text of a cause.
+
+    Attributes:
+        sentence: Names the cause. It may use `{bytes}`, `{count}`, and `{each}` for bytes per
+            count.
+        remedy: How to free the memory.
+        within: The category that also has the bytes of the cause.
+    """
+
+    sentence: str
+    remedy: str
+    within: str = ""
+
+
+EXPLANATIONS: Mapping[CauseCode, Explanation] = {
+    "process_limit": Explanation(
+        "This process reached its own limit: the device had {bytes} free",
+        "raise torch.cuda.set_per_process_memory_fraction, or per_process_memory_fraction in "
+        "PYTORCH_ALLOC_CONF; if neither is set, the limit of MPS, the vGPU or the container",
+    ),
+    "other_process": Explanation(
+        "Another process holds {bytes} of this device",
+        "end the other process (nvidia-smi lists it), or use another device for this one",
+    ),
+    "fragmentation": Explanation(
+        "Fragmentation: {bytes} are reserved and unused, in pieces too small for the request",
+        "set PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ),
+    "kept_graphs": Explanation(
+        "The graphs of {count} earlier forward passes are still alive, {bytes} of activations",
+        "a list or a running sum keeps losses or outputs with their graph: "
+        "keep loss.detach() or loss.item()",
+        within="activations",
+    ),
+    "retained_graph": Explanation(
+        "The graph of an earlier forward pass is still alive, {bytes} of activations",
+        "leave out retain_graph=True, or delete loss and outputs before the next forward",
+        within="activations",
+    ),
+    "kept_results": Explanation(
+        "Results of {count} earlier passes are kept, {bytes}, {each} more in each pass",
+        "some code collects tensors: keep .detach().cpu() or numbers, and empty the list",
+        within="activations",
+    ),
+    "validation_graph": Explanation(
+        "Validation builds a graph and keeps {bytes} of activations for a backward that never runs",
+        "run it under torch.no_grad() or torch.inference_mode()",
+        within="activations",
+    ),
+    "kept_gradients": Explanation(
+        "Gradients of an earlier step are alive during forward, {bytes}",
+        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
+        within="gradients",
+    ),
+    "model_copy": Explanation(
+        "A copy of the model takes {bytes}",
+        "keep the EMA or reference model on the CPU, in a lower precision, or sharded",
+    ),
+    "huge_tensor": Explanation(
+        "One tensor takes {bytes}",
+        "compute it in chunks; for logits use a chunked or fused cross-entropy",
+        within="activations",
+    ),
+    "optimizer_state": Explanation(
+        "Optimizer state is the largest part, {bytes}",
+        "shard the optimizer's state (FSDP, ZeRO-1), keep it in 8 bits, or use an optimizer with "
+        "less state",
+    ),
+    "activations": Explanation(
+        "Activations of this batch are the largest part, {bytes}",
+        "checkpoint activations, or use a smaller batch or a shorter sequence",
+    ),
+    "parameters": Explanation(
+        "Parameters are the largest part, {bytes}",
+        "shard parameters (FSDP, tensor parallelism), or keep them in a lower precision",
+    ),
+    "gradients": Explanation(
+        "Gradients are the largest part, {bytes}",
+        "shard gradients (FSDP, ZeRO-2), or step the optimizer in backward",
+    ),
+    "temporary": Explanation(
+        "Temporary tensors of backward are the largest part, {bytes}",
+        "use a smaller batch",
+    ),
+    "optimizer_temporary": Explanation(
+        "Temporary tensors of the optimizer's step are the largest part, {bytes}",
+        "pass foreach=False or fused=True to torch's optimizers; in your own, update in place",
+    ),
+    "other": Explanation(
+        "Tensors that were created outside of the model are the largest part, {bytes}",
+        "look at the lines of code with the category other: delete tensors that the step does not "
+        "need, or keep them on the host",
+    ),
+    "unknown": Explanation(
+        "{bytes} were allocated before the recording began or without a stack",
+        "to see their origin, call torch.cuda.memory._record_memory_history() before the model is "
+        "built",
+    ),
+}
 
 
 def cause_line(cause: Cause) -> str:
-    """The cause with its bytes and its line of code."""
-    sizes = {
-        "bytes": units.size(cause.bytes),
-        "each": units.size(cause.bytes / max(cause.count, 1)),
-    }
-    sentence = SENTENCES[cause.code]["sentence"].format(**sizes, count=cause.count)
+    """Return the sentence of a cause, with its bytes and its line of code."""
+    sentence = EXPLANATIONS[cause.code].sentence.format(
+        bytes=units.size(cause.bytes),
+        each=units.size(cause.bytes / max(cause.count, 1)),
+        count=cause.count,
+    )
     return f"{sentence} ({cause.line})" if cause.line else sentence
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Say what can be done about each cause, and whether that would have been enough.
+    """Yield how to free memory for each cause, and whether that would have been enough.
 
-    Each byte is promised once.
+    Each byte is counted for one cause only.
     """
-    held, promised = dict[str, int](explained.by_category.items()), Counter[str]()
+    held = dict[str, int](explained.by_category.items())
+    counted_bytes: Counter[str] = Counter()
+    missing = explained.missing_bytes
     for cause in explained.causes[:4]:
-        kind = (
-            cause.code
-            if cause.bytes == explained.failed_bytes
-            else SENTENCES[cause.code].get("within", cause.code)
-        )
-        left = min(cause.bytes, held.get(kind, cause.bytes) - promised[kind])
-        promised[kind] += left
-        enough = (
-            ""
-            if explained.missing_bytes is None or left >= explained.missing_bytes
-            else "; not enough alone"
-        )
-        if left > 0:
-            yield f"{units.size(left)}: {SENTENCES[cause.code]['remedy']}{enough}"
+        explanation = EXPLANATIONS[cause.code]
+        kind = explanation.within or cause.code
+        if cause.bytes == explained.failed_bytes:
+            kind = cause.code
+        freed = min(cause.bytes, held.get(kind, cause.bytes) - counted_bytes[kind])
+        counted_bytes[kind] += freed
+        if freed > 0:
+            is_enough = missing is None or freed >= missing
+            note = "" if is_enough else "; not enough alone"
+            yield f"{units.size(freed)}: {explanation.remedy}{note}"
 
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
-    """The report: the cause, the request, the memory, who holds it, and what can be done."""
-    first = explained.causes[: 2 if explained.causes and explained.causes[0].code in _FIRST else 1]
-    yield " ".join(f"{cause_line(each)}." for each in first) or "Nothing is allocated."
+    """Yield the report: cause, request, memory, holders, and how to free memory."""
+    shown = 2 if explained.causes and explained.causes[0].code in _FIRST else 1
+    sentences = [f"{cause_line(cause)}." for cause in explained.causes[:shown]]
+    yield " ".join(sentences) or "Nothing is allocated."
     yield ""
-    if explained.ran_out:
-        at = f" at {explained.failed_line}" if explained.failed_line else ""
-        free = (
-            f"; the device had {units.size(explained.device_free_bytes)} free"
-            if explained.device_free_bytes is not None
-            else ""
-        )
-        yield f"device {explained.device} ran out of memory: {units.size(explained.failed_bytes)} were asked for{at}{free}"
-    else:
-        yield f"device {explained.device}, the most that was allocated"
-    allowed = (
-        ""
-        if explained.allowed_bytes is None
-        else f" of {units.size(explained.allowed_bytes)} that are allowed"
-    )
-    yield (
-        f"reserved {units.size(explained.reserved_bytes)}{allowed}, requested {units.size(explained.requested_bytes)}, unused "
-        f"{units.size(explained.unused_bytes)} (the largest piece in the end {units.size(explained.largest_unused_bytes)})"
-    )
-    passes = (
-        f"{explained.forward_passes} forward pass{'' if explained.forward_passes == 1 else 'es'}"
-    )
-    yield f"the recording has {passes} and {counted(explained.optimizer_steps, 'optimizer step')}"
+    yield from _total_lines(explained)
     total = explained.requested_bytes
     yield ""
     yield "by category"
     for category, nbytes in sorted(explained.by_category.items(), key=lambda item: -item[1]):
         if nbytes:
-            yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {category.replace('_', ' ')}"
+            yield _share_line(nbytes, total, category.replace("_", " "))
     yield ""
     yield f"by line of code ({units.percent(explained.named_share)} of the bytes are named)"
     for each in explained.holders[:_LISTED]:
-        where = f"{each.category.replace('_', ' ')}, {each.count} × {each.line or 'no stack'}"
-        yield f"  {units.size(each.bytes):>12}  {units.percent(each.bytes / total):>6}  {where}"
+        category_name = each.category.replace("_", " ")
+        line = f"{category_name}, {each.count} × {each.line or 'no stack'}"
+        yield _share_line(each.bytes, total, line)
     if len(explained.holders) > _LISTED:
         yield f"  {len(explained.holders) - _LISTED} more lines"
     if explained.by_module is not None:
@@ -461,11 +565,49 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
         yield from explained.by_module.lines(_LISTED)
     yield ""
     yield "what would free memory"
-    yield from (f"  {each}" for each in remedies(explained))
+    for remedy in remedies(explained):
+        yield f"  {remedy}"
+
+
+def _total_lines(explained: ExplainedMemory) -> Iterator[str]:
+    if explained.ran_out:
+        line = f" at {explained.failed_line}" if explained.failed_line else ""
+        free = ""
+        if explained.device_free_bytes is not None:
+            free = f"; the device had {units.size(explained.device_free_bytes)} free"
+        yield (
+            f"device {explained.device} ran out of memory: "
+            f"{units.size(explained.failed_bytes)} were requested{line}{free}"
+        )
+    else:
+        yield f"device {explained.device} at its peak"
+    allowed = ""
+    if explained.allowed_bytes is not None:
+        allowed = f" of {units.size(explained.allowed_bytes)} that are allowed"
+    yield (
+        f"reserved {units.size(explained.reserved_bytes)}{allowed}, "
+        f"requested {units.size(explained.requested_bytes)}, "
+        f"unused {units.size(explained.unused_bytes)} "
+        f"(the largest free block at the end {units.size(explained.largest_unused_bytes)})"
+    )
+    passes = "pass" if explained.forward_passes == 1 else "passes"
+    steps = counted(explained.optimizer_steps, "optimizer step")
+    yield f"the recording has {explained.forward_passes} forward {passes} and {steps}"
+
+
+def _share_line(nbytes: int, total: int, name: str) -> str:
+    return f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name}"
 
 
 class HolderChange(Struct, frozen=True, kw_only=True):
-    """Allocations of one category by one line of code, at each peak; 0 is none."""
+    """The allocations of one category by one line of code, at the peaks of two snapshots.
+
+    Attributes:
+        category: The category.
+        line: The line of code.
+        count: Number of allocations before and after.
+        bytes: Bytes before and after.
+    """
 
     category: Category
     line: str
@@ -478,29 +620,42 @@ class HolderChange(Struct, frozen=True, kw_only=True):
 
 
 class MemoryDiff(Struct, frozen=True, kw_only=True):
-    """Two snapshots, before and after. Each is taken at its peak, or where memory ran out."""
+    """The difference between two snapshots, each at its peak or where memory ran out.
+
+    Attributes:
+        requested_bytes: Bytes that were requested, before and after.
+        reserved_bytes: Bytes that were reserved, before and after.
+        ran_out: Whether memory ran out, before and after.
+        by_category: Bytes by category, before and after.
+        holders: Lines of code whose bytes differ, the largest change first.
+    """
 
     requested_bytes: tuple[int, int]
     reserved_bytes: tuple[int, int]
     ran_out: tuple[bool, bool]
     by_category: Mapping[Category, tuple[int, int]]
-    # those that differ, the largest change first
     holders: tuple[HolderChange, ...]
 
 
 def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
-    """Match the holders of two snapshots by category and line."""
-    first, second = (
-        {(each.category, each.line): each for each in side.holders} for side in (before, after)
-    )
+    """Compare two snapshots by category and line of code."""
+    holders_before = {(each.category, each.line): each for each in before.holders}
+    holders_after = {(each.category, each.line): each for each in after.holders}
     none = StackHolder(category="unknown", line="", count=0, bytes=0)
-    pairs = ((key, first.get(key, none), second.get(key, none)) for key in first | second)
-    rows = (
-        HolderChange(
-            category=key[0], line=key[1], count=(one.count, two.count), bytes=(one.bytes, two.bytes)
+    rows: list[HolderChange] = []
+    for key in holders_before | holders_after:
+        one = holders_before.get(key, none)
+        two = holders_after.get(key, none)
+        category, line = key
+        row = HolderChange(
+            category=category,
+            line=line,
+            count=(one.count, two.count),
+            bytes=(one.bytes, two.bytes),
         )
-        for key, one, two in pairs
-    )
+        if row.change:
+            rows.append(row)
+    rows.sort(key=lambda row: (-abs(row.change), row.line))
     return MemoryDiff(
         requested_bytes=(before.requested_bytes, after.requested_bytes),
         reserved_bytes=(before.reserved_bytes, after.reserved_bytes),
@@ -508,38 +663,37 @@ def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
         by_category={
             name: (nbytes, after.by_category[name]) for name, nbytes in before.by_category.items()
         },
-        holders=tuple(
-            sorted(
-                (row for row in rows if row.change), key=lambda row: (-abs(row.change), row.line)
-            )
-        ),
+        holders=tuple(rows),
     )
 
 
 def compared_lines(diff: MemoryDiff) -> Iterator[str]:
-    """The comparison in sentences.
-
-    The peak, the categories, then the lines of code that hold more and those that hold less.
-    """
-    moments = " → ".join("ran out of memory" if each else "peak" for each in diff.ran_out)
-    yield f"requested {_sides(diff.requested_bytes)}, reserved {_sides(diff.reserved_bytes)} ({moments})"
+    """Yield the report of a comparison: the peaks, the categories, and the lines of code."""
+    moments = " → ".join("ran out of memory" if ran_out else "peak" for ran_out in diff.ran_out)
+    requested = _sides(diff.requested_bytes)
+    yield f"requested {requested}, reserved {_sides(diff.reserved_bytes)} ({moments})"
     yield ""
     yield "by category"
-    for category, sides in sorted(
-        diff.by_category.items(), key=lambda item: -abs(item[1][1] - item[1][0])
-    ):
+    rows = [(after - before, name) for name, (before, after) in diff.by_category.items()]
+    for change, category in sorted(rows, key=lambda row: -abs(row[0])):
+        sides = diff.by_category[category]
         if any(sides):
-            yield f"  {_signed(sides[1] - sides[0]):>12}  {category.replace('_', ' ')}, {_sides(sides)}"
-    for title, sign in (("grew", 1), ("went", -1)):
-        rows = [row for row in diff.holders if row.change * sign > 0]
-        if rows:
-            yield ""
-            yield f"{title}, by line of code"
-        for row in rows[:_LISTED]:
-            count = f"{row.count[0]} → {row.count[1]} ×"
-            yield f"  {_signed(row.change):>12}  {row.category.replace('_', ' ')}, {count} {row.line or 'no stack'}"
-        if len(rows) > _LISTED:
-            yield f"  {_signed(sum(row.change for row in rows[_LISTED:])):>12}  {len(rows) - _LISTED} more lines"
+            yield f"  {_signed(change):>12}  {category.replace('_', ' ')}, {_sides(sides)}"
+    yield from _change_lines("grew", [row for row in diff.holders if row.change > 0])
+    yield from _change_lines("shrank", [row for row in diff.holders if row.change < 0])
+
+
+def _change_lines(title: str, rows: Sequence[HolderChange]) -> Iterator[str]:
+    if not rows:
+        return
+    yield ""
+    yield f"{title}, by line of code"
+    for row in rows[:_LISTED]:
+        name = f"{row.category.replace('_', ' ')}, {row.count[0]} → {row.count[1]} ×"
+        yield f"  {_signed(row.change):>12}  {name} {row.line or 'no stack'}"
+    if len(rows) > _LISTED:
+        rest = sum(row.change for row in rows[_LISTED:])
+        yield f"  {_signed(rest):>12}  {len(rows) - _LISTED} more lines"
 
 
 def _sides(sides: tuple[int, int]) -> str:
@@ -547,4 +701,7 @@ def _sides(sides: tuple[int, int]) -> str:
 
 
 def _signed(nbytes: int) -> str:
-    return f"{'+' if nbytes > 0 else '-' if nbytes < 0 else ''}{units.size(abs(nbytes))}"
+    sign = "+" if nbytes > 0 else ""
+    if nbytes < 0:
+        sign = "-"
+    return f"{sign}{units.size(abs(nbytes))}"

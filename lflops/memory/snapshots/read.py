@@ -1,6 +1,6 @@
-"""A snapshot's file as values: segments, their blocks, and the trace of what the allocator did.
+"""Read a snapshot file of torch's CUDA allocator: segments, their blocks, and the trace of events.
 
-The pickle runs no code.
+Reading the pickle runs no code.
 """
 
 import io
@@ -27,11 +27,11 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-"""What pickle raises of a file that is none, or damaged."""
+"""The errors that pickle raises for a damaged file, or for a file that is no pickle."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that looks nothing up: no class, no function, no object from elsewhere."""
+    """An unpickler that refuses classes, functions and objects that are stored elsewhere."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"has {module}.{name}")
@@ -41,16 +41,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: str | PathLike[str]) -> Any:
-    """Read a pickle.
+    """Read a pickle of containers, strings and numbers.
 
-    A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers.
+    Raises `ProfileError` if the file cannot be read, or has anything else.
     """
     path = Path(path)
     try:
         if not path.is_file():
             path.stat()
             raise ProfileError(
-                f"{path}: is a folder, a pipe or a device; give a file of torch.cuda.memory._dump_snapshot"
+                f"{path}: is a folder, a pipe or a device; "
+                "give a file of torch.cuda.memory._dump_snapshot"
             )
         if path.stat().st_size > LARGEST_FILE:
             raise ProfileError(
@@ -65,10 +66,10 @@ def load_plain(path: str | PathLike[str]) -> Any:
         return _PlainUnpickler(io.BytesIO(content)).load()
     except pickle.UnpicklingError as error:
         if str(error).startswith("has "):
-            plain = (
+            raise ProfileError(
+                f"{path}: {error}: "
                 "only plain containers, texts and numbers are read, because a pickle can run code"
-            )
-            raise ProfileError(f"{path}: {error}: {plain}") from None
+            ) from None
         raise ProfileError(f"{path}: is no pickle: {error}") from None
     except _DAMAGED as error:
         raise ProfileError(
@@ -78,19 +79,19 @@ def load_plain(path: str | PathLike[str]) -> Any:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# in the names of files whose frames are in a counted step's stacks, and say nothing of the training
-OBSERVER = "lflops/collect/"
-# the file of the frame that stands for C++'s engine of backward
+# Files of lflops whose frames are in the stacks of a counting step, but not part of the training run.
+OBSERVER = re.compile(r"lflops/(attribution|flop_counter|timing|torch_private|trace)/")
+# The file of the frame that replaces the frames of C++'s backward engine.
 AUTOGRAD = "autograd"
 
-# an address has 64 bits, and no number of bytes needs as many
+# An address has 64 bits, and no number of bytes needs more.
 LARGEST_NUMBER = 2**64
-# blocks, entries and frames of one file: a small pickle can name one list a billion times
+# Most blocks, entries and frames of a file: a small pickle can refer to one list a billion times.
 MOST_PARTS = 50_000_000
 
 
 class Frame(NamedTuple):
-    """A line of Python, or in a stack without any what is known of its C++: the function alone."""
+    """A line of Python, or the name of a C++ function in a stack without Python."""
 
     file: str
     line: int
@@ -98,51 +99,59 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether it is Python's.
-
-        A notebook's cells have names without a suffix, but so have headers of C++'s library.
-        """
+        """Whether it is a line of Python."""
+        if self.file.endswith(".py") or self.file.startswith("<"):
+            return True
+        # Cells of a notebook have names without a suffix. Headers of the C++ library do as well,
+        # but without a line.
         name = self.file.rpartition("/")[2]
-        return (
-            self.file.endswith(".py")
-            or self.file.startswith("<")
-            or ("." not in name and name not in {"", "??"} and self.line > 0)
-        )
+        return "." not in name and name not in {"", "??"} and self.line > 0
 
 
 Stack = tuple[Frame, ...]
 
 
 class Block(NamedTuple):
-    """A part of a segment."""
+    """A part of a segment.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        requested: The bytes that were requested.
+        state: `active_allocated`, `active_awaiting_free` or `inactive`.
+        stack: The code that allocated it, the innermost line first; empty if unknown.
+    """
 
     address: int
     size: int
-    # bytes that were asked for
     requested: int
-    # `active_allocated`, `active_awaiting_free` or `inactive`
     state: str
-    # the code that allocated it, the innermost line first; empty where it is unknown
     stack: Stack
 
 
 class Segment(NamedTuple):
-    """Memory that the allocator got from the device."""
+    """Memory that the allocator reserved on the device."""
 
     size: int
     blocks: tuple[Block, ...]
 
 
 class Entry(NamedTuple):
-    """Something that the allocator did."""
+    """An event in the allocator's trace.
 
-    # Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`,
-    # `oom`, …
+    Attributes:
+        action: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`
+            or another of torch's actions.
+        address: Where the memory begins.
+        size: Its bytes.
+        stack: The code that caused it.
+        device_free: For an `oom`, the bytes that the device had left.
+    """
+
     action: str
     address: int
     size: int
     stack: Stack
-    # of an `oom`, the bytes that the device had left
     device_free: int | None
 
 
@@ -156,12 +165,11 @@ class Snapshot(NamedTuple):
 
 
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
-    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote.
+    """Read a file of `torch.cuda.memory._dump_snapshot`.
 
-    A `ProfileError` if it is none, or is not plain.
+    Without `device`, it is the device that ran out of memory, or else the device with the most
+    reserved memory. Raises `ProfileError` if the file is no snapshot.
     """
-    # Without a device it is that of the one that ran out of memory, else of the one with the most
-    # reserved.
     content = load_plain(path)
     try:
         return snapshot_of(content, device)
@@ -170,16 +178,16 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 
 
 def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
-    """The snapshot in torch's containers.
+    """Read the snapshot in torch's containers.
 
-    A `ProfileError` that names the place where they are none.
+    Raises a `ProfileError` that names the place of a wrong value.
     """
     reader = _Reader()
-    # older: segments alone
+    # Older versions of torch wrote the segments alone.
     if isinstance(content, list):
         content = {"segments": content}
     if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
-        raise ProfileError("is no snapshot of torch's: it has no list of segments")
+        raise ProfileError("is no torch snapshot: it has no list of segments")
     traces = reader.listed(content.get("device_traces", []), "device_traces")
     segments = [
         reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])
@@ -192,6 +200,9 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
     settings = content.get("allocator_settings")
     given = settings if isinstance(settings, Mapping) else {}
     text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    trace: tuple[Entry, ...] = ()
+    if device < len(traces):
+        trace = tuple(reader.entries(traces[device], f"device_traces[{device}]"))
     found = Snapshot(
         device=device,
         segments=tuple(
@@ -199,20 +210,14 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
             for place, each in enumerate(segments)
             if devices[place] == device
         ),
-        trace=tuple(reader.entries(traces[device], f"device_traces[{device}]"))
-        if device < len(traces)
-        else (),
+        trace=trace,
         settings=text if isinstance(text, str) else "",
     )
-    blocks = (
-        block.size + block.requested for segment in found.segments for block in segment.blocks
-    )
-    if (
-        sum(blocks)
-        + sum(segment.size for segment in found.segments)
-        + sum(entry.size for entry in found.trace)
-        >= LARGEST_NUMBER
-    ):
+    total = sum(entry.size for entry in trace)
+    for segment in found.segments:
+        total += segment.size
+        total += sum(block.size + block.requested for block in segment.blocks)
+    if total >= LARGEST_NUMBER:
         raise ProfileError(
             f"device {device} has sizes that add up to more than 64 bits: the file is damaged"
         )
@@ -222,11 +227,10 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
 def _fullest(
     segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]
 ) -> int:
-    """The device that ran out of memory, else the one with the most reserved."""
+    """Return the device that ran out of memory, or else the device with the most reserved."""
     for device, trace in enumerate(traces):
-        if isinstance(trace, list) and any(
-            isinstance(each, Mapping) and each.get("action") == "oom" for each in trace
-        ):
+        entries = trace if isinstance(trace, list) else []
+        if any(isinstance(each, Mapping) and each.get("action") == "oom" for each in entries):
             return device
     sizes = zip(devices, (each.get("total_size", 0) for each in segments), strict=True)
     reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(size) is int)
@@ -234,11 +238,11 @@ def _fullest(
 
 
 class _Reader:
-    """Checks each value, and counts the parts."""
+    """Checks every value, and counts the parts of a file."""
 
     def __init__(self) -> None:
         self._parts = 0
-        # torch's pickles share them
+        # Stacks by the id of their list, which torch's pickles share.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
@@ -246,45 +250,42 @@ class _Reader:
         if self._parts > MOST_PARTS:
             raise ProfileError(f"{place}: has more than {MOST_PARTS:,} parts")
         if not isinstance(value, Mapping):
-            raise ProfileError(f"{place} is {_described(value)}: a dictionary is taken")
+            raise ProfileError(f"{place} is {_described(value)}: it must be a dictionary")
         return value
 
     def listed(self, value: Any, place: str) -> list[Any]:
         if not isinstance(value, list | tuple):
-            raise ProfileError(f"{place} is {_described(value)}: a list is taken")
+            raise ProfileError(f"{place} is {_described(value)}: it must be a list")
         return list(value)
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
-        blocks, at = [], _number(value, "address", place)
+        blocks: list[Block] = []
+        at = _number(value, "address", place)
         for index, each in enumerate(self.listed(value.get("blocks"), f"{place}.blocks")):
-            block = self.block(
-                self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]"
-            )
+            block_place = f"{place}.blocks[{index}]"
+            block = self.block(self.mapping(each, block_place), at, block_place)
             blocks.append(block)
             at = block.address + block.size
         return Segment(_number(value, "total_size", place), tuple(blocks))
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
-        """One block; older snapshots leave its address to be added up."""
-        size, state = _number(value, "size", place), value.get("state")
+        """Read a block. Older snapshots have no addresses of blocks, so `at` is the default."""
+        size = _number(value, "size", place)
+        state = value.get("state")
         if not isinstance(state, str):
-            raise ProfileError(f"{place}.state is {_described(state)}: a text is taken")
+            raise ProfileError(f"{place}.state is {_described(state)}: it must be a string")
         history = value.get("history")
-        latest = (
-            history[0]
-            if isinstance(history, list) and history and isinstance(history[0], Mapping)
-            else {}
-        )
-        requested = _number(
-            value, "requested_size", place, _number(latest, "real_size", place, size)
-        )
+        latest: Mapping[str, Any] = {}
+        if isinstance(history, list) and history and isinstance(history[0], Mapping):
+            latest = history[0]
+        real_size = _number(latest, "real_size", place, size)
         frames = value.get("frames", latest.get("frames", ()))
         return Block(
-            _number(value, "address", place, at),
-            size,
-            requested,
-            state,
-            self.stack(frames, f"{place}.frames"),
+            address=_number(value, "address", place, at),
+            size=size,
+            requested=_number(value, "requested_size", place, real_size),
+            state=state,
+            stack=self.stack(frames, f"{place}.frames"),
         )
 
     def entries(self, trace: Any, place: str) -> Iterable[Entry]:
@@ -293,7 +294,7 @@ class _Reader:
             entry = self.mapping(each, at)
             action = entry.get("action")
             if not isinstance(action, str):
-                raise ProfileError(f"{at}.action is {_described(action)}: a text is taken")
+                raise ProfileError(f"{at}.action is {_described(action)}: it must be a string")
             yield Entry(
                 action,
                 _number(entry, "addr", at, 0),
@@ -310,10 +311,12 @@ class _Reader:
         for index, each in enumerate(self.listed(frames, place)):
             at = f"{place}[{index}]"
             frame = self.mapping(each, at)
-            file, function = frame.get("filename"), frame.get("name")
+            file = frame.get("filename")
+            function = frame.get("name")
             if not isinstance(file, str) or not isinstance(function, str):
                 raise ProfileError(
-                    f"{at} has {_described(file)} and {_described(function)}: a file's and a function's name are taken"
+                    f"{at} has {_described(file)} and {_described(function)}: "
+                    "they must be the names of a file and a function"
                 )
             lines.append(Frame(file.replace("\\", "/"), _number(frame, "line", at), function))
         stack = _without_cpp(lines)
@@ -322,34 +325,38 @@ class _Reader:
 
 
 def _without_cpp(frames: list[Frame]) -> Stack:
-    """The frames of Python, then the node that backward ran.
+    """Return the frames of Python, and then the node that backward ran.
 
-    Of C++ alone the innermost frame, which is all that is known.
+    A stack of C++ alone is reduced to its innermost frame.
     """
-    known = [
-        frame
-        for frame in frames
-        if frame.is_python and "::" not in frame.function and OBSERVER not in frame.file
-    ]
-    if any(_ENGINE in frame.function for frame in frames):
-        nodes = (found[1] for frame in frames if (found := _NODE.search(frame.function)))
-        known.append(Frame(AUTOGRAD, 0, next(nodes, "backward")))
+    known: list[Frame] = []
+    node = ""
+    is_backward = False
+    for frame in frames:
+        if frame.is_python and "::" not in frame.function and not OBSERVER.search(frame.file):
+            known.append(frame)
+        is_backward = is_backward or _ENGINE in frame.function
+        found = _NODE.search(frame.function)
+        if found and not node:
+            node = found[1]
+    if is_backward:
+        known.append(Frame(AUTOGRAD, 0, node or "backward"))
     return tuple(known or frames[:1])
 
 
 def _number(value: Mapping[str, Any], name: str, place: str, missing: int | None = None) -> int:
     number = value.get(name, missing)
     if type(number) is not int or not 0 <= number < LARGEST_NUMBER:
-        what = "is missing" if number is None else f"is {_described(number)}"
-        raise ProfileError(f"{place}.{name} {what}: a whole number of 64 bits at most is taken")
+        problem = "is missing" if number is None else f"is {_described(number)}"
+        raise ProfileError(
+            f"{place}.{name} {problem}: it must be a whole number of at most 64 bits"
+        )
     return number
 
 
 def _described(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         return f"a number of {value.bit_length()} bits"
-    return (
-        f"{value!r:.60}"
-        if isinstance(value, str | int | float | bool | None)
-        else f"a {type(value).__name__}"
-    )
+    if isinstance(value, str | int | float | bool | None):
+        return f"{value!r:.60}"
+    return f"a {type(value).__name__}"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.memory.snapshots.explain import (
-    SENTENCES,
+    EXPLANATIONS,
     Cause,
     CauseCode,
     ExplainedMemory,
@@ -279,17 +279,17 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "outputs in a list": (
         list_of_outputs,
         "kept_results",
-        "WindowPublisher of 8 earlier passes are kept, 7.03 GiB",
+        "Results of 8 earlier passes are kept, 7.03 GiB",
     ),
     "a hook, and a limit": (
         kept_by_a_hook,
         "process_limit",
-        "This process reached a limit of its own: the device had 70.00 GiB free. WindowPublisher",
+        "This process reached its own limit: the device had 70.00 GiB free. Results",
     ),
     "a hook": (
         lambda: kept_by_a_hook(room=0),
         "kept_results",
-        "WindowPublisher of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each (train.py:30 keep)",
+        "Results of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each pass (train.py:30 keep)",
     ),
     "losses with their graphs": (
         sum_of_losses,
@@ -327,7 +327,7 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "what the script made": (
         batches_on_the_device,
         "other",
-        "Tensors that were made outside of the model are the largest part, 8.00 GiB",
+        "Tensors that were created outside of the model are the largest part, 8.00 GiB",
     ),
     "an update": (
         large_updates,
@@ -369,7 +369,7 @@ def test_the_first_line_names_the_cause(
     lines = list(explained_lines(found))
     assert code == found.causes[0].code
     assert lines[0].startswith(first)
-    assert SENTENCES[code]["remedy"] in lines[lines.index("what would free memory") + 1]
+    assert EXPLANATIONS[code].remedy in lines[lines.index("what would free memory") + 1]
     assert found.named_share >= 0.95
     assert (
         found.requested_bytes
@@ -504,4 +504,4 @@ def test_a_known_limit_says_how_much_was_missing() -> None:
 
 def test_every_cause_has_a_sentence() -> None:
     """And every sentence a cause."""
-    assert set(get_args(CauseCode)) == set(SENTENCES)
+    assert set(get_args(CauseCode)) == set(EXPLANATIONS)

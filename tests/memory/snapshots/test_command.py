@@ -24,7 +24,7 @@ def test_the_text_begins_with_the_cause(snapshot: str, capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert "One tensor takes 8.00 GiB (train.py:14 training_step)." == lines[0]
     assert (
-        "device 0 ran out of memory: 8.00 GiB were asked for at train.py:14 training_step; the device had 3.00 GiB free"
+        "device 0 ran out of memory: 8.00 GiB were requested at train.py:14 training_step; the device had 3.00 GiB free"
         == lines[2]
     )
     assert [] == [each for each in ("by category", "what would free memory") if each not in lines]

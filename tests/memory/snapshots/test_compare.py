@@ -46,7 +46,7 @@ def test_it_says_what_grew_and_what_went(
         "+2.00 MiB  activations, 3 → 5 × model.py:31 forward",
     ] == lines[lines.index("grew, by line of code") + 1 :][:2]
     assert ["-1.00 MiB  activations, 1 → 0 × model.py:40 forward"] == lines[
-        lines.index("went, by line of code") + 1 :
+        lines.index("shrank, by line of code") + 1 :
     ]
     assert "+1.00 MiB  activations, 4.00 MiB → 5.00 MiB" in lines
 

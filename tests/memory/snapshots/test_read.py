@@ -108,12 +108,12 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 ONE = {"address": 1, "total_size": 1, "stream": 0, "blocks": []}
 WRONG: dict[str, tuple[Any, str]] = {
-    "a number": (3, "is no snapshot of torch's"),
-    "no segments": ({"segments": 3}, "is no snapshot of torch's"),
-    "a segment": ({"segments": [3]}, r"segments\[0\] is 3: a dictionary is taken"),
+    "a number": (3, "is no torch snapshot"),
+    "no segments": ({"segments": 3}, "is no torch snapshot"),
+    "a segment": ({"segments": [3]}, r"segments\[0\] is 3: it must be a dictionary"),
     "a size": (
         {"segments": [ONE | {"total_size": "x"}]},
-        r"segments\[0\]\.total_size is 'x': a whole number of 64 bits at most is taken",
+        r"segments\[0\]\.total_size is 'x': it must be a whole number of at most 64 bits",
     ),
     "no size": (
         {"segments": [ONE | {"blocks": [{}]}]},
@@ -145,11 +145,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "no blocks": (
         {"segments": [{"address": 1, "total_size": 1}]},
-        r"segments\[0\]\.blocks is None: a list is taken",
+        r"segments\[0\]\.blocks is None: it must be a list",
     ),
     "no state": (
         {"segments": [ONE | {"blocks": [{"size": 1}]}]},
-        r"segments\[0\]\.blocks\[0\]\.state is None: a text is taken",
+        r"segments\[0\]\.blocks\[0\]\.state is None: it must be a string",
     ),
     "a file's name": (
         {
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Any, str]] = {
                 [{"action": "oom", "frames": [{"filename": 5, "name": "f", "line": 1}]}]
             ],
         },
-        r"frames\[0\] has 5 and 'f': a file's and a function's name are taken",
+        r"frames\[0\] has 5 and 'f': they must be the names of a file and a function",
     ),
     "a frame without a line": (
         {
@@ -169,11 +169,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an action": (
         {"segments": [], "device_traces": [[{"action": 1}]]},
-        r"device_traces\[0\]\[0\]\.action is 1: a text is taken",
+        r"device_traces\[0\]\[0\]\.action is 1: it must be a string",
     ),
     "frames": (
         {"segments": [], "device_traces": [[{"action": "oom", "frames": [1]}]]},
-        r"\[0\]\.frames\[0\] is 1: a dictionary is taken",
+        r"\[0\]\.frames\[0\] is 1: it must be a dictionary",
     ),
 }
 
