@@ -272,7 +272,7 @@ def test_a_busy_machine_is_in_the_verdict() -> None:
     found = report_of(analyze(replace(given, steps=(*given.steps, *busy)))).verdict
     assert found.said == "A step takes 40.0 ms on this busy machine."
     assert "other processes took 30 % of the CPU time that this process needed" in found.trust
-    assert "undisturbed" not in found.trust
+    assert "unprofiled" not in found.trust
 
 
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
