@@ -37,5 +37,6 @@ def test_a_phase_that_users_name_has_a_general_rule() -> None:
 
 
 def test_the_threshold_of_a_rule_is_found_by_its_name() -> None:
+    """A name without a rule has none."""
     assert 0.09 == issue_share("data")
     assert None is issue_share("augmentation")
