@@ -6,6 +6,7 @@ MkDocs calls `on_files` and `on_page_markdown`. A page asks for a table by a com
 generated: chips -->`.
 """
 
+import inspect
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -118,9 +119,48 @@ def notes() -> str:
     return "\n".join(lines)
 
 
+def findings() -> str:
+    """For each rule its name, what it means, from which cost on it is an issue, and the fix."""
+    from lflops.findings.registry import all_rules
+
+    lines = []
+    for name, rules in all_rules().items():
+        lines += [f"## `{name}`", ""]
+        for rule in rules:
+            lines += [inspect.getdoc(type(rule)) or "", ""]
+        lines += [f"**Issue**: {issue_threshold(rules[0])}", ""]
+        fixes = dict.fromkeys(rule.fix for rule in rules if rule.fix)
+        lines += [f"**What to do**: {as_markdown(fix)}." for fix in fixes]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def issue_threshold(rule: Any) -> str:
+    """From which cost on a finding is an issue, and how often such a finding was right."""
+    threshold = rule.threshold
+    if threshold.share is None:
+        return "never; it only says where the time goes."
+    text = "always" if threshold.share == 0 else f"from {threshold.share * 100:g} % of the time on"
+    if threshold.seconds:
+        text += f", if it costs at least {threshold.seconds * 1000:g} ms per step"
+    if rule.right is not None:
+        right, total = rule.right
+        text += f". Right in {right} of {total} training runs with known issues"
+    return f"{text}."
+
+
+def as_markdown(template: str) -> str:
+    """A template with its placeholders in words, as Markdown."""
+    words = {"where": "the module", "usual_dtype": "DTYPE", "cores": "CORES"}
+    for name, word in words.items():
+        template = template.replace(f"{{{name}}}", word)
+    return template.replace("<", "&lt;").replace("*", r"\*")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "chips": chips,
     "command-line": command_line,
+    "findings": findings,
     "notes": notes,
     "profile-file": profile_file,
 }

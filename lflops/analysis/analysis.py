@@ -28,7 +28,9 @@ from lflops.analysis.tree import (
 )
 from lflops.analysis.utilization import Utilization, utilization_at
 from lflops.estimation.prediction import Prediction, predict
-from lflops.findings.causes import Cause, causes
+from lflops.findings.evaluate import findings_of_step
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.finding import Finding
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of
 from lflops.memory.peak import (
@@ -90,20 +92,28 @@ class Analysis:
         return predict(self.profile, self.chip)
 
     @cached_property
-    def causes(self) -> tuple[Cause, ...]:
-        """Causes of lost time in a step, most costly first."""
-        has_room = self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes
-        return causes(
-            self.profile,
-            self.step_times,
-            self.budget,
+    def evidence(self) -> StepEvidence:
+        """What the rules of `lflops.findings` read."""
+        return StepEvidence(
+            profile=self.profile,
+            times=self.step_times,
+            utilization=self.utilization,
             stragglers=self.stragglers,
             outliers=self.outliers.found,
             busiest=self.busiest,
             patterns=self.patterns,
-            below=self.children,
-            has_room=has_room,
+            children=self.children,
+            has_spare_memory=self._has_spare_memory,
         )
+
+    @property
+    def _has_spare_memory(self) -> bool:
+        return self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Why the step takes as long as it does: issues first, then where else the time goes."""
+        return findings_of_step(self.evidence)
 
     @cached_property
     def compared(self) -> ComparedRun:

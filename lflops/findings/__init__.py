@@ -1,1 +1,1 @@
-"""Why a step takes as long as it does: causes, each with what it costs. No torch."""
+"""Why a step or a run takes as long as it does: one file for each rule. No torch."""

@@ -1,9 +1,7 @@
-"""What a run or a profile is slow for, as one bounded value for people, programs and agents.
+"""Why a run or a profile is slow, as one bounded value for people, programs and agents.
 
-`lflops.explain` and `lflops why`.
-
-The verdict is the first screen's. What only the run's ledger sees comes to it: time between steps,
-and steps that are slow now and then.
+`lflops.explain` and `lflops why` return it. It has the findings of the first screen, and those that
+only the ledger of the run shows: time between steps, and steps that are slow now and then.
 """
 
 import os
@@ -20,133 +18,106 @@ from lflops import units
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.step_times import lost_share
 from lflops.errors import ProfileError
-from lflops.findings.causes import allowance, row_of, taking_batches
-from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
+from lflops.findings.evaluate import findings_of_run
+from lflops.findings.finding import Finding
+from lflops.findings.registry import issue_share
+from lflops.findings.run_rule import RunEvidence, preempted_share, training_seconds
+from lflops.ledger.account import Ledger
 from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
 from lflops.profile.profile import Profile
-from lflops.profile.series import summed
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.report.text import counted, plain, shortened
-from lflops.report.verdict import LARGE, Finding, Verdict, judge, unseen_because, verdict_lines
+from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
-# of the explanation as JSON: a field is added, never changed
 FORMAT = 1
-# of the time in which the run trained: as much in its second half is compiled for step after step,
-# or others had the cores
-WORTH = 0.05
-LONGER = (
-    # times a usual step: if steps take more over the whole run, the first sentence says so
-    1.15
-)
-# steps of a window that are compiled for, besides the first ones
-FEWEST_COMPILED = 3
-LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = (
-    240,
-    6,
-    6,
-    5,
-    # letters of a text, and entries of a list: all of it stays small
-)
+"""The version of the explanation as JSON. Fields are added, never changed."""
 
-_KEPT_OFF = "this machine was busy in some of the run, or the process was stopped"
+PREEMPTED_SHARE = 0.05
+"""The share of the training time without a core from which on no issue can be excluded."""
+
+LONGER_RATIO = 1.15
+"""How many times the mean step a step must take over the whole run to be mentioned."""
+
+LONGEST_TEXT = 240
+"""Characters of a text at the most."""
+
+MOST_LINES = 6
+"""Lines about ranks at the most."""
+
+MOST_FINDINGS = 6
+MOST_MODULES = 5
+
+_PREEMPTED = "this machine was busy in some of the run, or the process was stopped"
 _NO_WINDOW = Verdict(
-    said="No window was closed. With LFLOPS=wait=5, lflops run opens one.",
+    said="No window was profiled. With LFLOPS=wait=5, lflops run profiles one.",
     trust="the ledger of the run alone",
 )
-_NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
-_BY_OTHERS = {
-    "other_rank",
-    "gc",
-    # causes that are no fault of the training's where other programs use the machine
-}
-_ONCE = {
-    "gc": "gc",
-    "unknown": "unknown",
-    "other": "unknown",
-    # causes that any run may have once, by the machine, and those of slow steps
-}
-_UNSEEN = {
-    "training/other": "other",
-    "training/wait": "communication",
-    # what a ledger alone knows too little of to call it a fault
-}
-_BETWEEN_STEPS = {
-    "validation",
-    "checkpoint",
-    "logging",
-    # on a busy machine these take longer, as steps do
-}
-_SAME = {
-    "other_rank": {"rank", "communication"},
-    "logging": {"other"},
-    # causes of the ledger, and the findings of a window that are it
-}
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """A module among those that take longest, repeated ones together as `layers.*`."""
+    """A module among those that take longest. Repeated ones are one, named like `layers.*`.
 
-    # empty is the model itself
+    Attributes:
+        name: The name of the module, or the empty string for the root.
+        kind: The class of the module.
+        seconds: Self time in seconds per step.
+        macs: MACs of forward and backward per step.
+    """
+
     name: str
     kind: str
-    # of a step, in which the module itself runs
     seconds: float
     macs: int
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What a run is slow for, with its evidence. `None` is unknown."""
+    """Why a run is slow, with the evidence. `None` is unknown.
 
-    # Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it
-    # is `cannot tell`.
-    status: Literal["found", "nothing found", "cannot tell"]
-    # how fast and how good a step is
+    Attributes:
+        status: "found" if there is an issue, "nothing found" if the steps are good enough to see
+            one and there is none, and otherwise "cannot tell".
+        said: How fast and how good a step is.
+        findings: Issues by cost, then where else the time goes.
+        because: What the findings rest on, or why an issue would not be seen.
+        unseen: Why an issue would not be seen, or `None` if it would. Empty if no window was
+            profiled.
+        measured: What was measured, as texts by name.
+        modules: The modules that take longest.
+        ranks: Lines about the ranks of a run with several ranks.
+        figures: Numbers by name, in seconds, bytes and operations. Names of numbers of the whole
+            run begin with `run_`.
+        run: Seconds of the whole run by category, or `None` without a ledger.
+        more: Commands by their purpose.
+        format: The version of this value.
+    """
+
+    status: Status
     said: str
-    findings: tuple[
-        Finding, ...
-        # faults, the most costly first, and behind them where else the time goes
-    ]
-    # what it rests on, and why no one can tell
+    findings: tuple[Finding, ...]
     because: str
-    unseen: str | None = (
-        # why a fault would not be seen; `None` if it would be. Empty: there is no window to see it
-        # in
-        None
-    )
-    # what was measured, and on what: texts by their names
+    unseen: str | None = None
     measured: Mapping[str, str]
-    # those that take longest
     modules: tuple[Module, ...]
-    # the lines about the ranks of a run of several
     ranks: tuple[str, ...]
-    figures: Mapping[
-        str, float | None
-        # numbers by their names, in seconds, bytes and operations; those of all of the run begin with
-        # run
-    ]
-    run: (
-        Mapping[str, float] | None
-        # seconds of the whole run by category, where its ledger is there
-    )
-    # commands, by what they are for
+    figures: Mapping[str, float | None]
+    run: Mapping[str, float] | None
     more: Mapping[str, str]
-    # the version of this value
     format: int = FORMAT
 
     @property
     def cause(self) -> str | None:
-        """The kind of the most costly fault; `None` without one."""
+        """The name of the most expensive issue, or `None` without one."""
         return self.findings[0].cause if self.status == "found" else None
 
 
 def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
-    """Say what a run is slow for, what that costs, and what to do next.
+    """Explain why a run is slow, what that costs, and what to do next.
 
     Args:
-        given: A profile, the ledger of a run, the file of a profile, or the folder of a run: its
-            last window and its ledger.
+        given: A profile, the ledger of a run, the file of a profile, or the folder of a run. For a
+            folder, its last window and its ledger are read.
 
     Raises:
         ProfileError: There is nothing to read there, or it cannot be read.
@@ -169,7 +140,7 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
 
 
 def last_window(folder: Path) -> Path | None:
-    """The file of a run's last profile, of its training if it has one."""
+    """The file of a run's last profile, preferring profiles of training."""
     windows = folder.rglob("*.profile.json")
     return max(
         windows,
@@ -179,91 +150,102 @@ def last_window(folder: Path) -> Path | None:
 
 
 def profile_at(path: Path) -> Profile:
-    """The profile of a file, or of the last window in the folder of a run."""
+    """Load the profile of a file, or of the last window in the folder of a run."""
     window = last_window(path) if path.is_dir() else path
     if window is None:
         raise ProfileError(f"{path}: there is no profile in this folder")
     return load(window)
 
 
-class FaultChange(Struct, frozen=True, kw_only=True):
-    """A fault that one of two runs has, or that both have."""
+ChangeStatus = Literal["new", "still", "gone", "cannot tell"]
 
-    # Of the second run: it has a `new` one, `still` has it, or has it no longer: `gone`. `cannot
-    # tell`: one of the runs would not show it.
-    status: Literal["new", "still", "gone", "cannot tell"]
-    # of the second run; of the first one where only that has it
+
+class FaultChange(Struct, frozen=True, kw_only=True):
+    """An issue that at least one of two runs has.
+
+    Attributes:
+        status: "new" if only the second run has the issue, "gone" if only the first one has it,
+            "still" if both have it, and "cannot tell" if the other run would not show it.
+        finding: The finding of the second run, or of the first run if only this has the issue.
+        before: What it costs a step of the first run in seconds. `None` is unknown or no issue.
+        after: What it costs a step of the second run in seconds.
+    """
+
+    status: ChangeStatus
     finding: Finding
-    before: (
-        float | None
-        # what it costs a step of each run, in seconds; `None` is unknown, or no such fault
-    )
+    before: float | None
     after: float | None
 
 
 def fault_changes(before: Analysis, after: Analysis) -> tuple[FaultChange, ...]:
-    """The faults of two runs, as each run's verdict has them; those of the second run first."""
-    faults = [
-        {
-            (each.cause, each.module): each
-            for each in report_of(run).verdict.findings
-            if each.is_fault
-        }
-        for run in (before, after)
-    ]
+    """The issues of two runs, those of the second run first."""
+    issues_before = _issues(before)
+    issues_after = _issues(after)
     changes = []
-    for key in dict.fromkeys([*faults[1], *faults[0]]):
-        first, second = (found.get(key) for found in faults)
-        unseen = any(
-            each is None and not _would_show(run, key[0])
-            for run, each in zip((before, after), (first, second), strict=True)
-        )
-        status: Literal["new", "still", "gone"] = (
-            "still" if first and second else "new" if second else "gone"
-        )
-        costs = [None if each is None else each.seconds for each in (first, second)]
-        finding = second or faults[0][key]
+    for key, finding in issues_after.items():
+        first = issues_before.get(key)
+        if first is not None:
+            status: ChangeStatus = "still"
+        else:
+            status = "new" if _would_show(before, finding.cause) else "cannot tell"
         changes.append(
             FaultChange(
-                status="cannot tell" if unseen else status,
+                status=status,
                 finding=finding,
-                before=costs[0],
-                after=costs[1],
+                before=None if first is None else first.seconds,
+                after=finding.seconds,
             )
         )
+    for key, finding in issues_before.items():
+        if key not in issues_after:
+            is_gone = _would_show(after, finding.cause)
+            changes.append(
+                FaultChange(
+                    status="gone" if is_gone else "cannot tell",
+                    finding=finding,
+                    before=finding.seconds,
+                    after=None,
+                )
+            )
     return tuple(changes)
 
 
-def _would_show(analysis: Analysis, cause: str) -> bool:
-    """Whether a run shows that it has no such fault.
+def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
+    """The issues of a run by rule and module."""
+    return {
+        (finding.cause, finding.module): finding
+        for finding in report_of(run).verdict.findings
+        if finding.is_fault
+    }
 
-    Its steps are good enough for any, or the phase is short in nearly all of them.
+
+def _would_show(analysis: Analysis, cause: str) -> bool:
+    """Whether a run shows that it does not have an issue.
+
+    Its steps are good enough for any issue, or the phase is short in nearly all of them.
     """
-    spread, mean, least = (
-        analysis.step_times.spreads.get(cause),
-        analysis.step_times.mean,
-        row_of(cause).fault_from,
-    )
-    is_short = (
-        spread is not None and mean is not None and least is not None and spread.high < least * mean
-    )
-    return unseen_because(analysis) is None or is_short
+    if unseen_because(analysis) is None:
+        return True
+    spread = analysis.step_times.spreads.get(cause)
+    mean = analysis.step_times.mean
+    share = issue_share(cause)
+    if spread is None or mean is None or share is None:
+        return False
+    return spread.high < share * mean
+
+
+_CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "no longer"}
 
 
 def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
     """Label and text of each change for a terminal."""
-    for each in changes:
-        said = each.finding.said
-        if each.status == "cannot tell":
+    for change in changes:
+        said = change.finding.said
+        if change.status == "cannot tell":
             said += " The other run is too short or too unsteady to show it."
-        elif each.status == "still" and each.before is not None:
-            said += f" Before it cost {units.duration(each.before)}."
-        yield (
-            {"new": "new fault", "still": "fault", "gone": "no longer"}.get(
-                each.status, each.status
-            ),
-            said,
-        )
+        elif change.status == "still" and change.before is not None:
+            said += f" Before it cost {units.duration(change.before)}."
+        yield _CHANGE_LABELS.get(change.status, change.status), said
 
 
 def _explained(
@@ -276,276 +258,146 @@ def _explained(
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
     if ledger is not None:
-        findings += _of_run(ledger, findings, profile)
-        explained = max(
-            (each.seconds or 0.0 for each in findings if each.cause == "gc"), default=0.0
-        )
-        findings = [
-            each
-            for each in findings
-            if each.cause != "other" or (each.seconds or 0.0) > 2 * explained
-        ]
-        faults = {each.cause for each in findings if each.is_fault}
-        findings = [each for each in findings if each.is_fault or each.cause not in faults]
-    findings.sort(
-        key=lambda each: (
-            not each.is_fault,
-            each.cause == "busiest",
-            each.seconds is not None,
-            -(each.seconds or 0.0),
-        )
-    )
-    unseen, kept_off = (
-        "" if analysis is None else unseen_because(analysis),
-        ledger is not None and _kept_off(ledger) >= WORTH,
-    )
-    if unseen is None and kept_off:
-        unseen = _KEPT_OFF
-    because = (
-        f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust
-    )
-    modules, of_ranks = (
-        ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
-    )
+        findings = _with_those_of_run(findings, ledger, profile)
+    findings.sort(key=_issues_first)
+    unseen = "" if analysis is None else unseen_because(analysis)
+    was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
+    if unseen is None and was_preempted:
+        unseen = _PREEMPTED
+    because = verdict.trust
+    if verdict.doubts:
+        because = f"{because.removesuffix('below')}in lflops show"
+    if was_preempted:
+        because += f"; {_PREEMPTED}"
     return Explanation(
         status=judge("", findings, unseen, "").status,
         said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
-        because=f"{because}; {_KEPT_OFF}" if kept_off else because,
+        because=because,
         unseen=unseen,
         measured={} if analysis is None else dict(_measured(analysis)),
-        modules=tuple(
-            Module(
-                name=_short(each.pattern),
-                kind=_short(each.kind),
-                seconds=each.seconds,
-                macs=each.macs,
-            )
-            for each in modules
-        ),
-        ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[
-            :MOST_LINES
-        ],
+        modules=() if analysis is None else tuple(_modules(analysis)),
+        ranks=() if analysis is None else tuple(_rank_lines(analysis)),
         figures=dict(_figures(analysis, ledger)),
-        run=None
-        if ledger is None
-        else {name: round(seconds, 3) for name, seconds in ledger.by_group().items()},
+        run=None if ledger is None else _seconds_by_group(ledger),
         more=dict(_more(path, window, ledger)),
     )
 
 
+def _with_those_of_run(
+    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
+) -> list[Finding]:
+    """Add the findings of the run, and drop those that another finding explains."""
+    step_issues = frozenset(finding.cause for finding in of_step if finding.is_fault)
+    run = RunEvidence(ledger=ledger, profile=profile, step_issues=step_issues)
+    findings = [*of_step, *findings_of_run(run)]
+    collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
+    explained = 2 * max(collecting, default=0.0)
+    issues = {finding.cause for finding in findings if finding.is_fault}
+    kept = []
+    for finding in findings:
+        # The garbage collector runs in no phase.
+        is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
+        is_twice = not finding.is_fault and finding.cause in issues
+        if not is_collecting and not is_twice:
+            kept.append(finding)
+    return kept
+
+
+def _issues_first(finding: Finding) -> tuple[bool, bool, bool, float]:
+    return (
+        not finding.is_fault,
+        finding.cause == "busiest",
+        finding.seconds is not None,
+        -(finding.seconds or 0.0),
+    )
+
+
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
+    """A sentence with the newest out-of-memory report, or the empty string."""
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
-    report = (
-        None
-        if folder is None
-        else max(
-            folder.rglob("oom-*-rank*.txt"), key=lambda file: file.stat().st_mtime, default=None
-        )
-    )
-    see = "" if report is None else f", see {report}"
+    reports = [] if folder is None else list(folder.rglob("oom-*-rank*.txt"))
+    newest = max(reports, key=lambda file: file.stat().st_mtime, default=None)
+    see = "" if newest is None else f", see {newest}"
     return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
-    """Say what a step takes with all that is between steps, where that is much more."""
-    if analysis is None or ledger is None or not ledger.steps or analysis.step_times.mean is None:
+    """The time per step including the time between steps, if that is much more."""
+    if analysis is None or ledger is None or not ledger.steps:
         return ""
-    each = _trained(ledger) / ledger.steps
-    return (
-        f" Over the whole run it is {units.duration(each)} for each step."
-        if each > LONGER * analysis.step_times.mean
-        else ""
-    )
+    mean = analysis.step_times.mean
+    per_step = training_seconds(ledger) / ledger.steps
+    if mean is None or per_step <= LONGER_RATIO * mean:
+        return ""
+    return f" Over the whole run, the time per step is {units.duration(per_step)}."
 
 
-def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -> Iterator[Finding]:
-    """Find what takes time between steps or in a few of them, and memory that grows."""
-    trained = _trained(ledger)
-    seen = {each.cause for each in found if each.is_fault}
-    allowed = allowance(max(_kept_off(ledger), 0.0 if profile is None else lost_share(profile)))
-    by_others = _BY_OTHERS | (
-        {"data"} if profile is not None and profile.run.workers else set()
-        # workers have no core there
-    )
-    marks = (
-        ()
-        if profile is None
-        else [step.marks for step in profile.steps if "warmup" not in step.marks]
-    )
-    late = [each for each in ledger.spans if each.steps > ledger.steps / 2][
-        1:
-        # at first, every compiled model takes long
-    ]
-    recompiles = (
-        sum("recompiled" in each for each in marks) >= FEWEST_COMPILED
-        # step after step is compiled for
-    )
-    recompiles |= (
-        sum(each.spent.get("compilation", 0.0) for each in late)
-        >= WORTH * sum(each.seconds for each in late)
-        > 0
-    )
-    for cause, seconds in summed(
-        (_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()
-    ).items():
-        row = row_of(cause)
-        if (
-            row.fault_from is None
-            or seconds < row.fault_from * trained
-            or _SAME.get(cause, {cause}) & seen
-        ):
-            continue
-        much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
-        taken = (
-            taking_batches(profile) * ledger.steps
-            if cause == "data" and profile is not None
-            else 0.0
-        )
-        if cause in _ONCE:
-            slow = (one.cost for one in ledger.slow_steps if one.cause == _ONCE[cause])
-            spans = [
-                sum(took for name, took in one.spent.items() if _cause_of(name, ledger) == cause)
-                for one in ledger.spans
-            ]
-            taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
-        is_fault = seconds - taken >= row.fault_from * trained * much and (
-            cause != "compilation" or recompiles
-        )
-        is_fault = (
-            is_fault and cause != "not_scheduled" and not (cause in by_others and allowed > 1)
-        )
-        yield _taking(cause, seconds, ledger, is_fault=is_fault)
-    for category, cause in _UNSEEN.items() if profile is None else ():
-        if (seconds := ledger.seconds.get(category, 0.0)) >= LARGE * trained > 0:
-            yield _taking(cause, seconds, ledger, is_fault=False)
-    if (growth := memory_growth(ledger)) is not None:
-        said = f"Memory of the process grows by {units.size(growth)} an hour."
-        yield Finding(
-            cause="memory", said=said, of="run", next=row_of("memory").next, is_fault=True
+def _modules(analysis: Analysis) -> Iterator[Module]:
+    for modules in analysis.busiest[:MOST_MODULES]:
+        yield Module(
+            name=_short(modules.pattern),
+            kind=_short(modules.kind),
+            seconds=modules.seconds,
+            macs=modules.macs,
         )
 
 
-def _taking(cause: str, seconds: float, ledger: Ledger, *, is_fault: bool) -> Finding:
-    """Say that a cause takes so much of a run."""
-    row, each, share = row_of(cause), seconds / max(ledger.steps, 1), seconds / _trained(ledger)
-    what = (
-        row.what
-        or CATEGORIES.get(cause)
-        or CATEGORIES.get(f"{cause}_save")
-        or f"slow steps: {CAUSES.get(cause, cause)}"
-    )
-    said = f"{units.percent(share)} of the run, without its start, is {what}: {units.duration(each)} for each step."
-    right = row.right if is_fault else None
-    return Finding(
-        cause=cause,
-        said=said,
-        seconds=each,
-        share=share,
-        of="run",
-        next=row.next,
-        is_fault=is_fault,
-        right=right,
-    )
-
-
-def _trained(ledger: Ledger) -> float:
-    """Seconds from the first usual step on, without what lflops itself took."""
-    return sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
-
-
-def _kept_off(ledger: Ledger) -> float:
-    """The share of the run's training for which steps waited for a core, but for the one that waited longest: it may have been stopped."""
-    once = max(
-        (each.cost for each in ledger.slow_steps if each.cause == "not_scheduled"), default=0.0
-    )
-    return max(ledger.seconds.get("slow/not_scheduled", 0.0) - once, 0.0) / (
-        _trained(ledger) or 1.0
-    )
-
-
-def _cause_of(category: str, ledger: Ledger) -> str:
-    """The cause that a category of the ledger is.
-
-    Empty for training as it should be, and for what is before or after it.
-    """
-    group, _, part = category.partition("/")
-    if group == "slow":
-        costs = summed(
-            (each.phase, each.cost) for each in ledger.slow_steps if each.cause == part == "unknown"
-        )
-        return (
-            "data"
-            if part == "loader"
-            else "other"
-            if costs and max(costs, key=costs.__getitem__) == "other"
-            else part
-        )
-    return (
-        "data"
-        if category == "training/data"
-        else ""
-        if group in _NO_TRAINING | {"training"}
-        else group.removesuffix("_save")
-    )
+def _rank_lines(analysis: Analysis) -> Iterator[str]:
+    for label, text in list(ranks(analysis))[:MOST_LINES]:
+        yield _short(f"{label}: {text}" if label else text)
 
 
 def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
     report = report_of(analysis)
     for fact in (*report.subject, *report.speed, *report.model):
         yield fact.name, _short(fact.said)
-    if unsupported := [row.operator for row in analysis.unsupported]:
-        yield "not counted", _short(", ".join(dict.fromkeys(unsupported)))
+    unsupported = dict.fromkeys(row.operator for row in analysis.unsupported)
+    if unsupported:
+        yield "not counted", _short(", ".join(unsupported))
 
 
 def _figures(
     analysis: Analysis | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, float | None]]:
     if analysis is not None:
-        profile, times = analysis.profile, analysis.step_times
-        yield from (
-            ("step_seconds", times.mean),
-            ("steps", times.steps),
-            ("step_spread", times.spread),
-            ("mfu", analysis.utilization.mfu),
-        )
-        yield from (
-            ("samples_per_second", times.samples_per_second),
-            ("tokens_per_second", times.tokens_per_second),
-        )
-        yield from (
-            ("macs", sum(each.macs for each in analysis.totals.values())),
-            ("peak_bytes", analysis.peak_bytes),
-        )
-        yield from (
-            ("parameters", profile.modules[""].parameters),
-            ("ranks", profile.run.world_size),
-            ("threads", profile.run.threads),
-        )
-        yield ("lost_cpu_share", lost_share(profile) if profile.cpu_lost_shares else None)
+        profile = analysis.profile
+        times = analysis.step_times
+        yield "step_seconds", times.mean
+        yield "steps", times.steps
+        yield "step_spread", times.spread
+        yield "mfu", analysis.utilization.mfu
+        yield "samples_per_second", times.samples_per_second
+        yield "tokens_per_second", times.tokens_per_second
+        yield "macs", sum(counts.macs for counts in analysis.totals.values())
+        yield "peak_bytes", analysis.peak_bytes
+        yield "parameters", profile.modules[""].parameters
+        yield "ranks", profile.run.world_size
+        yield "threads", profile.run.threads
+        yield "lost_cpu_share", lost_share(profile) if profile.cpu_lost_shares else None
     if ledger is not None:
-        yield from (
-            ("run_seconds", ledger.total),
-            ("run_steps", ledger.steps),
-            ("run_starts", len(ledger.starts)),
-        )
-        yield ("run_seconds_per_step", _trained(ledger) / ledger.steps if ledger.steps else None)
+        per_step = training_seconds(ledger) / ledger.steps if ledger.steps else None
+        yield "run_seconds", ledger.total
+        yield "run_steps", ledger.steps
+        yield "run_starts", len(ledger.starts)
+        yield "run_seconds_per_step", per_step
+
+
+def _seconds_by_group(ledger: Ledger) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in ledger.by_group().items()}
 
 
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
+    """Commands that show more, by their purpose."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
-        yield from (
-            ("the modules", f"lflops show {file}"),
-            ("the operators", f"lflops show {file} --operators"),
-        )
-        yield from (
-            ("the memory", f"lflops show {file} --memory"),
-            ("all of it, as a page", f"lflops html {file}"),
-        )
+        yield "the modules", f"lflops show {file}"
+        yield "the operators", f"lflops show {file} --operators"
+        yield "the memory", f"lflops show {file} --memory"
+        yield "all of it, as a page", f"lflops html {file}"
     if path is None:
         return
     where = shlex.quote(os.fspath(path))
@@ -559,37 +411,55 @@ def _more(
 
 
 def _short(text: str) -> str:
-    return shortened(plain(text), LONGEST)
+    return shortened(plain(text), LONGEST_TEXT)
 
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
-    findings = [replace(each, said=each.said + _sure(each)) for each in found.findings]
+    findings = [
+        replace(finding, said=finding.said + _track_record(finding)) for finding in found.findings
+    ]
     return verdict_lines(judge(found.said, findings, found.unseen, found.because))
 
 
-def _sure(finding: Finding) -> str:
-    return (
-        ""
-        if finding.right is None
-        else f" (Right in {finding.right[0]} of {finding.right[1]} trainings with known faults.)"
-    )
+def _track_record(finding: Finding) -> str:
+    """How often such a finding was right, as a sentence after it."""
+    if finding.right is None:
+        return ""
+    right, total = finding.right
+    return f" (Right in {right} of {total} training runs with known issues.)"
 
 
 def markdown(found: Explanation) -> Iterator[str]:
-    """The explanation as a text to paste."""
-    yield from (f"**{found.said}** ({found.status})", "")
-    for number, each in enumerate(found.findings, 1):
-        yield f"{number}. {each.said}{_sure(each)}{f' {each.next}.' if each.next else ''}"
-    yield from ("", f"Trust: {found.because}", "", "| measured | |", "|---|---|")
-    yield from (f"| {name} | {text.replace('|', '∣')} |" for name, text in found.measured.items())
+    """The explanation as Markdown, to paste into an issue or a chat."""
+    yield f"**{found.said}** ({found.status})"
+    yield ""
+    for number, finding in enumerate(found.findings, 1):
+        advice = f" {finding.next}." if finding.next else ""
+        yield f"{number}. {finding.said}{_track_record(finding)}{advice}"
+    yield ""
+    yield f"Trust: {found.because}"
+    yield ""
+    yield "| measured | |"
+    yield "|---|---|"
+    for name, text in found.measured.items():
+        yield f"| {name} | {text.replace('|', '∣')} |"
     if found.modules:
-        yield from ("", "| module | kind | ms a step | MACs |", "|---|---|--:|--:|")
-        for row in found.modules:
-            yield f"| `{row.name or 'the model itself'}` | {row.kind} | {row.seconds * 1e3:.3g} | {row.macs:,} |"
-    yield from (("", *(f"- {line}" for line in found.ranks)) if found.ranks else ())
-    yield from (
-        ("", *(f"- {purpose}: `{command}`" for purpose, command in found.more.items()))
-        if found.more
-        else ()
-    )
+        yield from _module_rows(found.modules)
+    if found.ranks:
+        yield ""
+        for line in found.ranks:
+            yield f"- {line}"
+    if found.more:
+        yield ""
+        for purpose, command in found.more.items():
+            yield f"- {purpose}: `{command}`"
+
+
+def _module_rows(modules: Sequence[Module]) -> Iterator[str]:
+    yield ""
+    yield "| module | class | ms per step | MACs |"
+    yield "|---|---|--:|--:|"
+    for module in modules:
+        name = module.name or "the root module"
+        yield f"| `{name}` | {module.kind} | {module.seconds * 1e3:.3g} | {module.macs:,} |"

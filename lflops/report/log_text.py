@@ -11,10 +11,11 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.compare.diff import diff
 from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import flops_per_second
+from lflops.findings.rule import root_itself
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
 from lflops.report.report import Report, report_of, speed_lines, unsupported
-from lflops.report.text import counted, itself_of, plain, shortened_name
+from lflops.report.text import counted, plain, shortened_name
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
@@ -89,7 +90,7 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
 def _named(each: BusyModules) -> str:
     """The name, its number and its class. What is cut off is the beginning of a long name."""
     if not each.name:
-        return itself_of(each.kind)
+        return root_itself(each.kind)
     after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
     return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.profile.profile import Profile
+from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, reason_of
 from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
 from lflops.ranks.stragglers import ENOUGH, Row, Stragglers
-from lflops.report.text import WORDS, counted, plain
+from lflops.report.text import counted, plain
 
 _WORST = 3
 _LISTED = 12
@@ -20,8 +20,6 @@ _LISTED = 12
 _MUCH = 0.05
 # from this many times on, a factor is printed and not a share
 _FACTOR = 10.0
-# the phases of a step that are in no module
-_OUTSIDE = WORDS["outside"]
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -76,7 +74,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
         return
     culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
-        hosts = _hosts(analysis)
+        hosts = hosts_by_rank(analysis.profile)
         on = {hosts.get(row.slow_rank, "") for row in found.rows}
         culprits.append(
             f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}"
@@ -123,39 +121,12 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
         yield "" if index else label, sentence
 
 
-def _hosts(analysis: Analysis) -> dict[int, str]:
-    """Each rank's host as ` on node7`; empty where all ranks are on one."""
-    hosts = {rank.rank: rank.host for rank in analysis.profile.ranks if rank.host}
-    return (
-        {rank: plain(f" on {host}") for rank, host in hosts.items()}
-        if len(set(hosts.values())) > 1
-        else {}
-    )
-
-
-def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
-    """A sentence about the worst culprit, which costs a step so many seconds.
-
-    `None` if its share is small.
-    """
-    found = analysis.stragglers
-    if found.worst_share is None or found.worst_share < _MUCH:
-        return None
-    worst = found.rows[0]
-    rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
-    where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
-    why = f"it is slow in {where}" if worst.cause is None else _cause(worst, analysis.profile)
-    cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
-    others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
-    return f"{rank} makes {others} wait for {cost}: {why}."
-
-
 def _sentence(row: Row, analysis: Analysis) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     often += "" if row.since is None else f", from step {row.since} on"
     where = (
-        _where(row.module, row.phase)
+        place_of(row.module, row.phase)
         if row.phase != "all"
         else "no single place"
         if row.cause == "preempted"
@@ -163,22 +134,9 @@ def _sentence(row: Row, analysis: Analysis) -> str:
     )
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
-    rank = f"rank {row.slow_rank}{_hosts(analysis).get(row.slow_rank, '')}"
-    why = "" if row.cause is None else f"; {_cause(row, analysis.profile)}"
+    rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"
+    why = "" if row.cause is None else f"; {reason_of(row, analysis.profile)}"
     return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}{why}"
-
-
-def _cause(row: Row, profile: Profile) -> str:
-    if row.cause == "chip":
-        chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
-        mine = chips.pop(row.slow_rank)
-        return f"its chip is {mine}, the others' {' or '.join(dict.fromkeys(chips.values()))}"
-    if row.cause == "work":
-        has = "it has" if row.phase == "stage" else "its batch has"
-        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
-    if row.cause == "thread":
-        return "another thread of its process computes, and takes the time from the training's"
-    return "its process was preempted, the system gave its core to another one"
 
 
 def _slower(ratio: float | None) -> str:
@@ -196,7 +154,7 @@ def _waiting(wait: RankWait) -> str:
         if wait.traced_seconds is None
         else f", in the traces {units.duration(wait.traced_seconds)}"
     )
-    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
+    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {place_of(wait.module, wait.phase)}{traced}"
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -230,16 +188,6 @@ def _collective(each: Collective, *, in_group: bool) -> str:
         share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
         parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
     return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
-
-
-def _where(module: str, phase: str) -> str:
-    """A module and a phase as text; a phase outside of modules has only its name."""
-    if not module and phase in _OUTSIDE:
-        return _OUTSIDE[phase]
-    if phase == "wait":
-        return "the exchange of gradients at the end of backward"
-    own = module or "the model's own"
-    return plain(f"{own} {phase}")
 
 
 def _by_rank(

@@ -18,6 +18,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
+from lflops.findings.registry import part_rule
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.profile import ModuleProfile, Profile
@@ -25,7 +26,7 @@ from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
 from lflops.report.text import WORDS, counted, plain, plus_minus
-from lflops.report.verdict import Verdict, advice, label_of, verdict, what_it_is
+from lflops.report.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 
@@ -357,14 +358,15 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
         return
     for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]):
         seconds = share * budget.seconds
+        rule = part_rule(name)
         yield Part(
             name=name,
-            label=label_of(name),
+            label=rule.label_of_part(),
             seconds=seconds,
             share=share,
             text=f"{units.percent(share)}, {units.duration(seconds)}",
-            what=what_it_is(analysis.profile, budget, name),
-            advice=advice(analysis.profile, name),
+            what=rule.phrase_for(analysis.evidence),
+            advice=rule.advise_in("", analysis.evidence),
             modules=tuple(_modules_of(analysis, budget, name)),
         )
 

@@ -13,6 +13,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Fusion
 from lflops.memory.peak import Saving, savings as savings_of
+from lflops.profile.module_names import plain as plain  # noqa: PLC0414 - other rooms import it from here
 from lflops.profile.profile import Run
 
 WORDS = msgspec.toml.decode(
@@ -26,13 +27,6 @@ _NOISE = re.compile(
     r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::|\bstd::"
 )
 _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
-
-
-def plain(content: str) -> str:
-    """The content without control characters: a module's name does not drive the terminal."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in content
-    )
 
 
 def shortened(name: str, width: int) -> str:
@@ -62,18 +56,6 @@ def kernel_name(name: str) -> str:
     bare = _PARAMETERS.sub("", _NOISE.sub("", name)).strip()
     wrapped = _WRAPPED.match(bare)
     return plain(wrapped[1] if wrapped else bare or name)
-
-
-def itself_of(kind: str) -> str:
-    """Name what is in no module below the root, by the root's class.
-
-    Several models are in a `ModuleDict`, which no user wrote.
-    """
-    return (
-        "the code around the models"
-        if kind == "ModuleDict"
-        else f"{plain(kind) or 'the model'} itself, outside its layers"
-    )
 
 
 def plus_minus(spread: float) -> str:

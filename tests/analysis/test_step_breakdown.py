@@ -521,13 +521,13 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     """
     told = report_of(analyze(clocked(stepped(), OWN))).verdict
     assert (
-        "18.8 % of the step (750 ms) is otherwise slower than the chip allows, mostly in linear."
+        "Another 18.8 % of the step (750 ms) is lost to inefficient kernels, mostly in linear."
         == told.findings[3].said
     )
     assert (
         "18.8 % of the step (750 ms) is optimizer work.",
-        "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, clipping, zeroing gradients.",
-        "12.5 % of the step (500 ms) is waiting for data.",
+        "18.8 % of the step (750 ms) is spent outside all phases: logging, callbacks, metrics, clipping, zeroing gradients.",
+        "12.5 % of the step (500 ms) is spent waiting for data.",
     ) == told.why
     assert "Give the optimizer fused=True, or use larger batches." == told.next[0]
 
@@ -546,7 +546,7 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
     assert (
         "80.0 % of the pass (800 ms) is memory-bound pointwise work.",
-        "20.0 % of the pass (200 ms) is slower than the chip allows, or idle.",
+        "20.0 % of the pass (200 ms) is lost to inefficient kernels or idle time.",
     ) == report_of(
         analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))
     ).verdict.why
@@ -563,7 +563,7 @@ def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
         for by in (3.0, 1.5)
     )
     told = [each.said for each in report_of(analyze(doubtful)).verdict.findings]
-    assert "18.8 % of the step (750 ms) is otherwise slower than the chip allows." in told
+    assert "Another 18.8 % of the step (750 ms) is lost to inefficient kernels." in told
     assert "18.8 % of the step (750 ms) is optimizer work." == told[0]
     assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
 

@@ -75,7 +75,7 @@ class Planted(Classifier):
 
 
 NAMED = {
-    "data": "is waiting for data",
+    "data": "is spent waiting for data",
     "block": "body.2 takes",
     "pointwise": "is memory-bound pointwise work, mostly in body.4",
 }

@@ -173,17 +173,17 @@ def test_a_clip_of_a_short_step_is_no_fault() -> None:
     [
         (
             "DDPStrategy",
-            "is gradient clipping",
-            ("is Net itself, outside its layers.", "out of training_step"),
+            "is spent on gradient clipping",
+            ("is spent in Net itself, outside its layers.", "out of training_step"),
         ),
         (
             "Fabric",
-            "is between backward and the optimizer's step",
+            "between backward and the optimizer's step",
             ("outside its layers, or between it and backward.", "of the loss"),
         ),
         (
             None,
-            "is between backward and the optimizer's step",
+            "between backward and the optimizer's step",
             ("outside its layers, or between it and backward.", "of the loss"),
         ),
     ],
@@ -360,7 +360,7 @@ def test_time_of_a_module_without_operators_is_python() -> None:
     found = explain(of_block(4)).findings[0]
     assert (
         "block",
-        "11.3 % of the step (3.85 ms) is in block (Sequential) itself, which runs no operator",
+        "11.3 % of the step (3.85 ms) is spent in block (Sequential) itself, which runs no operator",
     ) == (
         found.module,
         found.said.partition(" of its")[0],
@@ -394,7 +394,7 @@ def test_frozen_layers_learn_nothing() -> None:
     found = explain(with_backward("c"))
     assert [("frozen", None)] == faults(with_backward("c"))
     assert found.findings[0].said.startswith(
-        "75.0 % of the products in forward are in frozen layers"
+        "75.0 % of the matmuls in forward are in frozen layers"
     )
     assert [] == faults(with_backward("c", "b"))
     assert [] == faults(with_backward())
@@ -568,7 +568,7 @@ def test_a_training_in_float64_could_take_half() -> None:
     given = trained()
     assert [("dtype", 15e-3)] == faults(replace(given, run=replace(given.run, dtype="float64")))
     assert (
-        "The training multiplies in float64"
+        "The model multiplies in float64"
         in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].said
     )
 
@@ -598,7 +598,7 @@ def test_tf32_is_slower_than_bfloat16() -> None:
     for peaks, saved in (({"tf32": 4000.0, "bf16": 16_000.0}, 9e-3), ({"tf32": 4000.0}, None)):
         given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
         assert saved == dict(faults(given)).get("tensor_cores")
-        said = "The training multiplies in tf32. By the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
+        said = "The model multiplies in tf32. By the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
         assert (saved is not None) == any(said == each.said for each in explain(given).findings)
 
 
@@ -691,7 +691,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
         (each.cause, each.seconds, each.share) for each in found.findings
     ]
     assert (
-        "17.0 % of the run, without its start, is validation: 170 ms for each step."
+        "17.0 % of the run after its start-up is spent on validation: 170 ms per step."
         == found.findings[0].said
     )
     assert ("found", "validation") == (found.status, found.cause)
@@ -856,11 +856,9 @@ def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
 
     A wait of 20 ms is a fault in any number of steps.
     """
-    few = (
-        "Cannot tell whether anything is wrong, because fewer than 5 undisturbed steps were timed."
-    )
+    few = "Cannot tell whether anything is wrong, because fewer than 5 unprofiled steps were timed."
     judgements = [
-        (trained(), " No known fault found."),
+        (trained(), " No known issue found."),
         (trained(4), f" {few}"),
         (trained(4, data=20e-3), ""),
     ]
@@ -903,7 +901,7 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(
     }
     of_run = {"run_seconds": 150.0, "run_steps": 100, "run_starts": 1, "run_seconds_per_step": 1.0}
     assert of_run == {name: each for name, each in found.figures.items() if name.startswith("run_")}
-    assert "A step takes 34.0 ms. Over the whole run it is 1.00 s for each step." == found.said
+    assert "A step takes 34.0 ms. Over the whole run, the time per step is 1.00 s." == found.said
     assert [("validation", "run", 0.2)] == [
         (each.cause, each.of, each.share) for each in found.findings if each.is_fault
     ]
@@ -1055,7 +1053,7 @@ def test_the_shell_prints_it_in_three_forms(
         assert 0 == main(["why", str(path), *options])
         return capfdbinary.readouterr().out.decode()
 
-    sentence = "37.7 % of the step (20.0 ms) is waiting for data."
+    sentence = "37.7 % of the step (20.0 ms) is spent waiting for data."
     assert f"why      {sentence}" in printed()
     assert re.search(
         rf"1\. {re.escape(sentence)} \(Right in \d+ of \d+ .*\) Give the DataLoader more workers",
@@ -1088,7 +1086,7 @@ def test_two_runs_are_compared_by_their_faults() -> None:
         )
         for each in changes
     ]
-    assert ["new fault", "no longer"] == [label for label, _ in fault_lines(changes)]
+    assert ["new issue", "no longer"] == [label for label, _ in fault_lines(changes)]
     assert ["still"] == [
         each.status for each in fault_changes(before, analyze(trained(data=20e-3)))
     ]

@@ -56,15 +56,15 @@ def test_the_verdict_says_why_and_what_next() -> None:
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
     assert (
-        "23.3 % of the step (700 µs) is Model itself, outside its layers, or between it and backward."
+        "23.3 % of the step (700 µs) is spent in Model itself, outside its layers, or between it and backward."
         == found["why"]
     )
-    assert "40.0 % of the step (1.20 ms) is backward outside of the layers." == found["also"]
+    assert "40.0 % of the step (1.20 ms) is backward outside the layers." == found["also"]
     assert found["next"].startswith(
         "Keep .item(), images, prints and loops in Python out of the model's forward"
     )
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
-    assert found["trust"].startswith("1 undisturbed step; ")
+    assert found["trust"].startswith("1 unprofiled step; ")
 
 
 def test_without_a_peak_the_wait_for_data_is_named() -> None:
@@ -72,7 +72,7 @@ def test_without_a_peak_the_wait_for_data_is_named() -> None:
     given = small_profile()
     waiting = replace(given.steps[0], phases={"data": 2e-3, "forward": 1e-3})
     found = lines_of(log_text(analyze(replace(given, steps=(waiting,)))))
-    assert "66.7 % of the step (2.00 ms) is waiting for data." == found["why"]
+    assert "66.7 % of the step (2.00 ms) is spent waiting for data." == found["why"]
     assert found["next"].startswith("Give the DataLoader more workers")
 
 

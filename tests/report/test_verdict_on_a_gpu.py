@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import lflops
 from lflops.analysis.analysis import analyze
-from lflops.findings.causes import waits
+from lflops.findings.evidence import host_syncs
 from lflops.report.diff import headline
 from lflops.report.explanation import explain
 from lflops.report.report import report_of
@@ -107,7 +107,8 @@ def test_a_step_of_several_batches_waits_as_often_as_all_of_them(tmp_path: Path)
     """200 times in a batch; 800 in a step of four."""
     given = profile("decoder reads_scalars", tmp_path)
     assert [200, 800] == [
-        waits(replace(given, run=replace(given.run, accumulation=number))) for number in (None, 4)
+        host_syncs(replace(given, run=replace(given.run, accumulation=number)))
+        for number in (None, 4)
     ]
 
 

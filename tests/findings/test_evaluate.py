@@ -1,6 +1,6 @@
-"""What a step is longer for, where ranks wait for each other: no second is in two causes.
+"""Costs of findings where ranks wait for each other: no second is part of two findings.
 
-Worked out by hand.
+The expected values are worked out by hand.
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.analysis.step_breakdown import step_breakdown
 from lflops.analysis.step_times import step_times
-from lflops.findings.causes import Cause, causes
+from lflops.analysis.utilization import utilization_at
+from lflops.findings.evaluate import candidates_of_step
+from lflops.findings.evidence import StepEvidence
 from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import Phase, Trace
@@ -51,8 +53,8 @@ def waiting(**fields: Any) -> Profile:
     )
 
 
-def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
-    """The causes. Rank 1 may be slow in something."""
+def evidence(given: Profile, **lost: Any) -> StepEvidence:
+    """The evidence of a profile. Rank 1 may be slow in something."""
     facts: dict[str, Any] = {
         "modules": 1,
         "slow_rank": 1,
@@ -64,19 +66,20 @@ def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
     }
     rows = (Row(**facts | lost),) if lost else ()
     times = step_times(given)
-    named = {"outliers": (), "busiest": (), "patterns": {}, "below": {"": ["linear"], "linear": []}}
-    return causes(
-        given,
-        times,
-        step_breakdown(given, CHIP, times),
+    return StepEvidence(
+        profile=given,
+        times=times,
+        utilization=utilization_at(given, CHIP, times),
         stragglers=Stragglers(rows=rows, step_seconds=4.0),
-        **named,
-    )  # type: ignore[arg-type]
+        patterns={},
+        children={"": ["linear"], "linear": []},
+    )
 
 
 def found(given: Profile, **lost: Any) -> dict[str, float | None]:
-    """The seconds of each."""
-    return {each.kind: each.seconds for each in told(given, **lost)}
+    """The seconds of each candidate."""
+    candidates = candidates_of_step(evidence(given, **lost))
+    return {candidate.rule.name: candidate.seconds for candidate in candidates}
 
 
 def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
@@ -129,7 +132,7 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
         each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest
     }
     assert [pytest.approx(1.0)] == [
-        each.seconds for each in times.causes if each.kind == "communication"
+        each.seconds for each in times.findings if each.cause == "communication"
     ]
 
 
@@ -197,15 +200,12 @@ def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
 
     From 20 % beside others that leave a quarter; but more work is known whatever others take.
     """
-    (rank,) = (
-        each
-        for each in told(
-            waiting(waiting=1.0, **fields),
-            module="linear",
-            phase="forward",
-            seconds_lost=seconds,
-            cause=cause,
-        )
-        if each.kind == "rank"
+    step = evidence(
+        waiting(waiting=1.0, **fields),
+        module="linear",
+        phase="forward",
+        seconds_lost=seconds,
+        cause=cause,
     )
-    assert is_fault == rank.is_fault
+    (rank,) = (each for each in candidates_of_step(step) if each.rule.name == "rank")
+    assert is_fault == rank.rule.is_issue(rank, step)

@@ -1,0 +1,86 @@
+"""From evidence to findings: evaluate the rules, and choose and order what is reported."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.finding import Finding
+from lflops.findings.registry import (
+    LAST_RULES,
+    MODULE_RULES,
+    RANK_RULES,
+    RUN_RULES,
+    SETTING_RULES,
+    WORK_RULES,
+    part_rule,
+)
+from lflops.findings.rule import Candidate, StepRule
+from lflops.findings.rules.slow_rank import without_rank_costs
+from lflops.findings.run_rule import RunEvidence
+from lflops.findings.step_parts import step_parts
+
+
+def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
+    """The findings about a step: issues first, then where else the time goes.
+
+    Both are ordered by cost, with findings of unknown cost first. Without an unprofiled step there
+    are none.
+    """
+    findings = []
+    for candidate in candidates_of_step(step):
+        finding = candidate.rule.finding(candidate, step)
+        if finding is not None:
+            findings.append(finding)
+    findings.sort(key=lambda finding: not finding.is_fault)
+    return tuple(findings)
+
+
+def candidates_of_step(step: StepEvidence) -> list[Candidate]:
+    """What the rules find and is large enough to be reported, by cost.
+
+    No second of the step is part of two candidates.
+    """
+    if not step.mean:
+        return []
+    settings = _detect(SETTING_RULES, step, [])
+    slow_ranks = _detect(RANK_RULES, step, settings)
+    in_modules = _detect(MODULE_RULES, step, [*settings, *slow_ranks])
+    parts = _candidates_of_parts(step, in_modules)
+    located = without_rank_costs([*in_modules, *parts], slow_ranks)
+    found = [*settings, *slow_ranks, *located]
+    found += _detect(WORK_RULES, step, found)
+    reported = [candidate for candidate in found if candidate.rule.is_reported(candidate, step)]
+    reported.sort(key=_unknown_cost_first)
+    return reported + _detect(LAST_RULES, step, reported)
+
+
+def _detect(
+    rules: Iterable[StepRule], step: StepEvidence, earlier: Sequence[Candidate]
+) -> list[Candidate]:
+    found: list[Candidate] = []
+    for rule in rules:
+        found += rule.detect(step, earlier)
+    return found
+
+
+def _candidates_of_parts(
+    step: StepEvidence, in_modules: Sequence[Candidate]
+) -> Iterable[Candidate]:
+    for name, part in step_parts(step, in_modules).items():
+        yield Candidate(
+            rule=part_rule(name),
+            seconds=part.seconds,
+            module=part.module,
+            is_rest=part.is_rest,
+        )
+
+
+def _unknown_cost_first(candidate: Candidate) -> tuple[bool, float]:
+    return candidate.seconds is not None, -(candidate.seconds or 0.0)
+
+
+def findings_of_run(run: RunEvidence) -> list[Finding]:
+    """The findings about a whole run, in the order of the rules."""
+    findings: list[Finding] = []
+    for rule in RUN_RULES:
+        findings += rule.findings(run)
+    return findings

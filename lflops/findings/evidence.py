@@ -1,0 +1,202 @@
+"""The evidence about a step that all rules read, each value computed once."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from lflops.analysis.outliers import Outlier
+from lflops.analysis.step_breakdown import StepBreakdown
+from lflops.analysis.step_times import StepTimes, lost_share
+from lflops.analysis.tree import BusyModules
+from lflops.analysis.utilization import Utilization
+from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
+from lflops.profile.notes import are_times_far_off
+from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.records import PASSES
+from lflops.ranks.stragglers import Stragglers
+
+REPORTED_SHARE = 0.02
+"""The share of the step that a finding must cost to be reported, unless its rule has another."""
+
+CONTENDED_SHARE = 0.1
+"""The share of the process's CPU time that other programs must take to make steps vary."""
+
+LARGEST_LOST_SHARE = 0.8
+"""The lost CPU share up to which more lost time raises the thresholds."""
+
+MANY_HOST_SYNCS = 10
+"""Waits per step that are too many to come from logging the loss."""
+
+BATCH_HANDOVER_SECONDS = 0.0015
+"""The longest time in which a worker process hands a batch over, besides the CPU time for it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepEvidence:
+    """What is known about the step of one profile.
+
+    Attributes:
+        profile: The profile.
+        times: Times of the unprofiled steps.
+        utilization: MFU and the step breakdown.
+        stragglers: Ranks that make other ranks wait.
+        outliers: Modules that are slower than identical modules.
+        busiest: Modules by their self time, the longest first.
+        patterns: The pattern of each module's name, which is the same for repeated modules.
+        children: The modules directly below each module.
+        has_spare_memory: Whether the step needs at most half of the device's memory.
+    """
+
+    profile: Profile
+    times: StepTimes
+    utilization: Utilization
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    outliers: Sequence[Outlier] = ()
+    busiest: Sequence[BusyModules] = ()
+    patterns: Mapping[str, str]
+    children: Mapping[str, Sequence[str]]
+    has_spare_memory: bool = False
+
+    @property
+    def breakdown(self) -> StepBreakdown | None:
+        """Shares of the mean unprofiled step, or `None` without a known peak."""
+        return self.utilization.budget
+
+    @property
+    def mean(self) -> float:
+        """Seconds of the mean unprofiled step, or 0 if there is none."""
+        return self.times.mean or 0.0
+
+    @property
+    def root(self) -> ModuleProfile:
+        return self.profile.modules[""]
+
+    @property
+    def unit(self) -> Literal["step", "pass"]:
+        """The word for what was timed."""
+        return "step" if self.profile.run.kind == "training" else "pass"
+
+    @property
+    def is_lightning(self) -> bool:
+        """Whether Lightning runs the loop: only its strategies have such names."""
+        return (self.profile.run.strategy or "").endswith("Strategy")
+
+    # Modules.
+
+    @cached_property
+    def are_module_times_unreliable(self) -> bool:
+        return are_times_far_off(self.profile.notes)
+
+    @property
+    def cannot_locate_time(self) -> bool:
+        """Whether neither module times nor a peak say where forward and backward spend time."""
+        return self.breakdown is None and self.are_module_times_unreliable
+
+    @property
+    def inefficient_share_of_root(self) -> float:
+        """The share of the step that the root itself loses to inefficient kernels."""
+        if self.breakdown is None:
+            return 0.0
+        return self.breakdown.modules.get("", {}).get("below_roof", 0.0)
+
+    @cached_property
+    def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
+        """Modules that are slower than the others at their place because they do something else."""
+        least = REPORTED_SHARE * self.mean
+        return unlike_repeats(self.profile, self.patterns, self.children, least)
+
+    # Waiting.
+
+    @cached_property
+    def communication_seconds(self) -> float:
+        """Seconds in which modules exchange or wait, and compute nothing."""
+        return sum(self.times.communicating.values())
+
+    @cached_property
+    def host_syncs(self) -> int:
+        return host_syncs(self.profile)
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds of forward and backward."""
+        return sum(self.times.phases.get(phase, 0.0) for phase in PASSES)
+
+    # Other programs on the machine.
+
+    @cached_property
+    def lost_cpu_share(self) -> float:
+        """The share of the process's CPU time that other programs took."""
+        return lost_share(self.profile)
+
+    @property
+    def is_cpu_contended(self) -> bool:
+        return self.lost_cpu_share >= CONTENDED_SHARE
+
+    @cached_property
+    def uncontended_mean(self) -> float:
+        """Seconds of the step without what other programs took, where that is known."""
+        return sum(self.times.own.values()) if self.times.own else self.mean
+
+    @cached_property
+    def _uncontended_share_of_passes(self) -> float:
+        """The share of forward and backward that other programs did not take."""
+        if not self.pass_seconds:
+            return 1.0
+        return sum(self.times.own.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
+
+    def uncontended(self, name: str, seconds: float) -> float:
+        """Seconds of a phase, or of a part of modules, without what other programs took.
+
+        `seconds` is returned unchanged where that is unknown.
+        """
+        if not self.times.own:
+            return seconds
+        return self.times.own.get(name, seconds * self._uncontended_share_of_passes)
+
+    def at_most_median(self, phase: str, seconds: float) -> float:
+        """The seconds, or the phase's median if that is less.
+
+        Other programs delay some steps by much, and others not at all.
+        """
+        spread = self.times.spreads.get(phase)
+        return seconds if spread is None else min(seconds, spread.median)
+
+
+def host_syncs(profile: Profile) -> int:
+    """How often per traced step the host waits for a stream of the device, as `.item()` does.
+
+    Returns 0 if that is not often.
+    """
+    trace = profile.trace
+    if trace is None:
+        return 0
+    calls = sum(
+        operator.calls
+        for operator in trace.operators
+        if operator.name.endswith("StreamSynchronize")
+    )
+    per_step = round((trace.per_batch(calls) or 0) * (profile.run.accumulation or 1))
+    return per_step if per_step >= MANY_HOST_SYNCS else 0
+
+
+def allowance(lost_cpu_share: float) -> float:
+    """The factor by which a threshold rises where other programs take a share of the CPU time.
+
+    1 if they take little; 2.25 if they take a third.
+    """
+    if lost_cpu_share < CONTENDED_SHARE:
+        return 1.0
+    return (1 - min(lost_cpu_share, LARGEST_LOST_SHARE)) ** -2
+
+
+def handover_seconds(profile: Profile) -> float:
+    """Seconds per step for taking a batch from a worker process, which more workers do not reduce.
+
+    Returns 0 without workers.
+    """
+    known = [step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None]
+    if not known or not profile.run.workers:
+        return 0.0
+    return statistics.median(known) + BATCH_HANDOVER_SECONDS

@@ -1,0 +1,96 @@
+"""The base class of rules about a part of the step, and the rule of parts that users name."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from lflops import units
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, StepRule, cost_of
+from lflops.profile.module_names import plain
+from lflops.profile.notes import filled
+
+BURST_RATIO = 5
+"""How many times as long as in the other steps a phase must be to come in bursts."""
+
+
+class PartRule(StepRule):
+    """A part of the step: a phase outside modules, or a part of the time of modules.
+
+    Its candidates are made from the step's parts, not by `detect`.
+
+    Attributes:
+        label: The name of the part in tables. By default the rule's name.
+        phrase: What the part is, as in "memory-bound work".
+        verb: The words between the cost and the phrase.
+    """
+
+    label: ClassVar[str] = ""
+    phrase: ClassVar[str] = ""
+    verb: ClassVar[str] = "is"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        return []
+
+    def label_of_part(self) -> str:
+        """The name of the part next to its share."""
+        return self.label or plain(self.name.replace("_", " "))
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        """What the part is, if that depends on the step."""
+        return self.phrase
+
+    def describe(self, candidate: Candidate, step: StepEvidence) -> str:
+        cost = cost_of(candidate.seconds, step)
+        another = "Another " if candidate.is_rest else ""
+        phrase = self.phrase_for(step)
+        where = in_bursts(step, self.name)
+        if candidate.module:
+            where = f", mostly in {plain(candidate.module)}"
+        return f"{another}{cost} {self.verb} {phrase}{where}."
+
+    def advise(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.advise_in(candidate.module, step)
+
+    def advise_in(self, module: str, step: StepEvidence) -> str:
+        """How to shorten the part, most of which may be in a module."""
+        return filled(self.part_fix(step), {"where": plain(module) or "the model"})
+
+    def part_fix(self, step: StepEvidence) -> str:
+        """The template of the fix, if it depends on the step."""
+        return self.fix
+
+
+class NamedPhase(PartRule):
+    """A phase of the step that the training run has named."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        return plain(self.name)
+
+    def advise_in(self, module: str, step: StepEvidence) -> str:
+        return f"Name what is in {plain(self.name)} with lflops.scope"
+
+
+def in_bursts(step: StepEvidence, phase: str) -> str:
+    """Describe a phase that is long in some steps and short in most.
+
+    Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the others`, or the empty string.
+    """
+    known = sorted(
+        each.phases.get(phase, 0.0)
+        for each in step.profile.steps
+        if each.is_unprofiled and each.phases
+    )
+    long = [seconds for seconds in known if seconds > known[-1] / 2]
+    short = known[: len(known) - len(long)]
+    if not long or len(short) < len(long):
+        return ""
+    usual = statistics.mean(short)
+    burst = statistics.mean(long)
+    if burst < BURST_RATIO * usual:
+        return ""
+    often = f"in {len(long)} of {len(known)} steps"
+    return f": {units.duration(burst)} {often}, {units.duration(usual)} in the others"

@@ -1,0 +1,179 @@
+"""All rules, in the order in which they are evaluated."""
+
+from collections.abc import Iterator
+
+from lflops.findings.part_rule import NamedPhase, PartRule
+from lflops.findings.rule import ModuleRule, Rule, StepRule
+from lflops.findings.rules.between_steps import (
+    BetweenEpochs,
+    Compilation,
+    Logging,
+    RepeatedWork,
+    SavingCheckpoints,
+    Validation,
+)
+from lflops.findings.rules.busiest import BusiestModule, NoMatmuls
+from lflops.findings.rules.communication import (
+    CommunicationOfRun,
+    ExposedCommunication,
+    LightningCollectives,
+)
+from lflops.findings.rules.data_wait import DataWait, DataWaitOfRun
+from lflops.findings.rules.device_copies import ExposedCopies, HostToDeviceCopy
+from lflops.findings.rules.gradient_clipping import GradientClipping
+from lflops.findings.rules.growing_memory import GrowingMemory
+from lflops.findings.rules.idle_device import IdleDevice
+from lflops.findings.rules.left_on import (
+    AnomalyMode,
+    EvalMode,
+    FindUnusedParameters,
+    GraphBreaks,
+)
+from lflops.findings.rules.memory_driver import AllocatingMemory
+from lflops.findings.rules.modules_parts import (
+    BackwardOutsideModules,
+    ForwardOutsideModules,
+    IdealCompute,
+    InefficientKernels,
+    MemoryBoundWork,
+    RecomputedMatmuls,
+)
+from lflops.findings.rules.optimizer import SlowOptimizer
+from lflops.findings.rules.other_work import (
+    OtherWork,
+    OtherWorkOfRun,
+    OtherWorkWithoutWindow,
+)
+from lflops.findings.rules.outside_layers import OutsideLayers
+from lflops.findings.rules.padding import Padding
+from lflops.findings.rules.peak import PeakTooLow
+from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
+from lflops.findings.rules.python_code import PythonCode
+from lflops.findings.rules.recomputation import Recomputation
+from lflops.findings.rules.repeated_backward import RepeatedBackward
+from lflops.findings.rules.slow_module import MoreOperators, SlowModule
+from lflops.findings.rules.slow_rank import AlternatingStragglers, SlowRank
+from lflops.findings.rules.slow_steps import (
+    AllocatorRetries,
+    GarbageCollection,
+    LargerBatches,
+    NotScheduled,
+    SlowStepsOfOtherRanks,
+    Swapping,
+    UnexplainedSlowSteps,
+)
+from lflops.findings.rules.threads import ComputingThread, TooManyThreads
+from lflops.findings.rules.unlearning import FrozenLayers, UnusedLayer
+from lflops.findings.rules.unlocated import AllOfBackward, AllOfForward
+from lflops.findings.run_rule import RunRule
+
+SETTING_RULES: tuple[StepRule, ...] = (
+    AnomalyMode(),
+    EvalMode(),
+    GraphBreaks(),
+    FindUnusedParameters(),
+    TooManyThreads(),
+    ComputingThread(),
+    Padding(),
+)
+"""Rules about how the training run is set up."""
+
+RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
+"""Rules about ranks. Their costs are subtracted from those of modules and parts."""
+
+MODULE_RULES: tuple[ModuleRule, ...] = (
+    SlowModule(),
+    MoreOperators(),
+    WideDtype(),
+    OutsideLayers(),
+)
+"""Rules about the times of modules. Their costs are subtracted from those of parts."""
+
+PART_RULES: tuple[PartRule, ...] = (
+    DataWait(),
+    HostToDeviceCopy(),
+    ExposedCopies(),
+    GradientClipping(),
+    SlowOptimizer(),
+    OtherWork(),
+    ExposedCommunication(),
+    LightningCollectives(),
+    IdleDevice(),
+    AllocatingMemory(),
+    InefficientKernels(),
+    MemoryBoundWork(),
+    RecomputedMatmuls(),
+    ForwardOutsideModules(),
+    BackwardOutsideModules(),
+    IdealCompute(),
+)
+"""Rules about disjoint parts of the step."""
+
+WORK_RULES: tuple[StepRule, ...] = (
+    AllOfForward(),
+    AllOfBackward(),
+    RepeatedBackward(),
+    UnusedTensorCores(),
+    Recomputation(),
+    FrozenLayers(),
+    UnusedLayer(),
+    PythonCode(),
+    NoMatmuls(),
+)
+"""Rules about work that the step could do without."""
+
+LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
+"""Rules whose findings come last, whatever they cost."""
+
+RUN_RULES: tuple[RunRule, ...] = (
+    DataWaitOfRun(),
+    OtherWorkOfRun(),
+    Validation(),
+    SavingCheckpoints(),
+    Logging(),
+    Compilation(),
+    BetweenEpochs(),
+    RepeatedWork(),
+    GarbageCollection(),
+    NotScheduled(),
+    Swapping(),
+    AllocatorRetries(),
+    SlowStepsOfOtherRanks(),
+    LargerBatches(),
+    UnexplainedSlowSteps(),
+    OtherWorkWithoutWindow(),
+    CommunicationOfRun(),
+    GrowingMemory(),
+)
+"""Rules about a whole run, from its ledger."""
+
+_PART_RULES = {rule.name: rule for rule in PART_RULES}
+
+
+def part_rule(name: str) -> PartRule:
+    """The rule of a part of the step. Phases that users name have a general one."""
+    return _PART_RULES.get(name) or NamedPhase(name)
+
+
+def step_rules() -> Iterator[StepRule]:
+    """All rules about the step."""
+    yield from SETTING_RULES
+    yield from RANK_RULES
+    yield from MODULE_RULES
+    yield from PART_RULES
+    yield from WORK_RULES
+    yield from LAST_RULES
+
+
+def issue_share(name: str) -> float | None:
+    """The share of the step from which on the rule of this name finds an issue."""
+    shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
+    return shares.get(name)
+
+
+def all_rules() -> dict[str, list[Rule]]:
+    """All rules by name. A name has several rules if step and run have such a finding."""
+    by_name: dict[str, list[Rule]] = {}
+    for rule in (*step_rules(), *RUN_RULES):
+        by_name.setdefault(rule.name, []).append(rule)
+    return by_name

@@ -1,0 +1,141 @@
+"""Repeated modules that differ from the others: more operators, or a wider dtype."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.analysis.outliers import explaining
+from lflops.analysis.tree import total_seconds
+from lflops.profile.module_names import ancestry
+from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.series import grouped
+
+FEWEST_MODULES = 3
+"""Modules that must be at a place before one of them can differ from the others."""
+
+LEAST_RATIO = 1.5
+"""How many times the median of all modules at its place a module must take."""
+
+MANY_MORE_CALLS = 2
+"""How many times the operators of the other modules count as more operators."""
+
+DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
+
+
+class UnlikeRepeat(Struct, frozen=True, kw_only=True):
+    """A module that takes longer than the others at its place and does something else.
+
+    Attributes:
+        module: The name of the module.
+        others: The number of the other modules at its place.
+        excess_seconds: Its time beyond the median at its place.
+        calls: Its operator calls per step.
+        usual_calls: The median operator calls of the other modules.
+        dtype: The widest dtype that it multiplies in, or empty if it multiplies nothing.
+        usual_dtype: The widest dtype of most of the other modules.
+    """
+
+    module: str
+    others: int
+    excess_seconds: float
+    calls: int
+    usual_calls: float
+    dtype: str
+    usual_dtype: str
+
+    @property
+    def has_wider_dtype(self) -> bool:
+        return DTYPE_BITS.get(self.dtype, 0) > DTYPE_BITS.get(self.usual_dtype, 64)
+
+    @property
+    def has_more_calls(self) -> bool:
+        return self.usual_calls > 0 and self.calls >= MANY_MORE_CALLS * self.usual_calls
+
+
+def unlike_repeats(
+    profile: Profile,
+    patterns: Mapping[str, str],
+    children: Mapping[str, Sequence[str]],
+    least_seconds: float,
+) -> list[UnlikeRepeat]:
+    """Find repeated modules that are slow because they do something else.
+
+    If a part of a module explains its excess, only the part is returned.
+
+    Args:
+        profile: The profile.
+        patterns: The pattern of each module's name. Modules with the same pattern are repeats.
+        children: The modules directly below each module.
+        least_seconds: The least excess of a module.
+    """
+    dtypes = _widest_dtypes(profile)
+    seconds = _known_seconds(profile, patterns)
+    found: dict[str, UnlikeRepeat] = {}
+    for names in grouped(seconds, patterns.__getitem__).values():
+        if len(names) < FEWEST_MODULES:
+            continue
+        usual = statistics.median(seconds[name] for name in names)
+        for name in names:
+            excess = seconds[name] - usual
+            if excess < least_seconds or seconds[name] < LEAST_RATIO * usual:
+                continue
+            others = [other for other in names if other != name]
+            repeat = _compared(name, others, excess, profile.modules, dtypes)
+            if repeat.has_wider_dtype or repeat.has_more_calls:
+                found[name] = repeat
+    excesses = {name: repeat.excess_seconds for name, repeat in found.items()}
+    return [found[name] for name in explaining(excesses, children)]
+
+
+def _known_seconds(profile: Profile, patterns: Mapping[str, str]) -> dict[str, float]:
+    """Seconds of each repeated module with a known time."""
+    seconds: dict[str, float] = {}
+    for name, pattern in patterns.items():
+        took = total_seconds(profile.modules[name])
+        if pattern != name and took is not None:
+            seconds[name] = took
+    return seconds
+
+
+def _compared(
+    name: str,
+    others: Sequence[str],
+    excess: float,
+    modules: Mapping[str, ModuleProfile],
+    dtypes: Mapping[str, str],
+) -> UnlikeRepeat:
+    return UnlikeRepeat(
+        module=name,
+        others=len(others),
+        excess_seconds=excess,
+        calls=_calls(modules[name]),
+        usual_calls=statistics.median(_calls(modules[other]) for other in others),
+        dtype=dtypes.get(name, ""),
+        usual_dtype=statistics.mode(dtypes.get(other, "") for other in others),
+    )
+
+
+def _calls(module: ModuleProfile) -> int:
+    return module.forward.calls + module.backward.calls + module.recompute.calls
+
+
+def _widest_dtypes(profile: Profile) -> dict[str, str]:
+    """The widest dtype in which each module, including the modules below it, multiplies."""
+    widest: dict[str, str] = {}
+    for module, dtype in _multiplied(profile):
+        for above in ancestry(module):
+            widest[above] = max(widest.get(above, dtype), dtype, key=DTYPE_BITS.__getitem__)
+    return widest
+
+
+def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Each module with a dtype in which its own operators multiply."""
+    for count in profile.op_counts:
+        if count.macs and count.dtype in DTYPE_BITS:
+            yield count.module, count.dtype
+
+
+def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
+    """Modules with an operator of their own that multiplies in a dtype, sorted by name."""
+    return sorted({module for module, multiplied in _multiplied(profile) if multiplied == dtype})

@@ -1,0 +1,214 @@
+"""The base classes of all rules: how a rule turns evidence into a finding."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lflops import units
+from lflops.findings.evidence import REPORTED_SHARE, StepEvidence, allowance
+from lflops.findings.finding import Finding
+from lflops.profile.module_names import plain
+from lflops.profile.notes import filled
+
+Facts = Mapping[str, float | str | None]
+"""Values by their names in a rule's sentence. Strings may hold anything, as module names do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """From which cost on a candidate is reported, and from which on it is an issue.
+
+    Attributes:
+        share: The share of the step, or of the run, from which on it is an issue. 0 makes every
+            candidate an issue, `None` none: then it only says where the time goes.
+        seconds: The least seconds per step of an issue. Frameworks spend some time in each step,
+            however short it is.
+        reported: The share from which on it is reported at all.
+    """
+
+    share: float | None = None
+    seconds: float = 0.0
+    reported: float = REPORTED_SHARE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A possible finding, before costs that overlap are subtracted and small ones dropped.
+
+    Attributes:
+        rule: The rule that found it.
+        seconds: The cost in seconds per step, or `None` if unknown.
+        module: The module that it is in. Empty if it is in no particular module.
+        facts: Further values of the rule's sentence.
+        rank: The slow rank.
+        phase: The phase that this rank is slow in.
+        is_rest: Whether another finding already has a share of the same part of the step.
+    """
+
+    rule: "StepRule"
+    seconds: float | None
+    module: str = ""
+    facts: Facts = field(default_factory=dict)
+    rank: int | None = None
+    phase: str = ""
+    is_rest: bool = False
+
+
+class Rule(ABC):
+    """One reason why a step or a run may take longer.
+
+    The docstring of a subclass is its documentation: it says what the finding means and when it is
+    an issue. Sentence and fix are templates. Both may contain `{where}` for the module, `{cost}`
+    for the cost, `{Cost}` for the cost at the start of a sentence, and the candidate's facts.
+
+    Attributes:
+        name: The name of the rule, `cause` of its findings.
+        threshold: The costs from which on it is reported and is an issue.
+        sentence: What the finding says.
+        fix: How to reduce the cost.
+        right: How often the finding was correctly the first one and how often it was the first one
+            at all, in training runs of `benchmarks/faults` that no rule was tuned on.
+    """
+
+    name: str
+    threshold: ClassVar[Threshold] = Threshold()
+    sentence: ClassVar[str] = ""
+    fix: ClassVar[str] = ""
+    right: ClassVar[tuple[int, int] | None] = None
+
+
+class StepRule(Rule):
+    """A reason why the typical step takes longer."""
+
+    @abstractmethod
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Find candidates, given those of earlier rules."""
+
+    def is_reported(self, candidate: Candidate, step: StepEvidence) -> bool:
+        """Whether the cost is unknown, or large enough to be reported."""
+        if candidate.seconds is None:
+            return True
+        return candidate.seconds >= self.threshold.reported * step.mean
+
+    # Judging a candidate.
+
+    def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
+        """Whether the candidate costs enough to be an issue, and nothing else explains it."""
+        share = self.issue_share(step)
+        if share is None:
+            return False
+        least = max(share * step.uncontended_mean, self.threshold.seconds)
+        if self.judged_seconds(candidate, step) < least * self.allowance(candidate, step):
+            return False
+        return self.is_confirmed(candidate, step)
+
+    def issue_share(self, step: StepEvidence) -> float | None:
+        """The share of the step from which on this is an issue."""
+        return self.threshold.share
+
+    def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
+        """The cost without what other programs on the machine added, where that is known."""
+        seconds = step.uncontended(self.name, candidate.seconds or 0.0)
+        if step.times.own or step.is_cpu_contended:
+            return step.at_most_median(self.name, seconds)
+        return seconds
+
+    def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
+        """The factor by which the threshold rises on a busy machine."""
+        return 1.0 if step.times.own else allowance(step.lost_cpu_share)
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        """Whether further evidence confirms that a candidate of this cost is an issue."""
+        return True
+
+    # Putting it into words.
+
+    def finding(self, candidate: Candidate, step: StepEvidence) -> Finding | None:
+        """Put a candidate into words, or return `None` if it is not worth a sentence."""
+        said = self.describe(candidate, step)
+        if said is None:
+            return None
+        is_issue = self.is_issue(candidate, step)
+        has_track_record = step.profile.run.device_type in {None, "cpu"}
+        return Finding(
+            cause=self.name,
+            said=said,
+            module=candidate.module,
+            rank=candidate.rank,
+            phase=candidate.phase,
+            seconds=candidate.seconds,
+            share=None if candidate.seconds is None else step.times.share(candidate.seconds),
+            next=self.advise(candidate, step),
+            is_fault=is_issue,
+            right=self.right if is_issue and has_track_record else None,
+        )
+
+    def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
+        """The sentence of a candidate."""
+        return filled(self.sentence_for(candidate, step), self.words(candidate, step))
+
+    def advise(self, candidate: Candidate, step: StepEvidence) -> str:
+        """How to reduce the cost of a candidate."""
+        return filled(self.fix_for(candidate, step), self.words(candidate, step))
+
+    def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        """The template of the sentence, if it depends on the candidate."""
+        return self.sentence
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        """The template of the fix, if it depends on the candidate."""
+        return self.fix
+
+    def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
+        """The values of the templates."""
+        cost = cost_of(candidate.seconds, step)
+        words: dict[str, float | str | None] = {
+            name: plain(value) if isinstance(value, str) else value
+            for name, value in candidate.facts.items()
+        }
+        words["cost"] = cost
+        words["Cost"] = cost[0].upper() + cost[1:]
+        words["where"] = plain(candidate.module) or root_itself(step.root.class_name)
+        return words
+
+
+class ModuleRule(StepRule):
+    """A reason that is found in the times of modules."""
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        return [] if step.cannot_locate_time else self.detect_modules(step, earlier)
+
+    @abstractmethod
+    def detect_modules(
+        self, step: StepEvidence, earlier: Sequence[Candidate]
+    ) -> Iterable[Candidate]:
+        """Find candidates where module times, or a known peak, can locate them."""
+
+    def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
+        words = dict(super().words(candidate, step))
+        if step.are_module_times_unreliable:
+            words["cost"] = f"roughly {words['cost']}"
+            words["Cost"] = f"Roughly {words['Cost']}"
+        return words
+
+
+def cost_of(seconds: float | None, step: StepEvidence) -> str:
+    """A cost as `8.2 % of the step (4.1 ms)`."""
+    share = None if seconds is None else step.times.share(seconds)
+    return f"{units.percent(share)} of the {step.unit} ({units.duration(seconds)})"
+
+
+def root_itself(class_name: str) -> str:
+    """The part of the model that is in no module below the root, named by its class.
+
+    The root of a run with several models is a `ModuleDict`, which no user wrote.
+    """
+    if class_name == "ModuleDict":
+        return "the code around the models"
+    return f"{plain(class_name) or 'the model'} itself, outside its layers"
+
+
+def others_like(number: int) -> str:
+    """The modules that a module is compared with."""
+    return f"the {number} others like it" if number > 1 else "the other one like it"

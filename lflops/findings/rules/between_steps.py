@@ -1,0 +1,72 @@
+"""Time of a run between its steps: validation, checkpoints, logging, compilation and restarts."""
+
+from lflops.findings.rule import Threshold
+from lflops.findings.run_rule import BetweenStepsRule, RunEvidence, RunRule
+
+
+class Validation(BetweenStepsRule):
+    """The run validates often, or on many batches."""
+
+    name = "validation"
+    threshold = Threshold(share=0.05)
+    verb = "is spent on"
+    phrase = "validation"
+    fix = "Validate less often, or on fewer batches"
+    right = (8, 8)
+
+
+class SavingCheckpoints(BetweenStepsRule):
+    """The run saves checkpoints often, or large ones."""
+
+    name = "checkpoint"
+    threshold = Threshold(share=0.05)
+    verb = "is spent"
+    phrase = "saving checkpoints"
+    fix = "Save checkpoints less often, or in another process"
+    right = (7, 7)
+
+
+class Logging(BetweenStepsRule):
+    """The run logs often, or logs images and histograms."""
+
+    name = "logging"
+    threshold = Threshold(share=0.05)
+    verb = "is spent on"
+    phrase = "logging"
+    fix = "Log less often, and no images or histograms in every step"
+    same_as = frozenset({"other"})
+
+
+class Compilation(RunRule):
+    """torch.compile compiles again and again, step after step."""
+
+    name = "compilation"
+    threshold = Threshold(share=0.05)
+    verb = "is spent on"
+    phrase = "compilation"
+    fix = "Pad inputs to a few shapes, or give torch.compile dynamic=True"
+
+    def is_confirmed(self, run: RunEvidence) -> bool:
+        return run.recompiles
+
+
+class BetweenEpochs(RunRule):
+    """The run spends time between the epochs, for example to start workers again."""
+
+    name = "between_epochs"
+    threshold = Threshold(share=0.05)
+    verb = "is spent"
+    phrase = "between epochs"
+    fix = (
+        "Save, log and evaluate less often between epochs; if the DataLoader has workers, give it "
+        "persistent_workers=True"
+    )
+
+
+class RepeatedWork(RunRule):
+    """The run was restarted and repeated the steps since its last checkpoint."""
+
+    name = "repeated"
+    threshold = Threshold(share=0.05)
+    phrase = "work that was lost by a restart"
+    fix = "Save checkpoints more often"

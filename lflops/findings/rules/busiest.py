@@ -1,0 +1,78 @@
+"""Where the most time is, if nothing stands out or no peak says how fast it could be."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.analysis.tree import TIMED_PHASES
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.findings.rules.python_code import in_brackets, modules_of
+
+
+class NoMatmuls(StepRule):
+    """A module takes time in operators that multiply no matrices, such as norms and activations.
+
+    It is only reported without a known peak, and never an issue.
+    """
+
+    name = "no_products"
+    threshold = Threshold(reported=0.05)
+    sentence = "{cost} is spent in {where}{class} itself, in operators that multiply no matrices."
+    fix = "Fuse the operators of {where}, for example with torch.compile"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.breakdown is not None or step.are_module_times_unreliable:
+            return
+        explained = {step.patterns.get(name, "") for name in modules_of(earlier)}
+        patterns = _patterns_with_operators(step) - explained
+        for modules in step.busiest:
+            if modules.pattern in patterns and not modules.macs:
+                facts: Facts = {"class": in_brackets(modules.kind)}
+                yield Candidate(
+                    rule=self, seconds=modules.seconds, module=modules.pattern, facts=facts
+                )
+
+
+def _patterns_with_operators(step: StepEvidence) -> set[str]:
+    """Patterns of modules that run operators of their own. Compiled modules have no such time."""
+    patterns = set()
+    for name, module in step.profile.modules.items():
+        runs_operators = any(module.work(phase).self_calls for phase in TIMED_PHASES)
+        if name and runs_operators and not module.compiled:
+            patterns.add(step.patterns[name])
+    return patterns
+
+
+class BusiestModule(StepRule):
+    """The module with the most time, where nothing else is found or no peak is known."""
+
+    name = "busiest"
+    sentence = "The most time is spent in {where}{class}: {cost}."
+    sentence_without_peak = (
+        "The most time is spent in {where}{class}: {cost}. Without a known peak, lflops cannot "
+        "tell how fast it could be."
+    )
+    fix_without_peak = 'Give the peak of this chip: hardware="measure" measures it'
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable
+        if not step.busiest or (earlier and not is_peak_missing):
+            return
+        below_root = [modules for modules in step.busiest if modules.pattern]
+        # The root itself is another finding.
+        most = below_root[0] if below_root else step.busiest[0]
+        found = {candidate.module for candidate in earlier}
+        if not most.pattern or most.pattern not in found:
+            facts: Facts = {"class": in_brackets(most.kind) if most.name else ""}
+            yield Candidate(
+                rule=self,
+                seconds=most.seconds,
+                module=most.name,
+                facts=facts,
+                is_rest=bool(earlier),
+            )
+
+    def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.sentence_without_peak if candidate.is_rest else self.sentence
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.fix_without_peak if candidate.is_rest else self.fix

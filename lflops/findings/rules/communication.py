@@ -1,0 +1,53 @@
+"""Communication between ranks."""
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Candidate, Threshold
+from lflops.findings.run_rule import UncertainRule
+
+MANY_COLLECTIVES = 8
+"""Collectives per step that could be merged into fewer."""
+
+SMALL_MESSAGE_BYTES = 1 << 20
+"""The bytes up to which a collective would better be part of a larger one."""
+
+
+class ExposedCommunication(PartRule):
+    """Ranks communicate, or wait for each other, and compute nothing during this.
+
+    It is an issue if there are at least 8 collectives per step of less than 1 MiB on average.
+    """
+
+    name = "communication"
+    threshold = Threshold(share=0.05)
+    phrase = "communication, or waiting for other ranks, while nothing is computed"
+    fix = (
+        "Communicate less often (gradient accumulation), in larger messages, or over a faster link"
+    )
+    right = (15, 15)
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        collectives = step.profile.communication
+        calls = sum(collective.calls for collective in collectives)
+        sent = sum(collective.bytes for collective in collectives)
+        return calls >= MANY_COLLECTIVES and sent < calls * SMALL_MESSAGE_BYTES
+
+
+class LightningCollectives(PartRule):
+    """Ranks wait for each other in collectives of Lightning, such as those of `sync_dist=True`."""
+
+    name = "sync"
+    threshold = Threshold(share=0.10)
+    verb = "is spent"
+    phrase = "waiting for other ranks in Lightning's collectives"
+    fix = "Log with sync_dist=True less often"
+
+
+class CommunicationOfRun(UncertainRule):
+    """Ranks wait for each other, as far as the ledger of a run without a window knows."""
+
+    name = "communication"
+    category = "training/wait"
+    threshold = ExposedCommunication.threshold
+    phrase = ExposedCommunication.phrase
+    fix = ExposedCommunication.fix

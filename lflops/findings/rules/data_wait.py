@@ -1,0 +1,47 @@
+"""Waiting for the next batch."""
+
+from lflops.findings.evidence import StepEvidence, handover_seconds
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Candidate, Threshold
+from lflops.findings.run_rule import RunEvidence, RunRule
+
+
+class DataWait(PartRule):
+    """The training loop waits for the next batch.
+
+    The time in which a worker process hands a finished batch over is not counted, since more
+    workers do not shorten it. If other programs use the machine, the workers may lack a core as
+    well, and it is no issue.
+    """
+
+    name = "data"
+    threshold = Threshold(share=0.09)
+    verb = "is spent"
+    phrase = "waiting for data"
+    fix = "Give the DataLoader more workers, persistent_workers=True, or cheaper transforms"
+    right = (35, 39)
+
+    def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
+        return super().judged_seconds(candidate, step) - handover_seconds(step.profile)
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        return not (step.profile.run.workers and step.is_cpu_contended)
+
+
+class DataWaitOfRun(RunRule):
+    """The training loop waits for batches, in all steps or in slow ones."""
+
+    name = "data"
+    threshold = DataWait.threshold
+    verb = "is spent"
+    phrase = DataWait.phrase
+    fix = DataWait.fix
+    right = DataWait.right
+
+    def excused_seconds(self, run: RunEvidence) -> float:
+        if run.profile is None:
+            return 0.0
+        return handover_seconds(run.profile) * run.ledger.steps
+
+    def may_be_due_to_others(self, run: RunEvidence) -> bool:
+        return run.profile is not None and bool(run.profile.run.workers)

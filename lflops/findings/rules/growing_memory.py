@@ -1,0 +1,23 @@
+"""Memory of the process that grows during the run."""
+
+from collections.abc import Iterator
+
+from lflops import units
+from lflops.findings.finding import Finding
+from lflops.findings.rule import Threshold
+from lflops.findings.run_rule import RunEvidence, RunRule
+from lflops.ledger.account import memory_growth
+
+
+class GrowingMemory(RunRule):
+    """The process uses more main memory from one quarter of the run to the next."""
+
+    name = "memory"
+    threshold = Threshold(share=0.0)
+    fix = "Look for what is kept from step to step: losses with their graphs, outputs in a list"
+
+    def findings(self, run: RunEvidence) -> Iterator[Finding]:
+        growth = memory_growth(run.ledger)
+        if growth is not None:
+            said = f"Memory of the process grows by {units.size(growth)} an hour."
+            yield Finding(cause=self.name, said=said, of="run", next=self.fix, is_fault=True)

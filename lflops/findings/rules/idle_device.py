@@ -1,0 +1,46 @@
+"""Idle time of the device."""
+
+from lflops import units
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Threshold
+
+LARGE_CLIPPING_SHARE = 0.05
+"""The share of the step from which on a loop over parameters may do the waiting, to clip them."""
+
+
+class IdleDevice(PartRule):
+    """A traced device computes nothing in forward and backward: the host is too slow.
+
+    It is an issue from 10 % of the step on if the host waits for the device at least ten times per
+    step, as `.item()` does, and not for gradient clipping.
+    """
+
+    name = "idle"
+    label = "idle device"
+    threshold = Threshold(share=0.20)
+    share_with_host_syncs = 0.10
+    phrase = "idle time of the device"
+    fix = "Give the device fewer and larger kernels: larger batches, torch.compile, CUDA graphs"
+    fix_with_host_syncs = (
+        "Keep .item(), .cpu(), and conditions on tensors and prints of tensors out of the step: "
+        "each of them waits for the device"
+    )
+
+    def issue_share(self, step: StepEvidence) -> float | None:
+        clipping = step.times.phases.get("clip", 0.0)
+        if step.host_syncs and clipping < LARGE_CLIPPING_SHARE * step.uncontended_mean:
+            return self.share_with_host_syncs
+        return self.threshold.share
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        idle = {} if step.breakdown is None else step.breakdown.idle
+        if not idle:
+            return self.phrase
+        syncs = ""
+        if step.host_syncs:
+            syncs = f", for which the host waits {units.count(step.host_syncs)} times"
+        return f"{self.phrase}{syncs}, mostly in {max(idle, key=idle.__getitem__)}"
+
+    def part_fix(self, step: StepEvidence) -> str:
+        return self.fix_with_host_syncs if step.host_syncs else self.fix

@@ -1,0 +1,61 @@
+"""Settings that make training slow or wrong, found while the step was counted."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, StepRule, Threshold
+from lflops.profile.notes import notes_with
+
+
+class NotedSetting(StepRule):
+    """A setting of which a note of the same name exists. What it costs is unknown."""
+
+    threshold = Threshold(share=0.0)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        for note in notes_with(self.name, step.profile.notes):
+            yield Candidate(rule=self, seconds=None, facts=note.values)
+
+
+class AnomalyMode(NotedSetting):
+    """Anomaly detection of autograd is on."""
+
+    name = "anomaly_mode"
+    sentence = "Anomaly detection is on, which makes steps longer."
+    fix = "Switch torch.autograd.set_detect_anomaly off"
+    right = (8, 8)
+
+
+class EvalMode(NotedSetting):
+    """All modules are in eval mode during training."""
+
+    name = "eval_mode"
+    sentence = (
+        "All modules are in eval mode during training: dropout does nothing, and norms do not "
+        "learn their statistics."
+    )
+    fix = "Call model.train() before training, and after each validation"
+    right = (8, 8)
+
+
+class GraphBreaks(NotedSetting):
+    """torch.compile breaks the graph."""
+
+    name = "graph_breaks"
+    sentence = (
+        "torch.compile breaks the graph in {places:place}: Python runs there, and nothing is "
+        "fused across it."
+    )
+    fix = (
+        "Run with TORCH_LOGS=graph_breaks, which prints where and why: prints, .item(), calls that "
+        "cannot be traced"
+    )
+
+
+class FindUnusedParameters(NotedSetting):
+    """DistributedDataParallel looks for unused parameters in each step, and all are used."""
+
+    name = "find_unused"
+    sentence = "DistributedDataParallel looks for unused parameters in each step, and all are used."
+    fix = "Leave find_unused_parameters=True out"
+    right = (8, 8)

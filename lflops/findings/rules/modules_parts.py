@@ -1,0 +1,122 @@
+"""Parts of the time of modules: the work itself, and what keeps it from running at the peak."""
+
+from collections.abc import Iterable
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Threshold
+from lflops.profile.records import PHASES
+from lflops.profile.series import grouped
+
+MAIN_CLASSES = 3
+"""At most so many classes of modules are looked at to describe memory-bound work."""
+
+COVERED_SHARE = 2 / 3
+"""The share of memory-bound work that these classes must have together."""
+
+
+UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
+"""Parts that inefficient kernels contain if they are unknown."""
+
+
+class IdealCompute(PartRule):
+    """Matrix multiplication at the chip's peak: the time that the step needs in any case.
+
+    It is never reported as a finding; the step breakdown shows it.
+    """
+
+    name = "useful"
+    phrase = "useful matrix multiplication"
+    fix = "Multiply in a lower precision"
+
+
+class RecomputedMatmuls(PartRule):
+    """Matrix multiplication that activation checkpointing runs again, at the chip's peak."""
+
+    name = "recompute"
+    threshold = Threshold(share=0.12)
+    share_with_spare_memory = 0.05
+    phrase = "recomputed matrix multiplication"
+    fix = "Checkpoint fewer layers if memory allows it"
+
+    def issue_share(self, step: StepEvidence) -> float | None:
+        if step.has_spare_memory:
+            return self.share_with_spare_memory
+        return self.threshold.share
+
+
+class MemoryBoundWork(PartRule):
+    """Operators that wait for memory: moving their bytes takes longer than their arithmetic."""
+
+    name = "memory_bound"
+    label = "memory-bound"
+    phrase = "memory-bound work"
+    fix = "Fuse {where}, for example with torch.compile"
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        main = list(_main_modules(step))
+        modules = [step.profile.modules[name] for name in main]
+        if not modules:
+            return self.phrase
+        for module in modules:
+            if any(module.work(phase).self_macs for phase in PHASES):
+                return self.phrase
+        return "memory-bound pointwise work"
+
+
+def _main_modules(step: StepEvidence) -> Iterable[str]:
+    """Modules of the classes that have most of the memory-bound work."""
+    if step.breakdown is None:
+        return
+    shares = {
+        name: parts["memory_bound"]
+        for name, parts in step.breakdown.modules.items()
+        if parts["memory_bound"]
+    }
+    by_class = grouped(shares, lambda name: step.profile.modules[name].class_name or name)
+    ordered = sorted(
+        by_class.values(), key=lambda names: sum(shares[name] for name in names), reverse=True
+    )
+    covered = 0.0
+    for names in ordered[:MAIN_CLASSES]:
+        if covered >= COVERED_SHARE * sum(shares.values()):
+            return
+        yield from names
+        covered += sum(shares[name] for name in names)
+
+
+class InefficientKernels(PartRule):
+    """Time of modules beyond what their operators need on this chip.
+
+    Small kernels, launches and bad memory layouts take it. Where no trace of the device was
+    recorded, its idle time is part of it.
+    """
+
+    name = "below_roof"
+    label = "inefficient kernels"
+    verb = "is lost to"
+    phrase = "inefficient kernels"
+    fix = "Use larger batches, or give {where} fewer and larger kernels (torch.compile)"
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        unknown = () if step.breakdown is None else step.breakdown.inside_rest
+        parts = [self.phrase, *(UNKNOWN_PARTS[name] for name in unknown)]
+        if len(parts) == 1:
+            return self.phrase
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+class ForwardOutsideModules(PartRule):
+    """Time of forward that is in no module of the profile."""
+
+    name = "forward"
+    phrase = "forward outside the layers"
+    fix = "Count ignored modules, and name the rest with lflops.scope"
+
+
+class BackwardOutsideModules(PartRule):
+    """Time of backward that is in no module of the profile."""
+
+    name = "backward"
+    phrase = "backward outside the layers"
+    fix = ForwardOutsideModules.fix

@@ -1,0 +1,63 @@
+"""The optimizer's step."""
+
+from lflops.findings.evidence import StepEvidence, allowance
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Candidate, Threshold
+from lflops.profile.profile import Work
+
+SECONDS_PER_CALL = 20e-6
+"""The most that an operator of an optimizer needs on a CPU, besides the bytes that it moves."""
+
+SECONDS_PER_BYTE = 1 / 5e9
+"""The most that a byte needs on a CPU that an optimizer's operators move."""
+
+SECONDS_PER_CACHED_BYTE = 1 / 20e9
+"""The same for small operators, whose tensors fit a cache."""
+
+LARGEST_CACHED_BYTES = 1 << 20
+"""The bytes that an operator moves at most if its tensors are in a cache."""
+
+LAUNCH_SECONDS = 0.0003
+"""How long a device waits for the launches of an optimizer that updates all parameters at once."""
+
+SLOW_ON_DEVICE = 2.0
+"""How many times the time that its bytes need an optimizer must take on a device."""
+
+
+class SlowOptimizer(PartRule):
+    """The optimizer takes long, and longer than its operators need.
+
+    On a CPU they need 20 µs per call, and 0.2 ns per byte. On a device they need as long as the
+    bytes that they move, and the optimizer is an issue if it takes twice that.
+    """
+
+    name = "optimizer"
+    threshold = Threshold(share=0.10)
+    phrase = "optimizer work"
+    fix = "Give the optimizer fused=True, or use larger batches"
+
+    def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
+        seconds = step.uncontended(self.name, candidate.seconds or 0.0)
+        return step.at_most_median(self.name, seconds)
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        needed = needed_seconds(step)
+        if not step.times.own:
+            needed *= allowance(step.lost_cpu_share)
+        return self.judged_seconds(candidate, step) > needed
+
+
+def needed_seconds(step: StepEvidence) -> float:
+    """Seconds that the operators of the optimizer need at the most."""
+    work = step.root.optimizer
+    run = step.profile.run
+    if run.hardware is not None and run.device_type != "cpu":
+        bandwidth = run.hardware.bandwidth_bytes_per_second
+        if bandwidth:
+            return SLOW_ON_DEVICE * (work.bytes_moved / bandwidth + LAUNCH_SECONDS)
+    return work.calls * SECONDS_PER_CALL + work.bytes_moved * _seconds_per_byte(work)
+
+
+def _seconds_per_byte(work: Work) -> float:
+    is_cached = work.bytes_moved < work.calls * LARGEST_CACHED_BYTES
+    return SECONDS_PER_CACHED_BYTE if is_cached else SECONDS_PER_BYTE

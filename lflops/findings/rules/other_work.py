@@ -1,0 +1,76 @@
+"""Work of the training loop that is in no phase."""
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.part_rule import PartRule
+from lflops.findings.rule import Candidate, Threshold
+from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
+from lflops.profile.series import summed
+
+UNWATCHED_SHARE = 0.05
+"""The share of the forward matmuls that must run outside all phases to be those of a model."""
+
+MODEL_PHASES = {"forward", "backward", "recompute"}
+
+
+class OtherWork(PartRule):
+    """The training loop spends time in no phase: it logs, runs callbacks, or reads metrics.
+
+    It is no issue if matmuls run there: then another model is trained that lflops does not watch,
+    such as the discriminator of a GAN.
+    """
+
+    name = "other"
+    threshold = Threshold(share=0.12, seconds=0.0015)
+    verb = "is spent"
+    phrase = "outside all phases: logging, callbacks, metrics, clipping, zeroing gradients"
+    fix = "Log less often, and keep .item() out of the step"
+    right = (26, 27)
+
+    phrase_if_never_called = "outside all phases, because the watched model was never called"
+    fix_if_never_called = "Give lflops the model that the loop calls"
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
+        return macs.get("other", 0) <= UNWATCHED_SHARE * macs.get("forward", 0)
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        return self.phrase_if_never_called if model_was_never_called(step) else self.phrase
+
+    def part_fix(self, step: StepEvidence) -> str:
+        return self.fix_if_never_called if model_was_never_called(step) else self.fix
+
+
+def model_was_never_called(step: StepEvidence) -> bool:
+    """Whether no part of the model ran in any step.
+
+    A profile without counts has no calls, but its steps have a forward phase.
+    """
+    profile = step.profile
+    if "" not in profile.uncalled:
+        return False
+    if any(each.phases.get("forward") for each in profile.steps):
+        return False
+    return not any(count.phase in MODEL_PHASES for count in profile.op_counts)
+
+
+class OtherWorkOfRun(OnceAllowedRule):
+    """Slow steps are slow outside all phases. One such step is no issue."""
+
+    name = "other"
+    threshold = OtherWork.threshold
+    verb = "is spent"
+    phrase = OtherWork.phrase
+    fix = OtherWork.fix
+    right = OtherWork.right
+    slow_cause = "unknown"
+
+
+class OtherWorkWithoutWindow(UncertainRule):
+    """The training loop spends time in no phase, as far as a ledger without a window knows."""
+
+    name = "other"
+    category = "training/other"
+    threshold = OtherWork.threshold
+    verb = OtherWork.verb
+    phrase = OtherWork.phrase
+    fix = OtherWork.fix

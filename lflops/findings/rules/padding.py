@@ -1,0 +1,34 @@
+"""Padding in batches of sequences."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.profile.notes import notes_with
+
+
+class Padding(StepRule):
+    """The model computes the padding of each batch as well.
+
+    The cost is the share of the padding in forward and backward. It is found from 30 % of the
+    positions on, by a mask in the batch or by equal values at the ends of its rows.
+    """
+
+    name = "padding"
+    threshold = Threshold(share=0.10)
+    sentence = (
+        "{padding:percent} of each batch is padding, which the model computes as well: {cost}."
+    )
+    fix = (
+        "Put sequences of about the same length into a batch and pad to the longest of them, or "
+        "pack several sequences into a row"
+    )
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        notes = notes_with("padding", step.profile.notes)
+        shares_of_ranks = [float(note.values["share"]) for note in notes]
+        if shares_of_ranks:
+            share = statistics.mean(shares_of_ranks)
+            facts: Facts = {"padding": share}
+            yield Candidate(rule=self, seconds=share * step.pass_seconds, facts=facts)

@@ -1,0 +1,24 @@
+"""A peak that the step exceeds."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, StepRule
+
+
+class PeakTooLow(StepRule):
+    """The step, or a layer, is faster than the chip's peak allows, so the peak is too low."""
+
+    name = "peak"
+    sentence = (
+        "No {part} can exceed the peak, so the peak of {hardware} is too low here, and MFU is too "
+        "high."
+    )
+    fix = "Measure the peak again on an idle machine: lflops hardware --measure"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        reached = step.utilization
+        if reached.is_peak_too_low:
+            part = "step" if (reached.mfu or 0.0) > 1 else "layer"
+            facts: Facts = {"part": part, "hardware": reached.hardware}
+            yield Candidate(rule=self, seconds=None, facts=facts)

@@ -1,0 +1,122 @@
+"""Matrix multiplications in a wider dtype than necessary."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from lflops.analysis.tree import total_seconds
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.repeats import modules_multiplying_in
+from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Threshold, others_like
+from lflops.hardware.chips import vendor_of
+from lflops.hardware.peaks import peak_of
+from lflops.profile.module_names import ancestry
+
+FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
+"""What NVIDIA's tensor cores multiply faster in."""
+
+FLOAT32_HALVES_FLOAT64 = 0.5
+"""The share of the time that half as many bits save at least."""
+
+
+class WideDtype(ModuleRule):
+    """A module, or the whole model, multiplies in a wider dtype than necessary.
+
+    A module is compared with the others at its place. Modules without repeats, and the whole model,
+    are only reported in float64. Half of their time is the least that float32 saves.
+    """
+
+    name = "dtype"
+    threshold = Threshold(share=0.0)
+    sentence = "{where} multiplies in {dtype}, while {others} use {usual_dtype}: {cost} more."
+    fix = "Cast the parameters and inputs of {where} to {usual_dtype}"
+    right = (15, 15)
+
+    sentence_of_single_module = (
+        "{where} multiplies in {dtype}, while the model trains in {usual_dtype}: at least {cost}."
+    )
+    sentence_of_model = "The model multiplies in {dtype}: at least {cost}."
+    fix_of_model = (
+        "Train in {usual_dtype} unless you need {dtype}: model.to(torch.{usual_dtype}), and the "
+        "batch as well"
+    )
+
+    def detect_modules(
+        self, step: StepEvidence, earlier: Sequence[Candidate]
+    ) -> Iterable[Candidate]:
+        yield from self._repeats(step)
+        yield from self._single_modules(step)
+        yield from self._model(step)
+
+    def _repeats(self, step: StepEvidence) -> Iterator[Candidate]:
+        for repeat in step.unlike_repeats:
+            if repeat.has_wider_dtype:
+                facts: Facts = {
+                    "dtype": _public_name(repeat.dtype),
+                    "usual_dtype": _public_name(repeat.usual_dtype),
+                    "others": others_like(repeat.others),
+                }
+                yield Candidate(
+                    rule=self, seconds=repeat.excess_seconds, module=repeat.module, facts=facts
+                )
+
+    def _single_modules(self, step: StepEvidence) -> Iterator[Candidate]:
+        usual_dtype = step.profile.run.dtype
+        if usual_dtype is None or usual_dtype == "float64":
+            return
+        repeats = {repeat.module for repeat in step.unlike_repeats}
+        for name in modules_multiplying_in(step.profile, "float64"):
+            seconds = total_seconds(step.profile.modules[name], own=True)
+            if seconds is None or not repeats.isdisjoint(ancestry(name)):
+                continue
+            facts: Facts = {"dtype": "float64", "usual_dtype": _public_name(usual_dtype)}
+            saved = seconds * FLOAT32_HALVES_FLOAT64
+            yield Candidate(rule=self, seconds=saved, module=name, facts=facts)
+
+    def _model(self, step: StepEvidence) -> Iterator[Candidate]:
+        seconds = total_seconds(step.root)
+        if step.profile.run.dtype == "float64" and seconds is not None:
+            facts: Facts = {"dtype": "float64", "usual_dtype": "float32"}
+            yield Candidate(rule=self, seconds=seconds * FLOAT32_HALVES_FLOAT64, facts=facts)
+
+    def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        if "others" in candidate.facts:
+            return self.sentence
+        return self.sentence_of_single_module if candidate.module else self.sentence_of_model
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        is_model = "others" not in candidate.facts and not candidate.module
+        return self.fix_of_model if is_model else self.fix
+
+
+def _public_name(dtype: str) -> str:
+    """The dtype of the tensors: no tensor has the dtype TF32."""
+    return "float32" if dtype == "tf32" else dtype
+
+
+class UnusedTensorCores(StepRule):
+    """The model multiplies in a dtype in which the chip is slower than in a narrower one.
+
+    It compares float32 with TF32, and TF32 with bfloat16, on NVIDIA GPUs. The saving follows from
+    the chip's peaks and the time that the matmuls need in any case.
+    """
+
+    name = "tensor_cores"
+    threshold = Threshold(share=0.10)
+    sentence = "The model multiplies in {dtype}. By the chip's peaks, {faster} saves {cost}."
+    fix = (
+        "Train in bfloat16, for example with torch.autocast. To keep float32, allow TF32: "
+        "torch.set_float32_matmul_precision('high')"
+    )
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        run = step.profile.run
+        chip = run.hardware
+        if step.breakdown is None or chip is None or vendor_of(chip.name) != "NVIDIA":
+            return
+        faster = FASTER_DTYPES.get(run.dtype or "")
+        faster_peak = peak_of(faster, chip)
+        if not faster_peak:
+            return
+        peak = peak_of(run.dtype, chip) or faster_peak
+        matmuls = step.breakdown.parts.get("useful", 0.0) * step.breakdown.seconds
+        facts: Facts = {"dtype": run.dtype, "faster": faster}
+        yield Candidate(rule=self, seconds=(1 - peak / faster_peak) * matmuls, facts=facts)

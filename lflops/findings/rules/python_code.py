@@ -1,0 +1,61 @@
+"""Modules whose time goes to Python code."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Threshold
+from lflops.profile.series import summed
+
+SECONDS_PER_MODULE = 50e-6
+"""What calling a module takes at the most, and calling each of the modules directly below it."""
+
+
+class PythonCode(StepRule):
+    """Modules take time in forward without running any operator of their own.
+
+    Forward hooks, prints and loops in Python take it.
+    """
+
+    name = "python"
+    threshold = Threshold(share=0.05)
+    sentence = (
+        "{Cost} is spent in {where}{class} itself, which runs no operator of its own: in hooks, "
+        "prints, or Python code."
+    )
+    fix = "Look for forward hooks on the layers of {where}, and for loops and prints around them"
+    right = (7, 7)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        by_pattern = summed(_seconds_of_python(step, earlier)) if step.profile.is_counted else {}
+        if not by_pattern:
+            return
+        most = max(by_pattern, key=by_pattern.__getitem__)
+        classes = {
+            step.patterns[name]: module.class_name for name, module in step.profile.modules.items()
+        }
+        facts: Facts = {"class": in_brackets(classes[most])}
+        yield Candidate(rule=self, seconds=sum(by_pattern.values()), module=most, facts=facts)
+
+
+def _seconds_of_python(
+    step: StepEvidence, earlier: Sequence[Candidate]
+) -> Iterable[tuple[str, float]]:
+    """Each module's pattern, with the seconds of its Python code."""
+    explained = {unsupported.module for unsupported in step.profile.unsupported}
+    explained |= modules_of(earlier)
+    for name, module in step.profile.modules.items():
+        took = module.forward.self_seconds
+        if not name or name in explained or module.forward.self_calls or took is None:
+            continue
+        usual = SECONDS_PER_MODULE * (1 + len(step.children[name]))
+        yield step.patterns[name], max(took.median - usual, 0.0)
+
+
+def modules_of(candidates: Iterable[Candidate]) -> set[str]:
+    """The modules that rules about modules have found, including the root."""
+    return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
+
+
+def in_brackets(class_name: str) -> str:
+    """The class of a module as ` (GELU)`, or the empty string."""
+    return f" ({class_name})" if class_name else ""

@@ -1,0 +1,30 @@
+"""Activation checkpointing."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, StepRule, Threshold
+
+
+class Recomputation(StepRule):
+    """Activation checkpointing computes activations again in backward.
+
+    If the step needs at most half of the device's memory, it is an issue from 5 % on.
+    """
+
+    name = "recomputed"
+    threshold = Threshold(share=0.12)
+    share_with_spare_memory = 0.05
+    sentence = "{cost} is spent recomputing activations in backward, by activation checkpointing."
+    fix = "Checkpoint fewer layers if memory allows it"
+    right = (7, 7)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        seconds = step.root.recompute.seconds
+        if seconds is not None:
+            yield Candidate(rule=self, seconds=seconds.median)
+
+    def issue_share(self, step: StepEvidence) -> float | None:
+        if step.has_spare_memory:
+            return self.share_with_spare_memory
+        return self.threshold.share

@@ -1,0 +1,184 @@
+"""Ranks that make other ranks wait."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from lflops.findings.evidence import StepEvidence, allowance
+from lflops.findings.rule import Candidate, StepRule, Threshold, cost_of
+from lflops.profile.module_names import plain
+from lflops.profile.profile import Profile
+from lflops.profile.records import PASSES, step_phase
+from lflops.ranks.stragglers import MANY_STEPS, Row
+
+SHARE_OF_SLOW_RANK = 0.05
+"""The share of the step from which on a rank is reported by name."""
+
+OBSERVED_SECONDS = 5.0
+"""How long a rank on a CPU must be slow in everything: for less, the machine may be the reason."""
+
+REASONS_BEYOND_LOAD = {"work", "chip"}
+"""Reasons for a slow rank that other programs on the machine do not cause."""
+
+OUTSIDE_MODULES = {
+    "data": "data loading",
+    "transfer": "the host-to-device copy",
+    "clip": "clipping",
+    "optimizer": "the optimizer",
+    "other": "other work outside the modules",
+    "validation": "validation",
+    "checkpoint": "saving checkpoints",
+    "stage": "its pipeline stage",
+    "sync": "Lightning's collectives",
+}
+"""The phases that a rank can be slow in without a module."""
+
+
+class SlowRank(StepRule):
+    """One rank is slower than the others, which wait for it.
+
+    On a machine with other programs it has to cost more. A rank on a CPU that is slower in
+    everything is an issue after 50 steps or five seconds: for less time, other programs may use
+    its core.
+    """
+
+    name = "rank"
+    threshold = Threshold(share=SHARE_OF_SLOW_RANK)
+    fix = "Look at the machine, data and code of that rank: the Ranks view shows its phases"
+    right = (37, 41)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        stragglers = step.stragglers
+        if stragglers.worst_share is None:
+            return
+        lasting = [row for row in stragglers.rows if not _may_be_brief(row, step)]
+        worst = (lasting or stragglers.rows)[0]
+        yield Candidate(
+            rule=self,
+            seconds=min(worst.seconds_lost, step.mean),
+            module=worst.module,
+            facts={"reason": worst.cause if lasting else "brief"},
+            rank=worst.slow_rank,
+            phase=worst.phase,
+        )
+
+    def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
+        if step.times.own or candidate.facts["reason"] in REASONS_BEYOND_LOAD:
+            return 1.0
+        return math.sqrt(allowance(step.lost_cpu_share))
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        reason = candidate.facts["reason"]
+        if reason == "preempted":
+            return not step.is_cpu_contended
+        return reason != "brief"
+
+    def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
+        stragglers = step.stragglers
+        if (stragglers.worst_share or 0.0) < SHARE_OF_SLOW_RANK:
+            return None
+        worst = stragglers.rows[0]
+        rank = f"Rank {worst.slow_rank}{hosts_by_rank(step.profile).get(worst.slow_rank, '')}"
+        others = "the other ranks" if len(step.profile.ranks) > 2 else "the other rank"
+        cost = cost_of(candidate.seconds, step)
+        return f"{rank} makes {others} wait for {cost}: {_why(worst, step.profile)}."
+
+
+class AlternatingStragglers(StepRule):
+    """Ranks take turns in being the last: each step waits for another one.
+
+    Batches of different lengths are the usual reason.
+    """
+
+    name = "turns"
+    threshold = Threshold(share=0.20)
+    sentence = "Ranks take turns in being the slowest: {cost} is waiting."
+    fix = "Give all ranks batches of about the same length in each step"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        stragglers = step.stragglers
+        if stragglers.worst_share is not None:
+            return
+        if stragglers.take_turns and stragglers.lost_share is not None:
+            yield Candidate(rule=self, seconds=stragglers.lost_share * step.mean)
+
+
+def _may_be_brief(row: Row, step: StepEvidence) -> bool:
+    """Whether a rank is slow in everything for so short that other programs may be the reason."""
+    if step.profile.run.device_type != "cpu":
+        return False
+    if row.phase != "all" or row.cause is not None:
+        return False
+    enough = min(MANY_STEPS, OBSERVED_SECONDS / (step.stragglers.step_seconds or 1.0))
+    return (row.steps or 0) < enough
+
+
+def _why(worst: Row, profile: Profile) -> str:
+    if worst.cause is not None:
+        return reason_of(worst, profile)
+    place = "everything" if worst.phase == "all" else place_of(worst.module, worst.phase)
+    return f"it is slow in {place}"
+
+
+def place_of(module: str, phase: str) -> str:
+    """A module and a phase as text, or the name of a phase outside modules."""
+    if not module and phase in OUTSIDE_MODULES:
+        return OUTSIDE_MODULES[phase]
+    if phase == "wait":
+        return "the exchange of gradients at the end of backward"
+    where = module or "the model's own"
+    return plain(f"{where} {phase}")
+
+
+def hosts_by_rank(profile: Profile) -> dict[int, str]:
+    """The host of each rank as ` on node7`. Empty if all ranks are on one host."""
+    hosts = {rank.rank: rank.host for rank in profile.ranks if rank.host}
+    if len(set(hosts.values())) <= 1:
+        return {}
+    return {rank: plain(f" on {host}") for rank, host in hosts.items()}
+
+
+def reason_of(row: Row, profile: Profile) -> str:
+    """The known reason for a slow rank, as a clause."""
+    if row.cause == "chip":
+        chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
+        slow_chip = chips.pop(row.slow_rank)
+        other_chips = " or ".join(dict.fromkeys(chips.values()))
+        return f"its chip is {slow_chip}, while other ranks have {other_chips}"
+    if row.cause == "work":
+        has = "it has" if row.phase == "stage" else "its batch has"
+        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the other ranks"
+    if row.cause == "thread":
+        return "another thread of its process computes and takes CPU time from the training thread"
+    return "its process was preempted: the system gave its core to another process"
+
+
+def without_rank_costs(
+    candidates: Iterable[Candidate], slow_ranks: Sequence[Candidate]
+) -> list[Candidate]:
+    """Subtract the cost of slow ranks from the candidates that contain it.
+
+    It is in the part of the step that the rank is slow in, and otherwise in the waiting for it.
+    """
+    remaining = list(candidates)
+    for slow_rank in slow_ranks:
+        left = slow_rank.seconds or 0.0
+        for name in (_part_of(slow_rank), "communication"):
+            for index, candidate in enumerate(remaining):
+                shared = min(left, candidate.seconds or 0.0)
+                if candidate.rule.name == name and shared:
+                    left -= shared
+                    remaining[index] = _reduced(candidate, shared)
+    return remaining
+
+
+def _part_of(slow_rank: Candidate) -> str:
+    """The part of the step that a rank is slow in."""
+    phase = step_phase(slow_rank.phase)
+    if phase not in PASSES:
+        return phase
+    return "below_roof" if slow_rank.module else "outside"
+
+
+def _reduced(candidate: Candidate, seconds: float) -> Candidate:
+    return replace(candidate, seconds=(candidate.seconds or 0.0) - seconds, is_rest=True)

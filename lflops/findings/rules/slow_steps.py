@@ -1,0 +1,89 @@
+"""Steps that are slow now and then, by the cause that the ledger knows."""
+
+from lflops.findings.rule import Threshold
+from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, RunRule
+
+
+class GarbageCollection(OnceAllowedRule):
+    """Python's garbage collector looks at all objects, again and again.
+
+    One such step is no issue. It takes longer if other programs use the machine.
+    """
+
+    name = "gc"
+    threshold = Threshold(share=0.05)
+    verb = "is spent in"
+    phrase = "Python's garbage collector"
+    fix = "Call gc.freeze() after start-up, or gc.collect() less often"
+    slow_cause = "gc"
+
+    def may_be_due_to_others(self, run: RunEvidence) -> bool:
+        return True
+
+
+class NotScheduled(RunRule):
+    """The process did not run, because other programs used its cores or it was stopped.
+
+    It is never an issue of the training run. With much of it, no other issue can be excluded.
+    """
+
+    name = "not_scheduled"
+    threshold = Threshold(share=0.05)
+    phrase = (
+        "slow steps in which the process was not running: other programs used its cores, or it was "
+        "stopped"
+    )
+    fix = "Run on a machine that does nothing else, with no more threads than cores"
+
+    def is_confirmed(self, run: RunEvidence) -> bool:
+        return False
+
+
+class Swapping(RunRule):
+    """Steps are slow because memory is read from disk (major page faults)."""
+
+    name = "swap"
+    threshold = Threshold(share=0.05)
+    phrase = "slow steps in which memory was read from disk (major page faults)"
+    fix = "Use less memory: what is read from disk does not fit"
+
+
+class AllocatorRetries(RunRule):
+    """Steps are slow because the CUDA allocator frees its cache and tries again."""
+
+    name = "allocator_retry"
+    threshold = Threshold(share=0.05)
+    phrase = "slow steps in which the CUDA allocator freed its cache and tried again"
+    fix = "Use less memory, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+class SlowStepsOfOtherRanks(RunRule):
+    """Steps are slow because this rank waits for another rank."""
+
+    name = "other_rank"
+    threshold = Threshold(share=0.05)
+    phrase = "slow steps in which this rank waited for another rank"
+    fix = "Look at the rank that the others wait for: the Ranks view shows its phases"
+    same_as = frozenset({"rank", "communication"})
+
+    def may_be_due_to_others(self, run: RunEvidence) -> bool:
+        return True
+
+
+class LargerBatches(RunRule):
+    """Steps are slow because their batches are larger."""
+
+    name = "larger_batch"
+    threshold = Threshold(share=0.05)
+    phrase = "slow steps with a larger batch"
+    fix = "Give all batches about the same size"
+
+
+class UnexplainedSlowSteps(OnceAllowedRule):
+    """Steps are slow now and then, and the ledger does not know why. One such step is no issue."""
+
+    name = "unknown"
+    threshold = Threshold(share=0.05)
+    phrase = "slow steps for an unknown reason"
+    fix = "Request a window when it happens again: lflops window DIR"
+    slow_cause = "unknown"

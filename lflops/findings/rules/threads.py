@@ -1,0 +1,66 @@
+"""Threads that take turns on the cores."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.profile.steps import Step, is_disturbed
+
+FEWEST_STEPS = 3
+"""Module-timing steps that are needed to tell what other threads do."""
+
+
+class TooManyThreads(StepRule):
+    """Torch computes with more threads than there are cores, which makes all times longer."""
+
+    name = "threads"
+    threshold = Threshold(share=0.0)
+    sentence = (
+        "torch computes with {threads} threads on {cores} cores: they take turns, which makes all "
+        "times longer."
+    )
+    fix = (
+        "Use no more threads than cores: torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}"
+    )
+    right = (8, 8)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        run = step.profile.run
+        if run.threads is not None and run.cores is not None and run.threads > run.cores:
+            facts: Facts = {"threads": run.threads, "cores": run.cores}
+            yield Candidate(rule=self, seconds=None, facts=facts)
+
+
+class ComputingThread(StepRule):
+    """Another Python thread of the process computes, and the training thread waits during this.
+
+    It can only be found if torch itself computes with one thread.
+    """
+
+    name = "thread"
+    threshold = Threshold(share=0.10)
+    sentence = "Another thread of this process computes while the training waits: {cost}."
+    fix = "Move its work into another process: Python runs one thread at a time"
+    right = (7, 7)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.profile.run.threads != 1:
+            return
+        shares = [_share_of_other_threads(each) for each in step.profile.steps]
+        known = [share for share in shares if share is not None]
+        if len(known) >= FEWEST_STEPS:
+            yield Candidate(rule=self, seconds=max(statistics.median(known), 0.0) * step.mean)
+
+
+def _share_of_other_threads(step: Step) -> float | None:
+    """The share of a module-timing step in which only other threads of the process computed."""
+    if step.kind != "module_timing" or is_disturbed(step.marks):
+        return None
+    if not step.seconds or step.thread_cpu is None:
+        return None
+    scheduled = step.seconds - (step.thread_waited or 0.0)
+    others = (step.cpu_user or 0.0) + (step.cpu_system or 0.0) - step.thread_cpu
+    if scheduled <= 0 or others <= 0:
+        return None
+    return min(others, scheduled - step.thread_cpu) / scheduled

@@ -1,0 +1,70 @@
+"""Layers that compute and learn nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.profile.profile import ModuleProfile
+
+MOSTLY_FROZEN_SHARE = 0.5
+"""The share of the forward matmuls in frozen layers from which on they are reported."""
+
+
+class FrozenLayers(StepRule):
+    """At least half of the forward matmuls are in frozen layers that no gradient passes through."""
+
+    name = "frozen"
+    threshold = Threshold(share=0.0)
+    sentence = (
+        "{frozen:percent} of the matmuls in forward are in frozen layers, through which no "
+        "gradient goes: they learn nothing."
+    )
+    fix = (
+        "Call requires_grad_(True) on them. If they should stay frozen, compute their outputs once "
+        "and keep them"
+    )
+    right = (8, 8)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        forward = step.root.forward.macs
+        if not forward or not step.root.backward.macs:
+            return
+        frozen = sum(
+            module.forward.self_macs
+            for module in _modules_without_backward(step).values()
+            if module.parameters and not module.trainable_parameters
+        )
+        if frozen >= MOSTLY_FROZEN_SHARE * forward:
+            facts: Facts = {"frozen": frozen / forward}
+            yield Candidate(rule=self, seconds=None, facts=facts)
+
+
+class UnusedLayer(StepRule):
+    """A trainable layer runs forward, and no gradient comes back: nothing uses its output."""
+
+    name = "unused"
+    threshold = Threshold(share=0.05)
+    sentence = "{where} runs forward, and no gradient goes back through it: {cost}."
+    fix = "Leave {where} out if nothing reads its output"
+    right = (8, 8)
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if not step.root.backward.macs:
+            return
+        unused = [
+            name
+            for name, module in _modules_without_backward(step).items()
+            if module.trainable_parameters and module.forward.macs
+        ]
+        for name in unused:
+            parent = name.rpartition(".")[0]
+            seconds = step.profile.modules[name].forward.seconds
+            if parent not in unused and seconds is not None:
+                yield Candidate(rule=self, seconds=seconds.median, module=name)
+
+
+def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
+    """Modules in which backward multiplies nothing."""
+    return {
+        name: module for name, module in step.profile.modules.items() if not module.backward.macs
+    }

@@ -1,0 +1,35 @@
+"""Time that cannot be divided among modules."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, StepRule
+
+FIX = "Time more steps by module (active=8 in the schedule), on a machine that does nothing else"
+
+
+class AllOfForward(StepRule):
+    """Forward takes time, and module times are too unreliable to say in which module."""
+
+    name = "all_forward"
+    sentence = "{Cost} is spent in forward, but lflops cannot tell in which module."
+    fix = FIX
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.cannot_locate_time:
+            seconds = step.times.phases.get("forward", 0.0)
+            yield Candidate(rule=self, seconds=max(seconds, 0.0))
+
+
+class AllOfBackward(StepRule):
+    """Backward takes time, and module times are too unreliable to say in which module."""
+
+    name = "all_backward"
+    sentence = "{Cost} is spent in backward, but lflops cannot tell in which module."
+    fix = FIX
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.cannot_locate_time:
+            backward = step.times.phases.get("backward", 0.0)
+            seconds = backward - step.communication_seconds
+            yield Candidate(rule=self, seconds=max(seconds, 0.0))

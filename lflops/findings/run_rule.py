@@ -1,0 +1,226 @@
+"""The evidence in the ledger of a run, and the base classes of rules that read it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from lflops import units
+from lflops.analysis.step_times import lost_share
+from lflops.findings.evidence import allowance
+from lflops.findings.finding import Finding
+from lflops.findings.rule import Rule
+from lflops.ledger.account import Ledger
+from lflops.profile.profile import Profile
+from lflops.profile.series import summed
+
+NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
+"""Categories of the ledger before and after training, and the time of lflops."""
+
+LARGE_SHARE = 0.1
+"""The share from which on a cost that is no issue deserves advice."""
+
+REPEATED_COMPILATION_SHARE = 0.05
+"""The share of the second half of a run from which on compilation does not end."""
+
+MANY_RECOMPILED_STEPS = 3
+"""Steps of a window in which code was compiled again that show that compilation does not end."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunEvidence:
+    """What is known about a run.
+
+    Attributes:
+        ledger: The seconds of the run by category.
+        profile: The profile of the last window, or `None` without a window.
+        step_issues: Names of the rules that found issues in this window.
+    """
+
+    ledger: Ledger
+    profile: Profile | None
+    step_issues: frozenset[str]
+
+    @cached_property
+    def training_seconds(self) -> float:
+        """Seconds from the end of start-up to the end of training, without those of lflops."""
+        return training_seconds(self.ledger)
+
+    @cached_property
+    def seconds_by_rule(self) -> dict[str, float]:
+        """Seconds of the run by the name of the rule that reports them."""
+        return summed(
+            (rule_of(category, self.ledger), seconds)
+            for category, seconds in self.ledger.seconds.items()
+        )
+
+    @cached_property
+    def allowance(self) -> float:
+        """The factor by which thresholds rise on a busy machine."""
+        lost = 0.0 if self.profile is None else lost_share(self.profile)
+        return allowance(max(preempted_share(self.ledger), lost))
+
+    @cached_property
+    def recompiles(self) -> bool:
+        """Whether compilation goes on after the first steps."""
+        if self.profile is not None:
+            marks = [step.marks for step in self.profile.steps if "warmup" not in step.marks]
+            if sum("recompiled" in each for each in marks) >= MANY_RECOMPILED_STEPS:
+                return True
+        spans = [span for span in self.ledger.spans if span.steps > self.ledger.steps / 2]
+        # Every compiled model takes long in the first span.
+        late = spans[1:]
+        compiling = sum(span.spent.get("compilation", 0.0) for span in late)
+        seconds = sum(span.seconds for span in late)
+        return compiling >= REPEATED_COMPILATION_SHARE * seconds > 0
+
+
+def training_seconds(ledger: Ledger) -> float:
+    """Seconds from the end of start-up to the end of training, without those of lflops."""
+    return sum(seconds for group, seconds in ledger.by_group().items() if group not in NOT_TRAINING)
+
+
+def preempted_share(ledger: Ledger) -> float:
+    """The share of the training time in which steps waited for a core.
+
+    The longest wait is left out, since the process may have been stopped.
+    """
+    waits = [step.cost for step in ledger.slow_steps if step.cause == "not_scheduled"]
+    seconds = ledger.seconds.get("slow/not_scheduled", 0.0) - max(waits, default=0.0)
+    return max(seconds, 0.0) / (training_seconds(ledger) or 1.0)
+
+
+def rule_of(category: str, ledger: Ledger) -> str:
+    """The name of the rule that reports a category of the ledger.
+
+    Empty for time spent training, and for the time before and after it.
+    """
+    group, _, part = category.partition("/")
+    if group == "slow":
+        return _rule_of_slow_steps(part, ledger)
+    if category == "training/data":
+        return "data"
+    if group in NOT_TRAINING or group == "training":
+        return ""
+    return group.removesuffix("_save")
+
+
+def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
+    if cause == "loader":
+        return "data"
+    if cause != "unknown":
+        return cause
+    by_phase = summed(
+        (step.phase, step.cost) for step in ledger.slow_steps if step.cause == "unknown"
+    )
+    if not by_phase:
+        return cause
+    return "other" if max(by_phase, key=by_phase.__getitem__) == "other" else cause
+
+
+class RunRule(Rule):
+    """A reason why a run takes longer, from its ledger.
+
+    Attributes:
+        verb: The words between the cost and the phrase.
+        phrase: What takes the time, as in "validation".
+        same_as: Rules for the step that report the same time. If they found an issue in the
+            window, this rule reports nothing. By default the rule of the same name.
+    """
+
+    verb: ClassVar[str] = "is"
+    phrase: ClassVar[str] = ""
+    same_as: ClassVar[frozenset[str]] = frozenset()
+
+    def findings(self, run: RunEvidence) -> Iterator[Finding]:
+        """Report the cost if it is above the threshold."""
+        seconds = run.seconds_by_rule.get(self.name, 0.0)
+        least = (self.threshold.share or 0.0) * run.training_seconds
+        if self.name not in run.seconds_by_rule or seconds < least:
+            return
+        if run.step_issues.isdisjoint(self.same_as or {self.name}):
+            is_issue = seconds - self.excused_seconds(run) >= least * self.allowance(run)
+            yield self.finding(seconds, run, is_issue=is_issue and self.is_confirmed(run))
+
+    def excused_seconds(self, run: RunEvidence) -> float:
+        """Seconds that are no issue."""
+        return 0.0
+
+    def allowance(self, run: RunEvidence) -> float:
+        """The factor by which the threshold rises on a busy machine."""
+        return run.allowance
+
+    def may_be_due_to_others(self, run: RunEvidence) -> bool:
+        """Whether other programs on the machine cause such a cost as well."""
+        return False
+
+    def is_confirmed(self, run: RunEvidence) -> bool:
+        """Whether further evidence confirms that this cost is an issue."""
+        return run.allowance <= 1 or not self.may_be_due_to_others(run)
+
+    def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
+        """Put a cost of the whole run into words."""
+        share = seconds / run.training_seconds
+        per_step = seconds / max(run.ledger.steps, 1)
+        cost = f"{units.percent(share)} of the run after its start-up"
+        return Finding(
+            cause=self.name,
+            said=f"{cost} {self.verb} {self.phrase}: {units.duration(per_step)} per step.",
+            seconds=per_step,
+            share=share,
+            of="run",
+            next=self.fix,
+            is_fault=is_issue,
+            right=self.right if is_issue else None,
+        )
+
+
+class BetweenStepsRule(RunRule):
+    """A reason that takes longer on a busy machine, as the steps do."""
+
+    def allowance(self, run: RunEvidence) -> float:
+        return math.sqrt(run.allowance)
+
+
+class OnceAllowedRule(RunRule):
+    """A reason that any run may have once, because of the machine.
+
+    Attributes:
+        slow_cause: The cause of slow steps in the ledger that is the same reason.
+    """
+
+    slow_cause: ClassVar[str]
+
+    def excused_seconds(self, run: RunEvidence) -> float:
+        """The seconds of the slowest step, or of the span that has most of it."""
+        ledger = run.ledger
+        slow = [step.cost for step in ledger.slow_steps if step.cause == self.slow_cause]
+        return max([*slow, *self._seconds_by_span(ledger)], default=0.0)
+
+    def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
+        """The seconds of this reason in each span, if there are several spans."""
+        if len(ledger.spans) < 2:
+            return ()
+        seconds = []
+        for span in ledger.spans:
+            spent = summed(
+                (rule_of(category, ledger), took) for category, took in span.spent.items()
+            )
+            seconds.append(spent.get(self.name, 0.0))
+        return seconds
+
+
+class UncertainRule(RunRule):
+    """A cost of which a ledger alone knows too little to call it an issue.
+
+    Attributes:
+        category: The category of the ledger.
+    """
+
+    category: ClassVar[str]
+
+    def findings(self, run: RunEvidence) -> Iterator[Finding]:
+        seconds = run.ledger.seconds.get(self.category, 0.0)
+        if run.profile is None and seconds >= LARGE_SHARE * run.training_seconds > 0:
+            yield self.finding(seconds, run, is_issue=False)

@@ -1,0 +1,157 @@
+"""The disjoint parts of a step, without the costs that rules about modules already explain."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lflops.analysis.outliers import allocating
+from lflops.analysis.step_breakdown import IN_MODULES
+from lflops.findings.evidence import REPORTED_SHARE, StepEvidence
+from lflops.findings.rule import Candidate
+from lflops.profile.module_names import added_up, ancestry
+from lflops.profile.series import summed
+
+MAIN_MODULE_SHARE = 0.6
+"""The share of a part that a module must have for the part to be mostly in this module."""
+
+LEAST_ALLOCATING_SHARE = 0.1
+"""The share of the step from which on waiting for the device's driver is a part of its own."""
+
+NOT_REPORTED = {"useful", "forward"}
+"""Parts that are the work itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPart:
+    """One part of the mean step.
+
+    Attributes:
+        seconds: Its seconds, without the costs that other findings have of it.
+        module: The innermost module that has most of it. Empty if there is none.
+        is_rest: Whether other findings have a share of it.
+    """
+
+    seconds: float
+    module: str
+    is_rest: bool
+
+
+def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str, StepPart]:
+    """Divide the mean step into parts by name.
+
+    Args:
+        step: The evidence.
+        in_modules: Candidates of rules about modules, whose costs are subtracted.
+    """
+    shares = _shares(step)
+    explained = {"below_roof": _explained_by_modules(step, in_modules)}
+    recompute = step.root.recompute
+    if recompute.seconds is not None:
+        # Recomputation is a finding of its own: its idle time and its kernels are subtracted.
+        took = recompute.seconds.median
+        device_seconds = recompute.device_seconds or recompute.seconds
+        computing = min(took, device_seconds.median)
+        matmuls = shares.pop("recompute", 0.0) * step.mean
+        explained["idle"] = took - computing
+        explained["below_roof"] += max(computing - matmuls, 0.0)
+    parts: dict[str, StepPart] = {}
+    for name, share in shares.items():
+        if name in NOT_REPORTED:
+            continue
+        already = explained.get(name, 0.0)
+        parts[name] = StepPart(
+            seconds=max(share * step.mean - already, 0.0),
+            module=_innermost_module(step, name),
+            is_rest=already > 0,
+        )
+    return parts
+
+
+def _shares(step: StepEvidence) -> dict[str, float]:
+    """The share of each part, with the time of some causes moved out of the parts around them."""
+    if step.breakdown is not None:
+        shares = dict(step.breakdown.parts)
+    else:
+        shares = _shares_of_phases(step)
+    _move(shares, _collectives_after_backward(step) / step.mean, "communication", ("clip", "other"))
+    _move(shares, _allocating(step) / step.mean, "allocating", ("idle", "other"))
+    return shares
+
+
+def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
+    """Without a known peak: the phases outside modules, and communication."""
+    shares = {
+        phase: seconds / step.mean
+        for phase, seconds in step.times.parts.items()
+        if phase != "backward"
+    }
+    shares["communication"] = step.communication_seconds / step.mean
+    return shares
+
+
+def _move(shares: dict[str, float], share: float, to: str, places: Iterable[str]) -> None:
+    """Move a share to another part, out of the first of these places that have some."""
+    left = share
+    for place in places:
+        moved = min(left, shares.get(place, 0.0))
+        if moved > 0:
+            left -= moved
+            shares[place] -= moved
+            shares[to] = shares.get(to, 0.0) + moved
+
+
+def _collectives_after_backward(step: StepEvidence) -> float:
+    """Seconds of collectives on the host in no phase, such as averaging gradients by hand."""
+    trace = step.profile.trace
+    if trace is None or trace.device_compute_seconds is not None:
+        return 0.0
+    return sum(
+        collective.seconds or 0.0
+        for collective in step.profile.communication
+        if collective.phase == "other"
+    )
+
+
+def _allocating(step: StepEvidence) -> float:
+    """Seconds of waiting for the device's driver, if they are an issue.
+
+    Fewer seconds would only hide that the device is idle.
+    """
+    if step.breakdown is None:
+        return 0.0
+    seconds = allocating(step.profile)
+    return seconds if seconds >= LEAST_ALLOCATING_SHARE * step.mean else 0.0
+
+
+def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -> float:
+    """Seconds of inefficient kernels that rules about modules explain."""
+    explained = 0.0
+    for candidate in in_modules:
+        seconds = candidate.seconds or 0.0
+        if seconds < REPORTED_SHARE * step.mean:
+            continue
+        if candidate.rule.name == "outside":
+            # Its other seconds are in the phases.
+            seconds = step.inefficient_share_of_root * step.mean
+        explained += seconds
+    return explained
+
+
+def _innermost_module(step: StepEvidence, part: str) -> str:
+    """The innermost module that has most of a part, or the empty string."""
+    breakdown = step.breakdown
+    if breakdown is None or step.are_module_times_unreliable or part not in IN_MODULES:
+        return ""
+    inclusive = _inclusive_shares(breakdown.modules, part)
+    least = MAIN_MODULE_SHARE * inclusive.get("", 0.0)
+    by_pattern = added_up(inclusive, step.patterns) if step.patterns else {}
+    main = [name for name, share in by_pattern.items() if name and share >= least]
+    return max(main, key=lambda name: name.count("."), default="")
+
+
+def _inclusive_shares(modules: Mapping[str, Mapping[str, float]], part: str) -> dict[str, float]:
+    """The share of a part in each module, including the modules below it."""
+    shares: list[tuple[str, float]] = []
+    for module, parts in modules.items():
+        if parts[part]:
+            shares += [(above, parts[part]) for above in ancestry(module)]
+    return summed(shares)
