@@ -237,8 +237,8 @@ def batches(sizes: list[int]) -> Any:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([4] * 9, ["counted", "unprofiled", "unprofiled"]),
-        ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counted", "counted", "unprofiled"]),
+        ([4] * 9, ["counting", "unprofiled", "unprofiled"]),
+        ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counting", "counting", "unprofiled"]),
     ],
 )
 def test_a_window_counts_again_where_shapes_are_new(sizes: list[int], expected: list[str]) -> None:

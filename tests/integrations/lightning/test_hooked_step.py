@@ -351,7 +351,7 @@ def test_hooked_steps_say_only_how_the_clean_ones_divide(clock: Changing) -> Non
     assert [{"forward": 0.5}] == [
         note.values for note in profile.notes if note.code == "time_scaled"
     ]
-    assert {("unprofiled", 63.0), ("module_timing", 84.0), ("counted", None)} == {
+    assert {("unprofiled", 63.0), ("module_timing", 84.0), ("counting", None)} == {
         (step.kind, step.seconds) for step in profile.steps
     }
 
@@ -468,7 +468,7 @@ class Stack(Looking):
 
 
 @pytest.mark.parametrize(
-    ("third", "module_timing", "accused"), [(1.0, 3, []), (3.0, 8, ["encoder.2"])]
+    ("third", "hooked", "accused"), [(1.0, 3, []), (3.0, 8, ["encoder.2"])]
 )
 def test_more_steps_are_hooked_where_a_module_seems_slow(
     clock: Changing, monkeypatch: pytest.MonkeyPatch, third: float, hooked: int, accused: list[str]

@@ -311,7 +311,7 @@ def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
     profile = lflops.load(path)
     assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
     kinds = [step.kind for step in profile.steps[:9]]
-    assert ["unprofiled"] * 3 + ["counted"] + ["traced"] * 5 == kinds
+    assert ["unprofiled"] * 3 + ["counting"] + ["traced"] * 5 == kinds
 
 
 def test_an_installed_lflops_that_was_not_asked_stays_away(

@@ -318,7 +318,7 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
     monitor = watching()
     fit(Classifier(), monitor, fast_dev_run=3, default_root_dir=tmp_path)
     assert [] == list(tmp_path.rglob("*"))
-    assert ["unprofiled", "counted", "module_timing"] == [
+    assert ["unprofiled", "counting", "module_timing"] == [
         step.kind for step in monitor.profiles[0].steps
     ]
 

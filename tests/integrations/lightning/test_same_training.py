@@ -145,7 +145,7 @@ def test_a_watched_training_is_the_same_training(name: str) -> None:
     """
     monitor = watching(schedule=Schedule(wait=2, warmup=1, active=2, repeat=3))
     assert [] == differences(train(name), train(name, monitor))
-    assert {"counted", "unprofiled", "module_timing"} == {
+    assert {"counting", "unprofiled", "module_timing"} == {
         step.kind for profile in monitor.profiles for step in profile.steps
     }
 

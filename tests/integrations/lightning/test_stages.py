@@ -204,7 +204,7 @@ def test_each_stage_has_its_own_schedule() -> None:
         for stage in ("train", "validate")
     }
     windows = [
-        ["unprofiled", "counted", "module_timing"],
+        ["unprofiled", "counting", "module_timing"],
         ["unprofiled", "unprofiled", "module_timing"],
     ]  # what the second would count is known
     assert {"train": windows, "validate": windows} == opened

@@ -314,7 +314,7 @@ def test_what_tracing_takes_is_in_no_time(clock: Changing, tmp_path: Path) -> No
         ("unprofiled", 63.0),
         ("traced", 189.0),
         ("module_timing", 63.0),
-        ("counted", None),
+        ("counting", None),
     } == {(step.kind, step.seconds) for step in profile.steps}
 
 
