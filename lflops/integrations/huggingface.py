@@ -1,4 +1,4 @@
-"""`FlopsCallback`: one line in a Trainer of transformers.
+"""`FlopsCallback`: the callback for a transformers Trainer.
 
 trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsCallback()], ...)
 """
@@ -24,28 +24,31 @@ with needed_by("lflops.huggingface"):
 
 
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Tells where a training step's FLOPs, bytes and milliseconds go, as `FlopsMonitor` does under Lightning.
+    """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    Files are below `args.output_dir`. Where `report_to` has "tensorboard" or "wandb", their writer
-    and run get curves, text and tables; every other reporter gets the curves. `log_history`, the
-    progress bar and your own callbacks see nothing of it.
+    It does for a transformers Trainer what `FlopsMonitor` does for a Lightning Trainer.
+
+    Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb", their
+    writer and run receive curves, text and tables; every other reporter receives the curves.
+    `log_history`, the progress bar and your own callbacks receive nothing.
 
     Args:
-        log: Is called with the summary of each window, on the main process.
-        settings: The arguments of `FlopsMonitor`, as `schedule`, `trace` or `dirpath`.
+        log: Function that receives the summary of each window, on the main process.
+        settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
 
     Raises:
-        CountError: A setting is not known, or is wrong; the message names it, its value and what is
-            taken.
+        CountError: A setting is unknown or wrong; the message has its name, its value and the valid
+            values.
 
     Attributes:
-        profiles: A profile for each window closed in the last training, on the main process; of
-            more than 32, the last 32.
+        profiles: A profile for each window that was closed in the last run, on the main process;
+            only the last 32.
 
     Example::
 
-        trainer = transformers.Trainer(model, args, train_dataset=dataset,
-        callbacks=[FlopsCallback()])
+        trainer = transformers.Trainer(
+            model, args, train_dataset=dataset, callbacks=[FlopsCallback()]
+        )
     """
 
     def __init__(self, *, log: Callable[[str], None] = print, **settings: Any) -> None:
@@ -65,34 +68,32 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the last training so far, by category.
-
-        `None` before it, and where no ledger is kept.
-        """
+        """Every second of the last run by category; `None` before it or without a ledger."""
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:
-        """Ask for a window now, on every rank: the next scheduled one, or one more.
+        """Open a window now on every rank: the next scheduled window, or an additional one.
 
-        A handler of a signal may call it, and any thread.
+        A signal handler and any thread may call it.
         """
         if self._monitor is not None:
             self._monitor.request_window()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to watch the Trainer that calls.
+        """Begin to monitor the calling Trainer.
 
-        Callbacks are given its model and its loaders, but never the Trainer.
+        Callbacks receive its model and its loaders, but not the Trainer itself.
         """
         trainer = running_trainer()
         if self not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
             raise CountError(
-                "FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])"
+                "FlopsCallback: on_train_begin was not called by a transformers.Trainer: "
+                "pass the callback in Trainer(callbacks=[...])"
             )
         self._begin(trainer)
 
     def join(self, trainer: Any) -> None:
-        """Begin to watch a Trainer in the middle of a step, which is noted as one that took no time."""
+        """Begin to monitor a Trainer in the middle of a step, which is recorded with no time."""
         trainer.add_callback(self)
         watched = self._begin(trainer)
         for _ in range(trainer.args.gradient_accumulation_steps):
@@ -100,12 +101,16 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 pass
 
     def _begin(self, trainer: Any) -> LoopMonitor:
-        # of a training that was left by an exception
+        # An earlier run may have ended with an exception.
         self.close(None)
-        args, state = trainer.args, trainer.state
+        args = trainer.args
+        state = trainer.state
         settings = {"dirpath": f"{args.output_dir}/lflops"} | self._settings
-        loggers, self._writer = _loggers_of(trainer) if state.is_world_process_zero else ([], None)
-        self._monitor = watched = monitor(
+        loggers: list[Any] = []
+        self._writer = None
+        if state.is_world_process_zero:
+            loggers, self._writer = _loggers_of(trainer)
+        watched = monitor(
             trainer.model,
             trainer.optimizer,
             engine=trainer.accelerator,
@@ -116,6 +121,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             log=self._log,
             **settings,
         )
+        self._monitor = watched
         watched.go_on_from(state.global_step)
         watched.__enter__()
         self.profiles = watched.profiles
@@ -124,8 +130,9 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return watched
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and perhaps its step with it."""
-        batch, self._batch = self._batch, None
+        """End a batch, which may end a step."""
+        batch = self._batch
+        self._batch = None
         if batch is not None:
             batch.__exit__(None, None, None)
 
@@ -152,7 +159,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             "_save_checkpoint": partial(_within, partial(watched.within, "checkpoint_save")),
             "log": partial(_within, partial(watched.within, "logging")),
             "evaluation_loop": partial(_within, partial(stage, "validate")),
-            # the Trainer calls no callback when its loop is left by an exception
+            # The Trainer calls no callback when an exception ends its loop.
             "_run_epoch": self._run_epoch,
         }
         for name, function in around.items():
@@ -175,21 +182,24 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the watching, if it goes on. The end of a training does so by itself."""
-        watched, writer = self._monitor, self._writer
-        self._monitor = self._batch = self._writer = None
+        """End the monitoring if it runs. The end of a training run calls it."""
+        watched = self._monitor
+        writer = self._writer
+        self._monitor = None
+        self._batch = None
+        self._writer = None
         if watched is not None:
             watched.__exit__(None if error is None else type(error), error, None)
             self._account = watched.ledger
         if writer is not None:
-            # the Trainer closed it at its end, and the last window was written after that
+            # The Trainer closed it at its end, and the last window was written after that.
             writer.close()
 
 
 class _Reporter:
-    """A reporter of transformers as a logger, which hears of our figures alone, and by itself.
+    """A reporter of transformers as a logger.
 
-    No flag and no history of the Trainer's.
+    It receives only the figures of lflops, and changes neither flags nor history of the Trainer.
     """
 
     def __init__(self, trainer: Any, callback: Any) -> None:
@@ -198,7 +208,8 @@ class _Reporter:
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         trainer = self._trainer
-        state, control = copy.copy(trainer.state), copy.copy(trainer.control)
+        state = copy.copy(trainer.state)
+        control = copy.copy(trainer.control)
         self._callback.on_log(trainer.args, state, control, model=trainer.model, logs=dict(metrics))
 
 
@@ -207,24 +218,25 @@ def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
     loggers: list[Any] = []
     writer = None
     for callback in trainer.callback_handler.callbacks:
-        names = {
-            base.__name__
-            for base in type(callback).__mro__
-            if base.__module__.startswith("transformers.integrations")
-        }
+        names = set()
+        logs = False
+        for base in type(callback).__mro__:
+            if base.__module__.startswith("transformers.integrations"):
+                names.add(base.__name__)
+            logs |= base is not TrainerCallback and "on_log" in vars(base)
         if "TensorBoardCallback" in names and callback.tb_writer is not None:
             writer = callback.tb_writer
             loggers += loggers_of(writer)
-        elif "WandbCallback" in names and getattr(callback._wandb, "run", None) is not None:  # noqa: SLF001 - there is no public one
-            loggers += loggers_of(callback._wandb.run)  # noqa: SLF001
-        elif names and "on_log" in {
-            name
-            for base in type(callback).__mro__
-            if base is not TrainerCallback
-            for name in vars(base)
-        }:
+        elif "WandbCallback" in names and _wandb_run(callback) is not None:
+            loggers += loggers_of(_wandb_run(callback))
+        elif names and logs:
             loggers.append(_Reporter(trainer, callback))
     return loggers, writer
+
+
+def _wandb_run(callback: Any) -> Any:
+    # The callback has no public attribute for it.
+    return getattr(callback._wandb, "run", None)  # noqa: SLF001
 
 
 def _within(context: Callable[[], Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -245,17 +257,11 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def running_trainer() -> Any:
-    """The innermost Trainer of those whose methods are running; `None` outside of all."""
-    callers = (
-        frame.f_locals.get("self")
-        for frame, _ in walk_stack(currentframe())
-        if "self" in frame.f_code.co_varnames
-    )
-    return next(
-        (
-            each
-            for each in callers
-            if hasattr(type(each), "training_step") and hasattr(each, "callback_handler")
-        ),
-        None,
-    )
+    """The innermost Trainer with a method on the stack, or `None`."""
+    for frame, _ in walk_stack(currentframe()):
+        if "self" not in frame.f_code.co_varnames:
+            continue
+        caller = frame.f_locals.get("self")
+        if hasattr(type(caller), "training_step") and hasattr(caller, "callback_handler"):
+            return caller
+    return None

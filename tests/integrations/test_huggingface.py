@@ -272,11 +272,11 @@ def test_copies_and_pickles_have_the_settings() -> None:
 
 def test_a_caller_that_is_no_trainer_is_refused() -> None:
     """The error says what to do."""
-    with pytest.raises(CountError, match=r"give it in Trainer\(callbacks="):
+    with pytest.raises(CountError, match=r"pass the callback in Trainer\(callbacks="):
         FlopsCallback().on_train_begin(None, None, None)
 
 
 def test_a_wrong_setting_is_named_before_the_training(tmp_path: Path) -> None:
     """With those that are."""
-    with pytest.raises(CountError, match="'scheduel' is no argument"):
+    with pytest.raises(CountError, match="'scheduel' is not an argument"):
         FlopsCallback(scheduel=3)

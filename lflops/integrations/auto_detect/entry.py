@@ -1,7 +1,8 @@
-"""Whether the variable `LFLOPS` asks for lflops. torch calls `watch` as it is imported, and Lightning `monitors` for each Trainer.
+"""Start lflops if the variable `LFLOPS` requests it.
 
-Every program where lflops is installed runs this file, so it imports nothing that was not asked
-for.
+Torch calls `watch` when it is imported, and Lightning calls `monitors` for each Trainer.
+
+Every program with lflops installed runs this module, so it imports only what was requested.
 """
 
 import functools
@@ -13,12 +14,13 @@ from typing import Any
 
 VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
-# torch's own, from `watch` on
+
 is_compiling: Any = bool
+"""Replaced by torch's function of this name in `watch`."""
 
 
 def settings_line() -> str | None:
-    """The settings that the variable has, "" for none; `None` where it does not ask for lflops."""
+    """The settings in the variable, "" for the defaults, or `None` if lflops is not requested."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return None
@@ -26,8 +28,8 @@ def settings_line() -> str | None:
 
 
 def watch() -> None:
-    """Look for loops from here on, if that is asked for."""
-    global is_compiling  # noqa: PLW0603 - torch is not loaded yet where this file is
+    """Detect loops from now on, if the variable requests lflops."""
+    global is_compiling  # noqa: PLW0603 - this module is loaded before torch
     if settings_line() is not None:
         from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -36,9 +38,10 @@ def watch() -> None:
 
 
 def monitors() -> list[Any]:
-    """A monitor for a Trainer, if that is asked for.
+    """A monitor for a Trainer, if the variable requests lflops.
 
-    A `MisconfigurationException` where the variable says something that cannot be.
+    Raises:
+        MisconfigurationException: The settings in the variable are wrong.
     """
     asked = settings_line()
     if asked is None:
@@ -49,17 +52,16 @@ def monitors() -> list[Any]:
 
 
 def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """An optimizer has made a step. A training that is watched already is left alone."""
+    """Handle the end of an optimizer's step. A run that is already monitored is left alone."""
     if is_compiling():
         return
     finder: Any = sys.modules.get(FINDER)
     runs: Any = sys.modules.get("lflops.monitoring.run")
     if finder is None and (runs is None or not runs.OPEN):
         finder = _loaded()
-    if (
-        current := getattr(finder, "current", None)
-        # another thread may be loading it
-    ) is not None:
+    # Another thread may be loading the module, so `current` may be missing.
+    current = getattr(finder, "current", None)
+    if current is not None:
         current.step_ends(optimizer)
 
 
@@ -67,8 +69,8 @@ def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 def _loaded() -> Any:
     try:
         return importlib.import_module(FINDER)
-    except Exception as error:  # noqa: BLE001 - as of a torch that lflops does not know; it is the training's step
-        warnings.warn(
-            f"lflops: this training is not watched: {type(error).__name__}: {error}", stacklevel=1
-        )
+    # For example with an unknown version of torch. This code runs in a step of the training run.
+    except Exception as error:  # noqa: BLE001
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(f"lflops: this training run is not monitored: {reason}", stacklevel=1)
         return None

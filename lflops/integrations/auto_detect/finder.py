@@ -1,13 +1,14 @@
-"""Finds the loop that an optimizer steps in, and watches it.
+"""Detect the loop in which an optimizer steps, and monitor it.
 
-A Trainer of transformers by its callback, any other loop by torch's hooks.
+A transformers Trainer is monitored with its callback, any other loop with torch's hooks.
 
-    step 1    ends: the modules that hold the optimizer's parameters are found, and hooked for one step.
-    step 2    ends: those that were called are the models. A monitor begins, with two steps that took no time.
-    step 3    is the first that is watched.
+    step 1    At its end, the modules that hold the optimizer's parameters are found and hooked.
+    step 2    At its end, the modules that were called are known: they are the models. A monitor
+              begins, with two steps that took no time.
+    step 3    The first monitored step.
 
-Nothing here keeps a model or an optimizer alive. One loop is watched at a time; it ends with the
-process, or when others step in its place.
+Nothing here keeps a model or an optimizer alive. One loop is monitored at a time, until the process
+ends or other optimizers step in its place.
 """
 
 import atexit
@@ -36,7 +37,6 @@ from lflops.integrations.loops.phases import RUNNING, LoopPhases
 from lflops.monitoring.inputs.messages import warn
 from lflops.monitoring.inputs.settings import Settings, settings_of
 from lflops.monitoring.run import OPEN, MonitoredRun, RunLedger
-from lflops.profile.series import gathered
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.torch_private.data_loader import hear_fetches
 from lflops.torch_private.modules import call_last, is_called_last, self_parts
@@ -44,7 +44,7 @@ from lflops.torch_private.self_check import check_data_loader
 
 
 class AutoDetectedLoop(LoopMonitor):
-    """A loop that calls these models, watched from the end of a step on, of which it has made `steps`."""
+    """Monitors a loop that calls these models, from the end of its step number `steps`."""
 
     def __init__(
         self,
@@ -55,62 +55,56 @@ class AutoDetectedLoop(LoopMonitor):
         settings: dict[str, Any],
     ) -> None:
         alive: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
-        for each in models:
-            name = type(each).__name__ if len(models) > 1 else ""
-            alive[name if name not in alive else f"{name}{len(alive)}"] = each
+        for model in models:
+            name = type(model).__name__ if len(models) > 1 else ""
+            if name in alive:
+                name = f"{name}{len(alive)}"
+            alive[name] = model
         self.phases = AutoDetectedPhases(self._validates, self.epoch_ends)
         loop = Loop(
             alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log
         )
         super().__init__(loop, Settings(**settings), self.phases)
-        # where steps are left to its thread
+        # set while steps are left to its thread
         self._ledger: RunLedger | None = None
         self._validation = contextlib.ExitStack()
-        self._shapes: dict[
-            Hashable, Hashable
-            # those of the batches so far, so that equal ones are one object
-        ] = {}
+        # Shapes of the batches so far, so that equal shapes are the same object.
+        self._shapes: dict[Hashable, Hashable] = {}
         self.__enter__()
         self._batch_begins(None)
-        # those before have no time
+        # Earlier steps have no time.
         for _ in range(steps):
             self.mark("warmup")
             self._next_step(None)
         self.mark("warmup")
 
     def step_ends(self) -> None:
-        """A step is over, and the next one begins.
+        """End the step and begin the next.
 
-        While nothing but the ledger listens, its thread sees to that.
+        While only the ledger listens, its thread does so.
         """
-        phases, ledger = self.phases, self._ledger
-        batch, phases.batch, phases.home, phases.is_fetching = (
-            phases.batch,
-            None,
-            get_ident(),
-            False,
-        )
+        phases = self.phases
+        ledger = self._ledger
+        batch = phases.batch
+        phases.batch = None
+        phases.home = get_ident()
+        phases.is_fetching = False
         phases.trains_by = phases.fetches_by
-        if ledger is not None and ledger.requests.due is None and phases.tape.runs:
-            self._steps_done += 1
-            shapes = ledger.reader.shapes(batch)
-            if len(self._shapes) < MOST_SHAPES:
-                shapes = self._shapes.setdefault(shapes, shapes)
-            phases.tape.note(
-                AutoDetectedLoop._passes,
-                self,
-                ledger,
-                shapes,
-                *ledger.recorder.read(self._steps_done),
-            )
-        else:
+        if ledger is None or ledger.requests.due is not None or not phases.tape.runs:
             with phases.boundary:
                 phases.tape.stop()
             phases.tape.raise_error()
             self._next_step(batch)
+            return
+        self._steps_done += 1
+        shapes = ledger.reader.shapes(batch)
+        if len(self._shapes) < MOST_SHAPES:
+            shapes = self._shapes.setdefault(shapes, shapes)
+        read = ledger.recorder.read(self._steps_done)
+        phases.tape.note(AutoDetectedLoop._passes, self, ledger, shapes, *read)
 
     def other_step_ends(self) -> None:
-        """An optimizer has made a step that ends none of the loop's."""
+        """Handle a step of another optimizer, which ends no step of the loop."""
         self.phases.tape.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def close(self, error: BaseException | None) -> None:
@@ -138,44 +132,50 @@ class AutoDetectedLoop(LoopMonitor):
 
 
 class AutoDetectedPhases(LoopPhases):
-    """The phases of a loop that tells nothing itself.
+    """The phases of a loop that does not call lflops.
 
-    What happens is noted on the tape, with what is known only then.
+    Events are noted on the tape with everything that is known only at that moment.
 
-    A model in eval mode that is called without gradients is validated, until it is trained again,
-    its loader is asked, or another one ends. If no call is heard: from where another loader is
-    asked for a batch without gradients, until one is with them, or backward begins.
+    A model in eval mode that is called without gradients is validated. The validation ends when it
+    is trained again, when its loader fetches, or when another loader ends. If no call is seen, the
+    validation lasts from a fetch of another loader without gradients to a fetch with gradients or
+    to a backward pass.
+
+    Attributes:
+        batch: The last batch that was fetched with gradients enabled.
+        home: The thread that trains.
+        is_fetching: Set while a loader fetches.
+        fetches_by: Iterator of the loader that fetched `batch`.
+        trains_by: Iterator of the loader that fetched the batch of the last step.
     """
 
     def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
+        """Create the phases.
+
+        `validates` is called where a validation begins and ends, `epoch_ends` at the end of the
+        loader of the training run.
+        """
         super().__init__()
-        # the last one that was fetched with gradients
         self.batch: Any = None
-        # the thread that trains
         self.home = get_ident()
         self.is_fetching = False
-        # the loader's iterator that gave the batch
         self.fetches_by: ref[Any] | None = None
-        # the one that gave the last step's
         self.trains_by: ref[Any] | None = None
-        # is called where a validation begins, and where it ends
         self._validates = validates
-        # when the training's loader is at its end
         self._epoch_ends = epoch_ends
-        # and whether that was seen by a batch
-        self._is_validating = self._was_fetched = False
-        # whether the training's loader is at its end
+        self._is_validating = False
+        # set if the validation was detected by a fetch
+        self._was_fetched = False
+        # set after the end of the training run's loader
         self._is_between = False
-        # the loader's iterator that fetched last
+        # iterator of the loader that fetched last
         self._last: ref[Any] | None = None
-        self._begun = self._took = (
-            # when it began to, and how long it took; 0 if a step has ended since
-            0
-        )
-        self._trains: ref[Any] | None = (
-            # the one that had fetched last when the last step ended
-            None
-        )
+        # moment at which it began to fetch
+        self._begun = 0
+        # duration of the fetch; 0 if a step has ended since
+        self._took = 0
+        # the loader that had fetched last at the end of the last step
+        self._trains: ref[Any] | None = None
 
     def install(
         self,
@@ -186,15 +186,15 @@ class AutoDetectedPhases(LoopPhases):
     ) -> None:
         """Hook the models, all optimizers and all data loaders.
 
-        The ends of optimizers' steps are heard by the finder.
+        The finder handles the ends of optimizer steps.
         """
         check_data_loader()
         super().install(models, optimizers, boundary, undo)
-        hook_optimizers(
-            undo,
-            boundary.guard(lambda *_: self.tape.note(AutoDetectedPhases._optimizer_begins, self)),
-            None,
-        )
+
+        def optimizer_begins(*_: object) -> None:
+            self.tape.note(AutoDetectedPhases._optimizer_begins, self)
+
+        hook_optimizers(undo, boundary.guard(optimizer_begins), None)
         hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
     def _model_is_called(self, *given: Any) -> None:
@@ -210,16 +210,15 @@ class AutoDetectedPhases(LoopPhases):
     def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
         if begun is None:
             return
-        self.is_fetching, failed = False, isinstance(batch, BaseException)
+        self.is_fetching = False
+        failed = isinstance(batch, BaseException)
         if is_grad_enabled() and not failed:
-            self.batch, self.fetches_by = batch, ref(iterator)
+            self.batch = batch
+            self.fetches_by = ref(iterator)
         is_gone = failed and self.trains_by is not None and self.trains_by() is None
-        self.tape.note(
-            AutoDetectedPhases._fetch_ends,
-            self,
-            None if is_gone else ref(iterator),
-            type(batch) if failed else None,
-        )
+        loader = None if is_gone else ref(iterator)
+        error = type(batch) if failed else None
+        self.tape.note(AutoDetectedPhases._fetch_ends, self, loader, error)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         if backward_id() != NO_BACKWARD or get_ident() != self.home:
@@ -233,44 +232,50 @@ class AutoDetectedPhases(LoopPhases):
         self.tape.note(AutoDetectedPhases.leave_last, self, "backward")
 
     def end_step(self, *, failed: bool = False) -> None:
-        """The loader that has fetched last is the training's."""
-        self._trains, self._took = self._last, 0
+        """End the step; the loader that fetched last is the loader of the training run."""
+        self._trains = self._last
+        self._took = 0
         super().end_step(failed=failed)
 
-    def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - one by one, as they are noted
+    def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - as they are noted
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
-            self._turn(begins=is_validated, loading=0 if self._last is self._trains else self._took)
+            loading = 0 if self._last is self._trains else self._took
+            self._turn(begins=is_validated, loading=loading)
+        # A call without gradients between epochs is a sample of the model or the like.
         self._is_between = self._is_between and not learns
-        # else it is a sample of the model after an epoch, or the like
         if not self._is_between:
             super()._model_is_called()
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
         trains = self._trains is loader
-        begins = bool(self._expected) and not (
-            self._is_validating or trains or learns or self._trains is None
-        )
-        if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
-            self._turn(begins=begins, was_fetched=True)
-        self._begun, self._is_between = self.tape.now(), False
+        if self._is_validating:
+            changes = trains or (learns and self._was_fetched)
+        else:
+            is_other = self._trains is not None and not trains
+            changes = bool(self._expected) and is_other and not learns
+        if changes:
+            self._turn(begins=not self._is_validating, was_fetched=True)
+        self._begun = self.tape.now()
+        self._is_between = False
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
-        """A loader gives a batch, or ends.
+        """Handle a batch of a loader, or its end.
 
-        `None` where one ends, and the training's iterator is gone.
+        `loader` is `None` at an end if the iterator of the training run is gone.
         """
         self.leave_last("data")
         if error is StopIteration:
-            # what follows, as to save a checkpoint, is no part of it
+            # The code after a validation, for example saving a checkpoint, is no part of it.
             if self._is_validating:
                 self._turn(begins=False)
             if self._trains is not None and (loader is None or loader is self._trains):
                 self._is_between = True
                 self._epoch_ends()
         elif error is None and not self._is_validating:
-            self._last, self._took = loader, self.tape.now() - self._begun
+            self._last = loader
+            self._took = self.tape.now() - self._begun
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
         if self._is_validating:
@@ -279,90 +284,74 @@ class AutoDetectedPhases(LoopPhases):
             self.enter("backward", RUNNING, losses)
 
     def _turn(self, *, begins: bool, was_fetched: bool = False, loading: int = 0) -> None:
-        self._is_validating, self._was_fetched = begins, begins and was_fetched
+        self._is_validating = begins
+        self._was_fetched = begins and was_fetched
         self._validates(begins=begins, loading=loading)
 
 
-# levels below the outermost module at which those are looked for that the loop calls
 DEEPEST = 4
-# shapes of batches that are remembered
-MOST_SHAPES = 256
-# steps of other optimizers after which a loop whose optimizer makes none is over
-IDLE = 32
+"""Levels of modules, from the outermost, that are searched for modules that the loop calls."""
 
-_tell = partial(
-    print,
-    file=sys.stderr,
-    flush=True,
-    # what a script prints itself may be read by another program
-)
+MOST_SHAPES = 256
+"""Maximum number of remembered shapes of batches."""
+
+IDLE = 32
+"""Steps of other optimizers after which a loop whose optimizer makes no step is over."""
+
+# Standard output may be read by another program.
+_tell = partial(print, file=sys.stderr, flush=True)
 
 
 class Finder:
-    """What is known of the loops of this process."""
+    """Detects and monitors the loops of this process."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._is_off = False
         self._lock = RLock()
-        self._home = (
-            get_ident()
-            # the thread of the loop; while it is watched, what others train is not seen
-        )
-        # whose steps are those of the loop
+        # Thread of the loop. While the loop is monitored, steps in other threads are ignored.
+        self._home = get_ident()
+        # the optimizer whose steps are the steps of the loop
         self._optimizer: ref[Optimizer] | None = None
         self._steps_of_others = 0
-        # that were made before the loop is watched
+        # steps before the loop is monitored
         self._steps = 0
-        # how many runs this process has begun, if the script begins none; to count them is quicker
-        # than to ask `OPEN`
+        # Number of runs that this process has begun if the script begins none itself. Comparing it
+        # is faster than reading `OPEN`.
         self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
         self._looking = CleanupStack()
-        # a `AutoDetectedLoop`, or the callback of a Trainer
+        # an `AutoDetectedLoop`, or the callback of a Trainer
         self._watched: Any = None
         atexit.register(self.close)
 
     def close(self, error: BaseException | None = None) -> None:
-        """The loop is over, or the process.
+        """End the monitoring, at the end of the loop or of the process.
 
-        Then by an error that Python has shown, if there was one.
+        At the end of the process, `error` is the error that Python has displayed, if any.
         """
-        watched, self._watched, self._optimizer = self._watched, None, None
+        watched = self._watched
+        self._watched = None
+        self._optimizer = None
         self._looking.close()
         if watched is not None and self._process == os.getpid():
             with suppress(Exception):
                 watched.close(error or getattr(sys, "last_value", None))
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step.
-
-        What goes wrong here ends the watching, and nothing else.
-        """
-        # To begin, to end and to count a step adds and removes hooks like the one that calls this.
-        # Torch fails in any but the last one.
+        """Handle the end of an optimizer's step. A failure here only ends the monitoring."""
+        # Beginning, ending and counting a step add and remove hooks like the one that calls this.
+        # Torch fails if any hook but the last one does so.
         known = None if self._optimizer is None else self._optimizer()
         is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
-        if (
-            self._is_off
-            or is_elsewhere
-            or not is_called_last(entry.step_ends)
-            or not self._lock.acquire(blocking=False)
-        ):
+        if self._is_off or is_elsewhere or not is_called_last(entry.step_ends):
+            return
+        if not self._lock.acquire(blocking=False):
             return
         try:
             if known is optimizer:
-                self._steps_of_others = 0
-                if self._watched is None:
-                    self._look_again()
-                elif (
-                    MonitoredRun.begun != self._begun and len(OPEN) > 1
-                    # the script has begun to watch for itself
-                ):
-                    self.close()
-                else:
-                    self._watched.step_ends()
+                self._loop_steps()
             elif known is None or self._steps_of_others == IDLE:
                 if self._optimizer is not None:
                     self.close()
@@ -371,40 +360,57 @@ class Finder:
                 self._steps_of_others += 1
                 if self._watched is not None:
                     self._watched.other_step_ends()
-        except Exception as error:  # noqa: BLE001 - it is the training's step
+        except Exception as error:  # noqa: BLE001 - this is a step of the training run
             self._is_off = True
             self.close(error)
-            warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
+            asked = os.environ.get(VARIABLE)
+            warn(f"{VARIABLE}={asked!r}: this training run is not monitored: {error}")
         finally:
             self._lock.release()
 
+    def _loop_steps(self) -> None:
+        self._steps_of_others = 0
+        if self._watched is None:
+            self._look_again()
+        elif MonitoredRun.begun != self._begun and len(OPEN) > 1:
+            # The script has begun its own monitoring.
+            self.close()
+        else:
+            self._watched.step_ends()
+
     def _look(self, optimizer: Optimizer) -> None:
+        """Look for the loop of an optimizer."""
         if OPEN:
             return
         self._watched = None
         if "transformers.trainer" in sys.modules:
             from lflops.integrations.huggingface import FlopsCallback, running_trainer
 
-            if (trainer := running_trainer()) is not None:
+            trainer = running_trainer()
+            if trainer is not None:
                 self._watched = FlopsCallback(log=_tell, **settings_of(settings_line() or ""))
                 self._watched.join(trainer)
                 return
-        self._optimizer, self._home, self._begun = (
-            ref(optimizer),
-            get_ident(),
-            MonitoredRun.begun + 1,
-        )
-        self._steps, self._steps_of_others = 1, 0
+        self._optimizer = ref(optimizer)
+        self._home = get_ident()
+        self._begun = MonitoredRun.begun + 1
+        self._steps = 1
+        self._steps_of_others = 0
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:
+        """Monitor the modules that were called, or look for them one level below."""
         self._looking.close()
         self._steps += 1
-        candidates, called = (_alive(each) for each in (self._candidates, self._called))
-        children = [child for each in candidates for child in each.children()]
-        if not called and children and self._steps < DEEPEST:
-            self._expect(children)
-            return
+        candidates = _alive(self._candidates)
+        called = _alive(self._called)
+        if not called and self._steps < DEEPEST:
+            children: list[nn.Module] = []
+            for module in candidates:
+                children += module.children()
+            if children:
+                self._expect(children)
+                return
         self._watched = AutoDetectedLoop(
             called or candidates,
             self._steps,
@@ -413,8 +419,9 @@ class Finder:
         )
 
     def _expect(self, modules: Iterable[nn.Module]) -> None:
-        """Notice which of these are called for a training step."""
-        self._called, self._candidates = [], [ref(each) for each in modules]
+        """Detect which of these modules are called for a training step."""
+        self._called = []
+        self._candidates = [ref(each) for each in modules]
         hook_models(self._looking, _alive(self._candidates), self._is_called)
 
     def _is_called(self, module: nn.Module, *_: object) -> None:
@@ -423,23 +430,36 @@ class Finder:
 
 
 def modules_of(optimizer: Optimizer) -> list[nn.Module]:
-    """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
-    wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    above = gathered((id(child), each) for each in modules for child in self_parts(each)[0])
-    reached = {
-        id(each): each for each in modules if any(id(own) in wanted for own in self_parts(each)[1])
-    }
-    to_climb = [*reached.values()]
+    """The outermost modules that hold parameters of an optimizer, of all modules in the process."""
+    wanted = set[int]()
+    for group in optimizer.param_groups:
+        wanted.update(id(parameter) for parameter in group["params"])
+    above: dict[int, list[nn.Module]] = {}
+    reached: dict[int, nn.Module] = {}
+    for module in gc.get_objects():
+        if not issubclass(type(module), nn.Module):
+            continue
+        children, parameters = self_parts(module)
+        for child in children:
+            above.setdefault(id(child), []).append(module)
+        if any(id(parameter) in wanted for parameter in parameters):
+            reached[id(module)] = module
+    to_climb = list(reached)
     while to_climb:
-        found = [each for each in above.get(id(to_climb.pop()), ()) if id(each) not in reached]
-        reached.update((id(each), each) for each in found)
-        to_climb += found
-    return [each for number, each in reached.items() if number not in above]
+        for module in above.get(to_climb.pop(), ()):
+            if id(module) not in reached:
+                reached[id(module)] = module
+                to_climb.append(id(module))
+    return [module for number, module in reached.items() if number not in above]
 
 
 def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:
-    return [module for each in modules if (module := each()) is not None]
+    alive = []
+    for each in modules:
+        module = each()
+        if module is not None:
+            alive.append(module)
+    return alive
 
 
 def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -448,10 +468,15 @@ def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 
 def _begin_anew() -> None:
+    """Replace the finder in a forked process."""
     global current  # noqa: PLW0603 - one process, one finder
-    if isinstance(watched := current._watched, AutoDetectedLoop):  # noqa: SLF001 - of the process that this one was forked from
+    watched = current._watched  # noqa: SLF001 - of the parent process
+    if isinstance(watched, AutoDetectedLoop):
         watched.phases.tape.forget()
     current = Finder()
+
+
+current = Finder()
 
 
 current = Finder()

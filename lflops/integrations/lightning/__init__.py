@@ -1,4 +1,4 @@
 """The callback `FlopsMonitor`.
 
-This folder and the ones below it are the only code that imports Lightning.
+Only this package imports Lightning.
 """

@@ -1,4 +1,4 @@
-"""`FlopsMonitor`: one line in a Trainer."""
+"""`FlopsMonitor`: the callback for a Lightning Trainer."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,72 +22,72 @@ from lflops.profile.profile import Profile
 
 
 class FlopsMonitor(Base, PhaseListener):
-    """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
+    """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    One batch of a window is counted, operator by operator; the active ones are traced by
-    torch.profiler, and in as many behind them the modules are timed; all others only pass a clock.
-    At a window's end the main process logs a summary, saves the profile under
-    `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures
-    to every logger. A Trainer without a logger gets a new folder for each run, which the log names.
-    In between and afterwards, step time, MFU and throughput are logged every `log_every_n_steps`.
+    In a window of a few steps, one batch is counted operator by operator, the active steps are
+    traced by torch.profiler, and in as many steps after them the modules are timed. In all other
+    steps lflops only reads a clock. At the end of a window the main process logs a summary, saves
+    the profile in `trainer.log_dir`/lflops and the trace in `trainer.log_dir`/lflops_traces, and
+    passes figures to every logger. A Trainer without a logger gets a new folder for each run, and
+    the log names it. Outside windows, step time, MFU and throughput are logged every
+    `log_every_n_steps` steps.
 
-    An error of lflops' own is warned of once; the training goes on without it. A file or a logger
-    that fails is warned of once, and the others go on.
+    If lflops fails, it logs one warning and training continues. If a file or a logger fails, lflops
+    logs one warning and continues with the others.
 
     Args:
-        schedule: Which steps are waited for, warmed up in, counted and profiled; each stage has its
-            own count of them.
-        stages: Which of "train", "validate", "test" and "predict" have windows. With `()` a window
-            opens only when it is asked for.
-        count: Whether to count a step; or a profile of the same model that was counted elsewhere.
-        trace: Whether to trace; without, the modules are timed in the active steps.
-        trace_ranks: Which ranks trace: "zero", "all", or a list of them.
-        activities: What is traced, of "cpu" and "device", the one that the model is on. The next
-            three are as torch.profiler takes them.
-        record_shapes: The shapes of operators' inputs as well.
-        profile_memory: Allocations as well.
-        with_stack: Python's stack as well; it breaks the nesting of your `record_function` in the
-            trace.
-        compiled: What a trace says of code that torch.compile made: `"row"` is one row for each
-            compiled module, `"modules"` divides its kernels over the modules inside, forward and
-            backward. That has inductor record the modules of each graph that it compiles, so its
-            caches compile once more; give it from the start, because graphs compiled before have no
-            record.
-        module_depth: The last depth in the long text's table of classes; -1 is the innermost.
-        top_modules: How many classes of modules that table names for each figure.
-        detailed: Whether the log has the long text, with lines for every module, in place of about
-            40 lines.
+        schedule: The steps to wait for, to warm up in, to count and to profile. Each stage counts
+            its own steps.
+        stages: Stages that have windows, of "train", "validate", "test" and "predict". With `()` a
+            window opens only on request.
+        count: Count a step, or use a profile of the same model that was counted elsewhere.
+        trace: Trace the active steps. Otherwise, modules are timed in them.
+        trace_ranks: Ranks that trace: "zero", "all", or a list of ranks.
+        activities: Activities to trace, of "cpu" and "device", which is the model's device. The
+            next three arguments have the meanings of torch.profiler.
+        record_shapes: Also record the shapes of operators' inputs.
+        profile_memory: Also record allocations.
+        with_stack: Also record Python stacks. This breaks the nesting of your `record_function`
+            ranges in the trace.
+        compiled: How traces divide the time of code that torch.compile generated: `"row"` shows
+            each compiled module as a whole, `"modules"` divides its kernels over the modules in it,
+            in forward and backward. With `"modules"`, inductor records the modules of each graph
+            that it compiles, so cached graphs compile once more. Set it from the start: graphs
+            that were compiled before have no record.
+        module_depth: Maximum depth in the table of classes in the detailed text; -1 is the
+            innermost.
+        top_modules: Number of classes that this table has for each figure.
+        detailed: Log the detailed text, with lines for every module, instead of about 40 lines.
         ignore_modules: Names or classes of modules whose own work is left out of every total.
-        output_file: Gets the long text of each window. What the same Trainer wrote there before is
-            kept.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else
-            a chip by name or in a TOML file, your own figures, or `None`.
-        track: Whether to log step time, MFU and throughput over the whole run.
-        units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the
+        output_file: File that receives the detailed text of each window. Text that the same Trainer
+            wrote there earlier is kept.
+        hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
+            otherwise a chip by name or in a TOML file, your own figures, or `None`.
+        track: Log step time, MFU and throughput over the whole run.
+        units: Function from a batch to `{"samples": n, "tokens": n}`. `None` infers them from the
             shapes of its tensors.
-        topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None`
-            asks the strategy and the parameters.
-        logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor
-            parallelism hides what it does.
-        gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to
-            tell; nothing else waits.
-        html: Whether a page that opens offline is written next to each profile.
-        ledger: Whether to account for every second of the run, in a file next to the profiles.
-        module_scalars: How many modules have curves: those with the most self time in the first
-            window. Three windows make a curve.
-        dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder
+        topology: Function from a rank to its coordinates, for example `{"data": 0, "tensor": 1}`.
+            `None` reads them from the strategy and the parameters.
+        logical: As in `lflops.count`: a profile of the whole model on a rank's batch, where tensor
+            parallelism hides the whole work.
+        gather_timeout: Maximum number of seconds that the end of a run waits for results of other
+            ranks. Nothing else waits for them.
+        html: Write a page that opens offline next to each profile.
+        ledger: Account for every second of the run, in a file next to the profiles.
+        module_scalars: Number of modules with curves: the modules with the most self time in the
+            first window. Curves need three windows.
+        dirpath: Folder for profiles instead of `trainer.log_dir`; traces go to its subfolder
             lflops_traces.
-        on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
-        on_oom: Whether a report is written next to the profiles when the training runs out of
-            memory. On CUDA torch's allocator then records its last 100,000 allocations with their
-            stacks.
+        on_error: Reaction to an error inside lflops: `"warn"` or `"raise"`.
+        on_oom: Write a report next to the profiles when the training run is out of memory. On CUDA,
+            torch's allocator then records its last 100,000 allocations with their stacks.
 
     Raises:
-        ScheduleError: The schedule leaves no step to count in.
+        ScheduleError: The schedule leaves no step to count.
 
     Attributes:
-        profiles: A profile for each window closed in the last run of the Trainer, on the main
-            process; of more than 32, the last 32.
+        profiles: A profile for each window that was closed in the Trainer's last run, on the main
+            process; only the last 32.
 
     Example::
 
@@ -97,12 +97,10 @@ class FlopsMonitor(Base, PhaseListener):
     _writes_without_logger = True
     _run = NO_RUN
     _phases: TrainerPhases | None = None
-    # among the monitors of the Trainer
+    # number among the monitors of the Trainer
     _number = 1
-    _outer: tuple[
-        tuple[MonitoredRun, TrainerPhases | None], ...
-        # runs that go on, within which the last one was begun
-    ] = ()
+    # Runs that continue after the current one, which was begun within them.
+    _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()
 
     @takes(Settings)
     def __init__(self, settings: Settings) -> None:
@@ -112,20 +110,18 @@ class FlopsMonitor(Base, PhaseListener):
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
-        """Make the monitor that a DeepSpeed config asks for.
+        """Create the monitor that a DeepSpeed config describes.
 
-        The step to profile, and how to print it.
-
-        `recompute_fwd_factor` is taken and not needed: what is computed again is counted as it
-        runs.
+        It uses the step to profile and the settings of the printed output. `recompute_fwd_factor`
+        is accepted and not needed: recomputed work is counted as it runs.
 
         Args:
-            config: A DeepSpeed config, or the path of one. If its "flops_profiler" is not enabled,
-                neither is the monitor.
+            config: A DeepSpeed config, or its path. If its "flops_profiler" is not enabled, the
+                monitor is disabled too.
 
         Raises:
-            CountError: The section is missing, or has a key or a value that DeepSpeed does not
-                take.
+            CountError: The section is missing, or DeepSpeed does not accept one of its keys or
+                values.
         """
         arguments, enabled = needed("arguments_of", "from_deepspeed")(config)
         monitor = cls(**arguments)
@@ -135,40 +131,30 @@ class FlopsMonitor(Base, PhaseListener):
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the profiles so far, without the run.
 
-        A copy, or what is unpickled, is a monitor that has not begun.
+        A copy or an unpickled monitor has not begun.
         """
-        others = {
-            "log",
-            "log_dict",
-            "_run",
-            "_phases",
-            "_number",
-            "_outer",
-            # the first two a Trainer sets: methods of its model
-        }
-        return {name: value for name, value in self.__dict__.items() if name not in others} | {
-            "profiles": list(self.profiles)
-        }
+        # A Trainer sets `log` and `log_dict` to methods of its model.
+        left_out = {"log", "log_dict", "_run", "_phases", "_number", "_outer"}
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        state["profiles"] = list(self.profiles)
+        return state
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the last run so far, by category.
-
-        `None` before it, and where no ledger is kept.
-        """
+        """Every second of the last run by category; `None` before it or without a ledger."""
         return self._run.ledger
 
     def request_window(self) -> None:
-        """Ask for a window now, on every rank: the next scheduled one, or one more.
+        """Open a window now on every rank: the next scheduled window, or an additional one.
 
-        A handler of a signal may call it, and any thread.
+        A signal handler and any thread may call it.
         """
         self._run.request_window()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the arguments, and ask where files go and how ranks reach each other.
+        """Check the settings, and agree with other ranks on the folder for files.
 
-        On every process, for that takes all of them.
+        Every process must call it.
         """
         if not self._enabled:
             return
@@ -180,7 +166,10 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
         if self._run in OPEN:
             self._outer += ((self._run, self._phases),)
-        self._run, self._phases = run, phases = MonitoredRun(self._settings), phases_of(trainer)
+        run = MonitoredRun(self._settings)
+        phases = phases_of(trainer)
+        self._run = run
+        self._phases = phases
         self.profiles = run.profiles
         with run.boundary:
             self._number = phases.join(run.boundary, run.undo, run.close)
@@ -195,7 +184,7 @@ class FlopsMonitor(Base, PhaseListener):
         self._begin("train", trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Know that gradients may be accumulated otherwise from here on."""
+        """Begin an epoch: the number of accumulated batches may change."""
         self._run.guarded("train", lambda session: session.epoch_begins())
 
     def on_train_batch_start(
@@ -230,9 +219,9 @@ class FlopsMonitor(Base, PhaseListener):
         self._run.epoch_ends()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Know why this step takes longer, and begin, or go on, with this stage.
+        """Mark the training step as disturbed; start or resume validation.
 
-        The sanity check is a part of the start.
+        The sanity check is part of the start-up.
         """
         if not trainer.sanity_checking:
             self._run.enters("validation")
@@ -272,7 +261,7 @@ class FlopsMonitor(Base, PhaseListener):
     on_predict_start = on_test_start
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Know why this step takes longer; nothing is added to the checkpoint."""
+        """Mark the training step as disturbed; nothing is added to the checkpoint."""
         self._run.guarded("train", lambda session: session.mark("checkpoint"))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -282,30 +271,30 @@ class FlopsMonitor(Base, PhaseListener):
         self._leave()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
-        training, stage = (
-            partial(training_of, trainer, pl_module),
-            partial(stage_of, name, trainer, pl_module),
-        )
+        training = partial(training_of, trainer, pl_module)
+        stage = partial(stage_of, name, trainer, pl_module)
         try:
             self._run.begin(name, training, stage, self._number)
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _leave(self, error: BaseException | None = None) -> None:
-        """End the run, and go on with the one within which it was begun."""
+        """End the run, and continue the run within which it was begun."""
         self._run.close(error)
         if self._outer:
-            (self._run, self._phases), self._outer = self._outer[-1], self._outer[:-1]
+            self._run, self._phases = self._outer[-1]
+            self._outer = self._outer[:-1]
             self.profiles = self._run.profiles
 
 
 class InjectedMonitor(FlopsMonitor):
-    """A monitor that was asked for from outside, with settings as `"wait=2,active=5"`.
+    """A monitor that the variable `LFLOPS` requests, with settings such as `"wait=2,active=5"`.
 
-    Unknown ones are a `MisconfigurationException`.
-
-    If the script already has a `FlopsMonitor`, this one does nothing. Without a logger and without
+    It does nothing if the script already has a `FlopsMonitor`. Without a logger and without
     `dirpath` it writes no file.
+
+    Raises:
+        MisconfigurationException: A setting is unknown or wrong.
     """
 
     _writes_without_logger = False
@@ -317,15 +306,14 @@ class InjectedMonitor(FlopsMonitor):
             raise MisconfigurationException(f"LFLOPS={asked!r}: {error}") from error
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave, if there is another.
+        """Set up the run, or remove this monitor if there is another.
 
-        What a model adds is known by now, and a list that served an earlier Trainer has its
-        monitor.
+        By now the callbacks of the model are known, and a list of callbacks that served an earlier
+        Trainer contains its monitor.
         """
         monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
-        staying = next(
-            (each for each in monitors if not isinstance(each, InjectedMonitor)), monitors[0]
-        )
+        explicit = [each for each in monitors if not isinstance(each, InjectedMonitor)]
+        staying = explicit[0] if explicit else monitors[0]
         if staying is self:
             super().setup(trainer, pl_module, stage)
         else:

@@ -1,15 +1,16 @@
-"""The phases of a Trainer, from what Lightning tells its profiler and its callbacks.
+"""Detect the phases of a Trainer from calls of its profiler and its callbacks.
 
-Lightning reports each fetch of a batch, its transfer, each step of a stage, the optimizer's step
-and the clipping of gradients to its profiler, whichever that is, in automatic and in manual
-optimization. Backward begins and ends with callback hooks, and the optimizer's own work begins with
-one:
+Lightning reports each fetch of a batch, its host-to-device copy, each step of a stage, the
+optimizer's step and gradient clipping to its profiler, in automatic and in manual optimization.
+Backward begins and ends with callback hooks, and the optimizer's own work begins with a callback
+hook:
 
-    [data] [transfer]  optimizer_step: (training_step: [forward])  on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
+    [data] [transfer]  optimizer_step: (training_step: [forward])
+    on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
-So two or three methods of the profiler are wrapped, from the beginning of the run to its end. With
-several ranks Lightning's own collectives are wrapped as well, because ranks wait for each other in
-them.
+So two or three methods of the profiler are wrapped from the begin of the run to its end. With
+several ranks, Lightning's internal collectives are wrapped as well, because ranks wait for each
+other in them.
 """
 
 import sys
@@ -24,21 +25,17 @@ from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases
 from lflops.timing.step_phases import OTHER, SYNC
 
-SYNCHRONIZING = (
-    "all_gather",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "reduce_boolean_decision",
-    # of the strategy: Lightning's own collectives
-)
-# of the training's loop: a broadcast before each batch, in newer Lightnings
+SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
+"""Methods of the strategy: Lightning's internal collectives."""
+
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"
-# in place of a stage: the one that is running
+"""Method of the training epoch loop: a broadcast before each batch in newer versions."""
+
 RUNNING = None
+"""Stands for the running stage."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
-"""Of the strategy: reading a checkpoint, and what is in it."""
+"""Methods of the strategy that read a checkpoint or load its contents."""
 
 STEPS = {
     "train": "training_step",
@@ -46,7 +43,7 @@ STEPS = {
     "test": "test_step",
     "predict": "predict_step",
 }
-"""By stage, as `FlopsMonitor` names it, the method of a LightningModule that a batch goes to."""
+"""The method of a LightningModule that receives a batch, by stage."""
 
 ACTIONS: dict[str, tuple[str | None, str | None]] = {
     "train_dataloader_next": ("data", "train"),
@@ -54,47 +51,48 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     "test_next": ("data", "test"),
     "predict_next": ("data", "predict"),
     ".batch_to_device": ("transfer", RUNNING),
-    **{f".{step}": ("forward", name) for name, step in STEPS.items()},
+    ".training_step": ("forward", "train"),
+    ".validation_step": ("forward", "validate"),
+    ".test_step": ("forward", "test"),
+    ".predict_step": ("forward", "predict"),
     "save_checkpoint": ("checkpoint_save", RUN),
-    "optimizer_step": (
-        None,
-        "train",
-        # of itself no phase, but what began within it is over with it
-    ),
+    # no phase itself, but phases that begin within it end with it
+    "optimizer_step": (None, "train"),
 }
-"""Actions of the profiler, by the end of their names: the phase that each is, and whose.
-
-The longest end counts.
-"""
+"""Phase and stage of actions of the profiler, by the end of their names."""
 
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
-"""Actions that are phases of the training if somebody gives them something to do."""
+"""Actions that are phases of the training stage if a hook does something in them."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
-"""Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
+"""Modules of Lightning that contain the default hooks, which do nothing."""
 
 
 class PhaseListener:
-    """A monitor, whose hooks tell of phases: a mark for its class."""
+    """Base class of monitors, whose hooks report phases."""
 
 
 class TrainerPhases(Phases):
-    """The phases of one Trainer.
+    """The phases of one Trainer, which all its monitors share.
 
-    They come in every step of the training, so little is done for each, and nothing twice.
+    They occur in every step, so each does little work, and none twice.
+
+    Attributes:
+        has_ledger: Set if one of the monitors keeps the ledger.
     """
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
-        # whether one of its monitors keeps it
         self.has_ledger = False
-        # what is kept as long as it lives must not keep it
+        # Weak, because `_PHASES` keeps this object as long as the Trainer lives.
         self._trainer = ref(trainer)
         self._state = trainer.state
+        # phase and stage of each action, or `None` for actions that are no phase
         self._known: dict[str, tuple[str | None, str | None] | None] = {}
+        # running actions, with the number of phases around them
         self._begun: list[tuple[str, int]] = []
         self._contexts: dict[str, AbstractContextManager[str]] = {}
-        # of optimizers that run, one within the other
+        # number of nested optimizer steps that are running
         self._steps = 0
         self._users: dict[ErrorGuard, Callable[[BaseException | None], None]] = {}
         self.boundary = ErrorGuard(self._fail)
@@ -106,13 +104,12 @@ class TrainerPhases(Phases):
         undo: CleanupStack,
         close: Callable[[BaseException | None], None],
     ) -> int:
-        """Hear the Trainer for one more monitor, until its `undo` is closed.
+        """Add a monitor until its `undo` is closed. Removing the last monitor removes the wrappers.
 
-        With the last one the wrappers come off.
+        `close` ends the monitor's run if the Trainer ends without calling its callbacks.
 
-        Returns how many there are then.
+        Returns the number of monitors.
         """
-        # `close` ends the monitor's run where the Trainer ends without a word to its callbacks.
         undo.add(self._leave, boundary)
         self._users[boundary] = close
         if len(self._users) == 1:
@@ -129,7 +126,7 @@ class TrainerPhases(Phases):
                 _PHASES.pop(trainer, None)
 
     def backward_begins(self, loss: Any) -> None:
-        """The callback says: the loss is about to go backward."""
+        """Begin backward, from the callback hook before it."""
         if self.innermost != "backward":
             self.enter("backward", "train", (loss,))
             self.hear_wait(loss)
@@ -139,19 +136,17 @@ class TrainerPhases(Phases):
             self.leave(self.depth - 1)
 
     def optimizer_begins(self) -> None:
-        """The callback says: the gradients are there, and the optimizer's own work begins."""
-        # It ends with the optimizer's step. With mixed precision that has yet to begin; with a
-        # closure it is already running.
+        """Begin the optimizer's own work, from the callback hook before it."""
+        # It ends with the optimizer's step. With a closure this step is already running; with mixed
+        # precision it has yet to begin.
         if self.innermost != "optimizer":
             self.enter("optimizer", "train")
 
     def _install(self, trainer: Any) -> None:
-        strategy, profiler = trainer.strategy, trainer.profiler
-        step_begins, step_ends = (
-            self.boundary.guard(self._step_begins),
-            self.boundary.guard(self._step_ends),
-        )
-        hook_optimizers(self._undo, step_begins, step_ends)
+        strategy = trainer.strategy
+        profiler = trainer.profiler
+        guard = self.boundary.guard
+        hook_optimizers(self._undo, guard(self._step_begins), guard(self._step_ends))
         wrap(self._undo, profiler, "start", self._start)
         wrap(self._undo, profiler, "stop", self._stop)
         if type(profiler).__name__ == "PassThroughProfiler":
@@ -160,32 +155,33 @@ class TrainerPhases(Phases):
             if hasattr(strategy, name):
                 wrap(self._undo, strategy, name, partial(self.call_in, "checkpoint_load", RUN))
         wrap(self._undo, strategy, "teardown", self._torn_down)
-        # calls all loggers
+        # This method calls all loggers.
         connector = getattr(trainer, "_logger_connector", None)
         if hasattr(connector, "log_metrics"):
             wrap(self._undo, connector, "log_metrics", partial(self.call_in, "logging", RUN))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
-            for owner, name in [
-                *((strategy, name) for name in SYNCHRONIZING),
-                (trainer.fit_loop.epoch_loop, SIGTERM_CHECK),
-            ]:
-                if hasattr(owner, name):
-                    wrap(self._undo, owner, name, self._synchronize)
+            for name in SYNCHRONIZING:
+                self._wrap_collective(strategy, name)
+            self._wrap_collective(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)
+
+    def _wrap_collective(self, owner: Any, name: str) -> None:
+        if hasattr(owner, name):
+            wrap(self._undo, owner, name, self._synchronize)
 
     def _fail(self, error: BaseException) -> None:
         for each in [*self._users]:
             each.contains(error)
 
     def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The Trainer ends.
+        """End all runs with the Trainer.
 
-        Its callbacks do not hear it where others stand in their place, as after a failed search for
-        a rate.
+        Lightning does not call the monitors if others replaced its callbacks, for example after a
+        failed search for a learning rate.
         """
         with self.boundary:
             for close in [*self._users.values()]:
-                # The program may be handling another error, which did not end this.
+                # The program may be handling an unrelated exception.
                 close(sys.exc_info()[1] if self._state.status == "interrupted" else None)
         return call(*args, **kwargs)
 
@@ -209,26 +205,30 @@ class TrainerPhases(Phases):
         return call(*args, **kwargs)
 
     def _profile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of Lightning's own, which makes a generator for each action, and calls what does nothing twice."""
-        # That would take longer than all that is done here. What is no phase, and is Lightning's
-        # own to name, gets a context of Python's.
+        """Replace Lightning's method, which makes a generator for each action.
+
+        A generator would take longer than everything that is done here. Actions that are no phase
+        and that Lightning itself named get a context of Python.
+        """
         name = _name(args, kwargs)
         context = self._contexts.get(name)
-        if context is None:
-            if not name.startswith("[") and name != "run_training_batch":
-                return call(*args, **kwargs)
-            context = self._contexts[name] = (
-                nullcontext(name) if self._phase_of(name) is None else _Action(self, name)
-            )
+        if context is not None:
+            return context
+        is_lightnings = name.startswith("[") or name == "run_training_batch"
+        if not is_lightnings:
+            return call(*args, **kwargs)
+        if self._phase_of(name) is None:
+            context = nullcontext(name)
+        else:
+            context = _Action(self, name)
+        self._contexts[name] = context
         return context
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         stage = self._running_stage()
-        return (
-            call(*args, **kwargs)
-            if stage is None
-            else self.call_in(SYNC, stage, call, *args, **kwargs)
-        )
+        if stage is None:
+            return call(*args, **kwargs)
+        return self.call_in(SYNC, stage, call, *args, **kwargs)
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)
@@ -237,28 +237,28 @@ class TrainerPhases(Phases):
         phase, stage = known
         stage = stage or self._running_stage()
         if not self._begun:
-            # an earlier one may have failed
+            # An earlier step may have failed without calling its hook.
             self._steps = 0
         self._begun.append((name, self.depth))
         if phase is not None and stage is not None:
             self.enter(phase, stage)
 
     def _ends(self, name: str, *, failed: bool = False) -> None:
-        # What began before the wrappers were there is none of theirs; what was left without an end
-        # is over with what it is within.
+        # An action that began before the wrappers were installed is unknown. An action without an
+        # end is over when the action around it ends.
         for place in reversed(range(len(self._begun))):
-            if self._begun[place][0] == name:
-                depth = self._begun[place][1]
+            begun, depth = self._begun[place]
+            if begun == name:
                 del self._begun[place:]
                 self.leave(depth, failed=failed)
                 return
 
     def _running_stage(self) -> str | None:
         stage = self._state.stage
-        name: str | None = (
-            None if stage is None else stage._value_
-            # quicker than a hash of Lightning's own enumeration
-        )
+        if stage is None:
+            return None
+        # This attribute of an enumeration is faster than hashing its member.
+        name: str = stage._value_
         return name if name in STEPS else None
 
     def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
@@ -269,21 +269,18 @@ class TrainerPhases(Phases):
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
         trainer = self._trainer()
         if name.endswith(BEFORE_STEP):
-            return (
-                (OTHER, "train")
-                if trainer is not None and _has_hook_before_step(trainer, name)
-                else None
-            )
+            is_phase = trainer is not None and _has_hook_before_step(trainer, name)
+            return (OTHER, "train") if is_phase else None
         if name.endswith(CLIP):
-            does_clip = trainer is not None and (
+            clips = trainer is not None and (
                 trainer.gradient_clip_val or _is_overridden(trainer.lightning_module, CLIP)
             )
-            return ("clip", "train") if does_clip else None
+            return ("clip", "train") if clips else None
         return next((known for end, known in ACTIONS.items() if name.endswith(end)), None)
 
 
 class _Action:
-    """Tells of an action that is a phase, each time that it is entered."""
+    """A context that reports an action as a phase each time that it is entered."""
 
     def __init__(self, phases: TrainerPhases, name: str) -> None:
         self._phases = phases
@@ -311,27 +308,24 @@ def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Whether somebody but a monitor has a hook there.
+    """Whether the action before the optimizer's step runs a hook other than a monitor's.
 
-    In a monitor's the phase of the optimizer begins, so that is no phase itself.
+    In the hook of a monitor the phase of the optimizer begins, so it is no phase itself.
     """
-    others = [each for each in trainer.callbacks if not isinstance(each, PhaseListener)]
-    is_monitors = any(
-        action == f"[Callback]{each.state_key}.{BEFORE_STEP}"
-        for each in trainer.callbacks
-        if each not in others
-    )
-    return not is_monitors and any(
-        _is_overridden(each, BEFORE_STEP) for each in (trainer.lightning_module, *others)
-    )
+    owners = [trainer.lightning_module]
+    for callback in trainer.callbacks:
+        is_monitor = isinstance(callback, PhaseListener)
+        if is_monitor and action == f"[Callback]{callback.state_key}.{BEFORE_STEP}":
+            return False
+        if not is_monitor:
+            owners.append(callback)
+    return any(_is_overridden(owner, BEFORE_STEP) for owner in owners)
 
 
 def _is_overridden(owner: Any, hook: str) -> bool:
     home: str = getattr(getattr(owner, hook, None), "__module__", "")
-    return not (
-        home.startswith(("lightning.pytorch.", "pytorch_lightning."))
-        and home.endswith(DEFAULT_HOOKS)
-    )
+    is_lightnings = home.startswith(("lightning.pytorch.", "pytorch_lightning."))
+    return not (is_lightnings and home.endswith(DEFAULT_HOOKS))
 
 
 _PHASES: WeakKeyDictionary[Any, TrainerPhases] = WeakKeyDictionary()

@@ -1,6 +1,6 @@
-"""A Trainer, read into the values that a session takes, and the folder of its run.
+"""Read a Trainer into the values that a session needs, and choose the folder of its run.
 
-Lightning under either of its names.
+Lightning may be installed under either of its names.
 """
 
 import importlib
@@ -28,9 +28,10 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def _packages() -> list[ModuleType]:
-    """Those that are installed.
+    """The installed packages of Lightning.
 
-    Loading one makes it the one in whose name the other logs; one that was loaded before stays so.
+    Importing a package makes the other package log under its name. A package that was imported
+    before keeps its name.
     """
     users = [sys.modules[name] for name in _NAMES if name in sys.modules]
     logs = [_rank_zero(package).rank_zero_module.log for package in users]
@@ -43,7 +44,8 @@ def _packages() -> list[ModuleType]:
                 raise
     if not found:
         raise MissingPackageError(
-            "FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: pip install lightning"
+            "FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: "
+            "pip install lightning"
         )
     for log in logs[-1:]:
         _rank_zero(found[0]).rank_zero_module.log = log
@@ -60,36 +62,36 @@ if TYPE_CHECKING:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch import Callback as Base
 else:
-    Base = type("Base", tuple(each.Callback for each in reversed(_FOUND)), {})
+    _packages_reversed = _FOUND[::-1]
+    _exceptions = [
+        importlib.import_module(f"{package.__name__}.utilities.exceptions")
+        for package in _packages_reversed
+    ]
+    Base = type("Base", tuple(package.Callback for package in _packages_reversed), {})
     MisconfigurationException = type(
         "MisconfigurationException",
-        tuple(
-            importlib.import_module(
-                f"{each.__name__}.utilities.exceptions"
-            ).MisconfigurationException
-            for each in reversed(_FOUND)
-        ),
+        tuple(module.MisconfigurationException for module in _exceptions),
         {"__module__": __name__},
     )
 
 
 def say(message: str) -> None:
-    """Log a message of the main process's, as Lightning logs its own."""
+    """Log a message on the main process, as Lightning logs its messages."""
     _rank_zero(_FOUND[0]).rank_zero_info(message)
 
 
-# below the Trainer's directory: a folder for each Trainer that has no logger
 RUNS = "lflops_runs"
+"""Folder in the Trainer's directory with a folder for each Trainer without a logger."""
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-# Trainers whose folder was logged
 _NAMED: WeakSet[Any] = WeakSet()
+"""Trainers whose folder was logged."""
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
-    """The run of a Trainer.
+    """The training run of a Trainer.
 
-    To be asked when a stage begins, by when the model is on its device and wrapped.
+    Call it at the begin of a stage, when the model is on its device and wrapped.
     """
     strategy = trainer.strategy
     return Training(
@@ -105,39 +107,49 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),
         precision=str(trainer.precision),
-        # A Trainer that was given the module compiled has the plain one, whose training_step is a
-        # compiled function.
+        # If a Trainer is passed a compiled module, it keeps the original module, whose
+        # training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
         looks_for_unused=getattr(strategy.model, "find_unused_parameters", False),
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
-        # The loggers' x-axis, which several optimizers do not move several times: Lightning's own
-        # monitors read it.
+        # The x-axis of loggers, which Lightning's own monitors read. Several optimizers advance it
+        # once.
         logged_step=lambda: trainer.fit_loop.epoch_loop._batches_that_stepped,  # noqa: SLF001
         say=say,
     )
 
 
 def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
-    learns, automatic = name == "train", pl_module.automatic_optimization
+    listen = partial(phases_of(trainer).listen, name)
+    fetches_itself = "dataloader_iter" in signature(getattr(pl_module, STEPS[name])).parameters
+    if name != "train":
+        return Stage(
+            name=name,
+            learns=False,
+            listen=listen,
+            accumulation=lambda: 1,
+            ends_step=lambda: True,
+            batches_left=_batches_of(trainer, name),
+            updates=frozenset(),
+            fetches_itself=fetches_itself,
+        )
+    automatic = pl_module.automatic_optimization
     return Stage(
         name=name,
-        learns=learns,
-        listen=partial(phases_of(trainer).listen, name),
-        accumulation=lambda: trainer.accumulate_grad_batches if learns and automatic else 1,
-        ends_step=lambda: not learns or _ends_step(trainer, pl_module),
-        batches_left=_batches_left(trainer, pl_module) if learns else _batches_of(trainer, name),
-        updates=frozenset({"backward", "optimizer"}) if learns and automatic else frozenset(),
-        fetches_itself="dataloader_iter" in signature(getattr(pl_module, STEPS[name])).parameters,
+        learns=True,
+        listen=listen,
+        accumulation=lambda: trainer.accumulate_grad_batches if automatic else 1,
+        ends_step=lambda: _ends_step(trainer, pl_module),
+        batches_left=_batches_left(trainer, pl_module),
+        updates=frozenset({"backward", "optimizer"} if automatic else ()),
+        fetches_itself=fetches_itself,
     )
 
 
 def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
-    """The module whose names are those of the model, with what holds its parameters.
-
-    Torch's first FSDP keeps some outside of it.
-    """
+    """The root module: the model, or the wrapper of FSDP1, which holds some of its parameters."""
     around = trainer.strategy.model
     wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
     root: nn.Module = around if wraps else pl_module
@@ -147,31 +159,31 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
     """Whether the batch that ends now ends a step.
 
-    In manual optimization each does: only the user knows more.
+    In manual optimization every batch does: only the user knows more.
     """
     if trainer.accumulate_grad_batches == 1 or not pl_module.automatic_optimization:
         return True
-    return not trainer.fit_loop.epoch_loop._should_accumulate()  # noqa: SLF001 - Lightning's own monitor asks it
+    # Lightning's own monitors call this method.
+    return not trainer.fit_loop.epoch_loop._should_accumulate()  # noqa: SLF001
 
 
 def _batches_left(trainer: Any, pl_module: Any) -> float:
-    of_epochs: float = math.inf
-    if (
-        trainer.max_epochs is not None
-        and trainer.max_epochs >= 0
-        and not math.isinf(trainer.num_training_batches)
-    ):
-        of_epochs = trainer.num_training_batches * (trainer.max_epochs - trainer.current_epoch)
-    of_steps: float = math.inf
+    """Batches until the end of the run; infinity if unknown."""
+    left = math.inf
+    batches = trainer.num_training_batches
+    epochs = trainer.max_epochs
+    if epochs is not None and epochs >= 0 and not math.isinf(batches):
+        left = batches * (epochs - trainer.current_epoch)
     if trainer.max_steps >= 0 and pl_module.automatic_optimization:
-        of_steps = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
-    return max(min(of_epochs, of_steps), 0)
+        steps = trainer.max_steps - trainer.global_step
+        left = min(left, steps * trainer.accumulate_grad_batches)
+    return max(left, 0)
 
 
 def _batches_of(trainer: Any, stage: str) -> float:
-    """Batches of a stage in which nothing is learned; infinity if unknown.
+    """Batches of a stage without learning; infinity if unknown.
 
-    Validations of a fit come again, with one schedule over all.
+    A fit validates repeatedly, with one schedule over all validations.
     """
     if trainer.state.fn.value != stage:
         return math.inf
@@ -180,54 +192,47 @@ def _batches_of(trainer: Any, stage: str) -> float:
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
-    """The folder that a run's files go below.
+    """The folder for a run's files, or `None` for no files.
 
-    `None` for no files. To be called by all ranks: they agree on the main process's.
+    All ranks must call it: they use the folder of the main process.
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
     logger = trainer.loggers[0] if trainer.loggers else None
-    if logger is not None and isinstance(getattr(logger, "log_dir", None), str | PathLike):
-        folder = (
-            trainer.log_dir
-            # of a logger that Lightning does not know that is where it saves, or nothing
-        )
-        return None if folder is None else _local(trainer, str(folder))
     if logger is None and not without_logger:
         return None
-    # A logger without a folder for the run has one for all its runs. In that of MLflow each folder
-    # is an experiment.
-    above = (
-        trainer.default_root_dir
-        if logger is None or type(logger).__name__ == "MLFlowLogger"
-        else getattr(logger, "save_dir", None)
-    )
+    if isinstance(getattr(logger, "log_dir", None), str | PathLike):
+        # For a logger that Lightning does not know, this is its save directory, or `None`.
+        folder = trainer.log_dir
+        return None if folder is None else _local(trainer, str(folder))
+    # Other loggers have one folder for all runs. In MLflow's folder, each folder is an experiment.
+    above = getattr(logger, "save_dir", None)
+    if logger is None or type(logger).__name__ == "MLFlowLogger":
+        above = trainer.default_root_dir
     if not isinstance(above, str | PathLike) or _local(trainer, str(above)) is None:
         return None
     if trainer not in _RUN_FOLDERS:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        _RUN_FOLDERS[trainer] = folder = trainer.strategy.broadcast(
-            str(Path(above, RUNS, name).absolute())
-        )
+        own = str(Path(above, RUNS, name).absolute())
+        _RUN_FOLDERS[trainer] = trainer.strategy.broadcast(own)
+    folder = _RUN_FOLDERS[trainer]
     if logger is None and trainer not in _NAMED:
         _NAMED.add(trainer)
-        folder = _RUN_FOLDERS[trainer]
         say(
-            f"lflops: the Trainer has no logger, so the files of this run go to {folder}; FlopsMonitor(dirpath=...) chooses another folder"
+            f"lflops: the Trainer has no logger, so the files of this run go to {folder}; "
+            "set another folder with FlopsMonitor(dirpath=...)"
         )
-    return _RUN_FOLDERS[trainer]
+    return folder
 
 
 def _local(trainer: Any, folder: str) -> str | None:
-    """The folder, unless it is the address of a remote one.
-
-    Files are written to this machine alone.
-    """
+    """The folder, or `None` if it is remote: files are only written to this machine."""
     if "://" not in folder:
         return folder
     if trainer not in _NAMED:
         _NAMED.add(trainer)
         say(
-            f"lflops: the run is logged to {folder}, so lflops writes no files; FlopsMonitor(dirpath=...) chooses a folder of this machine"
+            f"lflops: the run is logged to {folder}, so lflops writes no files; "
+            "set a folder of this machine with FlopsMonitor(dirpath=...)"
         )
     return None

@@ -1,4 +1,1 @@
-"""Training loops that people write themselves.
-
-`lflops.monitor`, and where the phases of such a loop come from.
-"""
+"""Custom training loops: `lflops.monitor` and the phases of such a loop."""

@@ -1,4 +1,4 @@
-"""`lflops.monitor`: watch any training loop as a Trainer is watched."""
+"""`lflops.monitor`: monitor a custom training loop as `FlopsMonitor` monitors a Trainer."""
 
 import contextlib
 import math
@@ -31,20 +31,13 @@ from lflops.profile.profile import Profile
 Item = TypeVar("Item")
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
-"""Modules that are around a user's own, which is their `module`."""
+"""Modules that wrap the user's module, which is their attribute `module`."""
 
-DATA_PARALLEL = {
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    # those whose ranks have different batches
-}
-BLOCKS = (
-    "checkpoint_save",
-    "checkpoint_load",
-    "logging",
-    "between_epochs",
-    # categories of the ledger that a loop names itself
-)
+DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
+"""Wrappers under which each rank has a different batch."""
+
+BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
+"""Categories of the ledger that a loop names explicitly."""
 
 
 def monitor(
@@ -59,23 +52,23 @@ def monitor(
     log: Callable[[str], None] = say,
     **settings: Any,
 ) -> "LoopMonitor":
-    """Watch your own training loop, as `FlopsMonitor` watches a Trainer.
+    """Monitor a custom training loop, as `FlopsMonitor` monitors a Trainer.
 
     Args:
-        model: What is trained; several by their names.
-        optimizer: What steps; one, or several.
-        engine: The `Fabric` or `Accelerator` that the loop uses, if it uses one.
-        logger: A `SummaryWriter`, a run of wandb, or an object with `log_metrics(values,
-            step=...)`; one, or several in a list.
-        accumulation: Batches over which gradients are accumulated.
-        log_every: Steps from one point of the curves to the next; 0 for no curves.
-        steps: How many steps the run has, if you know: the schedule is made to fit.
-        log: Is called with the summary of each window, on the main process. By default the logger
-            `lflops` logs it at level INFO; where logging is not set up, it is printed.
-        settings: The arguments of `FlopsMonitor`, as `schedule`, `trace` or `dirpath`.
+        model: The model that is trained, or several models by name.
+        optimizer: The optimizer, or a list of several.
+        engine: The `Fabric` or `Accelerator` that the loop uses, if any.
+        logger: A `SummaryWriter`, a wandb run, or an object with `log_metrics(values, step=...)`;
+            or a list of several.
+        accumulation: Number of batches over which gradients are accumulated.
+        log_every: Number of steps between two points of the curves; 0 for no curves.
+        steps: Number of steps of the run, if known: the schedule is adapted to it.
+        log: Function that receives the summary of each window, on the main process. By default the
+            logger `lflops` logs it at level INFO; if logging is not configured, it is printed.
+        settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
 
     Raises:
-        CountError: An argument is wrong; the message names it, its value and what is taken.
+        CountError: An argument is wrong; the message has its name, its value and the valid values.
 
     Example::
 
@@ -87,27 +80,39 @@ def monitor(
                     optimizer.step()
                     optimizer.zero_grad()
     """
-    for name, value, least in (
-        ("accumulation", accumulation, 1),
-        ("log_every", log_every, 0),
-        ("steps", steps, 1),
-    ):
-        if value is not None and not is_whole(value, least):
-            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
-    if unknown := settings.keys() - Settings.__dataclass_fields__.keys():
+    _check_number("accumulation", accumulation, 1)
+    _check_number("log_every", log_every, 0)
+    if steps is not None:
+        _check_number("steps", steps, 1)
+    unknown = settings.keys() - Settings.__dataclass_fields__.keys()
+    if unknown:
+        known = ", ".join(Settings.__dataclass_fields__)
         raise CountError(
-            f"{min(unknown)!r} is no argument of lflops.monitor; these are: {', '.join(Settings.__dataclass_fields__)}"
+            f"{min(unknown)!r} is not an argument of lflops.monitor; valid arguments: {known}"
         )
     asked = Settings(**settings)
     asked.check()
-    models, optimizers, loggers = _models(model), _optimizers(optimizer), loggers_of(logger)
-    loop = Loop(models, optimizers, engine, loggers, accumulation, log_every, steps, log)
+    loop = Loop(
+        _models(model),
+        _optimizers(optimizer),
+        engine,
+        loggers_of(logger),
+        accumulation,
+        log_every,
+        steps,
+        log,
+    )
     return LoopMonitor(loop, asked)
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if not is_whole(value, least):
+        raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What a user says of a loop; the arguments of `monitor` have the meanings."""
+    """The user's description of a loop, with the meanings of the arguments of `monitor`."""
 
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
@@ -120,11 +125,13 @@ class Loop:
 
 
 class LoopMonitor:
-    """A loop that is watched inside of a `with`. `lflops.monitor` makes one."""
+    """Monitors a loop inside a `with` block. Create it with `lflops.monitor`.
+
+    Attributes:
+        profiles: A profile for each closed window, on the main process; only the last 32.
+    """
 
     def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
-        # A profile for each window that is closed, on the main process; of more than 32, the last
-        # 32.
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings
@@ -134,44 +141,46 @@ class LoopMonitor:
         self._has_batches = False
         self._steps_done = 0
         self._run = NO_RUN
-        self._ranks = (
-            0,
-            1,
-            # this process's number, and how many there are; a process group may end before the loop
-        )
+        # Kept, because a process group may end before the loop.
+        self._rank = 0
+        self._world_size = 1
         self._ends = contextlib.ExitStack()
         self._account: Ledger | None = None
 
     def __enter__(self) -> Self:
-        in_group = distributed.is_available() and distributed.is_initialized()
-        self._ranks = rank, world_size = (
-            (distributed.get_rank(), distributed.get_world_size()) if in_group else (0, 1)
-        )
-        if rank == 0:
+        if distributed.is_available() and distributed.is_initialized():
+            self._rank = distributed.get_rank()
+            self._world_size = distributed.get_world_size()
+        if self._rank == 0:
             self._settings.try_folder()
-        self._run = run = MonitoredRun(self._settings)
+        run = MonitoredRun(self._settings)
+        self._run = run
         self.profiles = run.profiles
         self._ends.callback(run.take_off)
         self._ends.push(self._close)
         try:
             with run.boundary:
-                directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
-                # Without a logger there are no files, unless `dirpath` asks for them.
-                run.log_dir = next(
-                    (str(each) for each in directories if isinstance(each, str | PathLike)), None
-                )
-                run.open("loop", world_size)
-                self._phases.awaits_others = world_size > 1
-                self._phases.install(
-                    self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo
-                )
-                run.keep_ledger(self._phases, rank, world_size, is_kept=self._settings.ledger)
+                self._open(run)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
         except BaseException:
-            # Python does not call ours then
+            # Python does not call `__exit__` after an exception in `__enter__`.
             self._ends.__exit__(*sys.exc_info())
             raise
+
+    def _open(self, run: MonitoredRun) -> None:
+        # Without a logger no files are written, unless `dirpath` is set.
+        for logger in self._loop.loggers:
+            directory = getattr(logger, "log_dir", None)
+            if isinstance(directory, str | PathLike):
+                run.log_dir = str(directory)
+                break
+        run.open("loop", self._world_size)
+        self._phases.awaits_others = self._world_size > 1
+        self._phases.install(
+            self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo
+        )
+        run.keep_ledger(self._phases, self._rank, self._world_size, is_kept=self._settings.ledger)
 
     __exit__ = ExitBy(operator.attrgetter("_ends"))
 
@@ -181,20 +190,20 @@ class LoopMonitor:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        run, self._run = self._run, NO_RUN
-        if run is not NO_RUN:
-            run.close(error)
-            self._account = run.ledger
-            if not self._has_batches and error is None:
-                warn(
-                    "lflops.monitor saw no step, so there is nothing to tell: put each batch in `with monitor.step(batch):`"
-                )
+        run = self._run
+        self._run = NO_RUN
+        if run is NO_RUN:
+            return
+        run.close(error)
+        self._account = run.ledger
+        if not self._has_batches and error is None:
+            warn(
+                "lflops.monitor received no batch, so it has no results: "
+                "run each batch in `with monitor.step(batch):`"
+            )
 
     def data(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Go through a loader's batches.
-
-        The time until each of them is there is the phase `data`.
-        """
+        """Iterate over the batches of a loader; the wait for each batch is the phase `data`."""
         iterator = iter(loader)
         while True:
             with self._phases.named("data"):
@@ -206,32 +215,32 @@ class LoopMonitor:
         self.epoch_ends()
 
     def step(self, batch: Any = None) -> "_Batch":
-        """One batch: a step, or with accumulation a part of one.
+        """Run a batch in this `with` block: a step, or a part of a step with accumulation.
 
-        Samples and tokens per second come from its tensors' shapes.
+        Samples and tokens per second are derived from the shapes of its tensors.
         """
         return _Batch(self, batch)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A phase that you name.
+        """Name the phase of a `with` block.
 
-        "forward", "backward", "optimizer", "clip", "transfer", or any other name.
+        Use "forward", "backward", "optimizer", "clip", "transfer", or any other name.
         """
         return self._phases.named(name)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Another stage.
+        """Run another stage in this `with` block: "validate", "test" or "predict".
 
-        "validate", "test" or "predict". It is watched if `stages=` names it, and is part of no
-        training step.
+        It is part of no training step, and it is monitored if `stages=` includes it.
 
         Raises:
-            CountError: The stage is not known.
+            CountError: The stage is unknown.
         """
         if name not in STAGES[1:]:
             raise CountError(f"stage={name!r}: give one of {', '.join(map(repr, STAGES[1:]))}")
-        run, before = self._run, self._stage
+        run = self._run
+        before = self._stage
         run.guarded("train", lambda session: session.mark("validation"))
         category = "validation" if name == "validate" else name
         with self._phases.stage(name):
@@ -247,26 +256,23 @@ class LoopMonitor:
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the run so far, by category.
-
-        `None` before it, and where no ledger is kept.
-        """
+        """Every second of the run by category; `None` before the run or without a ledger."""
         return self._account if self._run is NO_RUN else self._run.ledger
 
     def request_window(self) -> None:
-        """Ask for a window now, on every rank: the next scheduled one, or one more.
+        """Open a window now on every rank: the next scheduled window, or an additional one.
 
-        A handler of a signal may call it, and any thread.
+        A signal handler and any thread may call it.
         """
         self._run.request_window()
 
     def within(self, category: str) -> contextlib.AbstractContextManager[None]:
-        """What runs in this block belongs to a category of the ledger.
+        """Assign the time of a `with` block to a category of the ledger.
 
-        "checkpoint_save", "checkpoint_load", "logging" or "between_epochs".
+        The category is "checkpoint_save", "checkpoint_load", "logging" or "between_epochs".
 
         Raises:
-            CountError: The category is not known.
+            CountError: The category is unknown.
         """
         if category not in BLOCKS:
             raise CountError(f"category={category!r}: give one of {', '.join(map(repr, BLOCKS))}")
@@ -275,43 +281,41 @@ class LoopMonitor:
         return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
-        """The steps before this one were made by an earlier run.
-
-        Number those of this one from here.
-        """
+        """Number the steps of this run from `step`, where an earlier run ended."""
         self._steps_done = step
 
     @property
     def boundary(self) -> ErrorGuard:
-        """What code of a driver that builds on this monitor runs in.
+        """Error guard for the code of an integration that builds on this monitor.
 
-        Its errors end the watching, and not the training.
+        Errors in it end the monitoring, not the training run.
         """
         return self._phases.boundary
 
     @property
     def undo(self) -> CleanupStack:
-        """Takes off, at the end of the run, what such a driver installs.
+        """Cleanup stack that removes the hooks of such an integration at the end of the run.
 
-        There is none before the run begins.
+        Raises:
+            CountError: The run has not begun.
         """
         if self._run is NO_RUN:
             raise CountError(
-                "monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`"
+                "monitor: its run has not begun, so no cleanup can be added: use it in a `with`"
             )
         return self._run.undo
 
     def epoch_ends(self) -> None:
-        """An epoch is over: what follows is between two epochs, until a batch is fetched.
+        """End an epoch: the time until the next batch is fetched is between two epochs.
 
-        `data` does so at the loader's end.
+        `data` does so at the end of the loader.
         """
         self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
-        """Note that something else happens in this step, as "checkpoint".
+        """Mark the step as disturbed, for example by a "checkpoint".
 
-        It is no measure of the others.
+        Its time then says nothing about other steps.
         """
         self._run.guarded("train", lambda session: session.mark(what))
 
@@ -336,62 +340,74 @@ class LoopMonitor:
         return not (self._batches + 1) % self._loop.accumulation
 
     def _training(self) -> Training:
-        loop, (rank, world_size) = self._loop, self._ranks
-        unwrapped = {name: _unwrapped(each) for name, each in loop.models.items()}
-        models = {name: each for name, (each, _) in unwrapped.items()}
-        wrappers = {kind for _, around in unwrapped.values() for kind in around}
-        outermost = [
-            getattr(each, "_forward_module", each)
-            for each in loop.models.values()
-            # Fabric's is around the user's
-        ]
-        divides = (wrappers | {type(each).__name__ for each in outermost}) & DATA_PARALLEL
-        # What torch's first FSDP keeps of the parameters is in its wrapper.
+        loop = self._loop
+        models: dict[str, nn.Module] = {}
+        wrappers: set[str] = set()
+        outermost: set[str] = set()
+        tensors: list[Any] = []
+        looks_for_unused = False
+        for name, model in loop.models.items():
+            unwrapped, around = _unwrapped(model)
+            models[name] = unwrapped
+            tensors += [*unwrapped.parameters(), *unwrapped.buffers()]
+            wrappers.update(around)
+            # Fabric keeps the model with the strategy's wrapper in this attribute.
+            wrapped = getattr(model, "_forward_module", model)
+            outermost.add(type(wrapped).__name__)
+            looks_for_unused |= getattr(wrapped, "find_unused_parameters", False)
+        data_parallel = (wrappers | outermost) & DATA_PARALLEL
+        # FSDP1 keeps some of the parameters in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
+        precision = getattr(loop.engine, "mixed_precision", None)
+        sampler = {"num_replicas": self._world_size, "rank": self._rank}
         return Training(
             loop=self,
             model=_one(models),
             root=_one(loop.models if keeps_parameters else models),
-            device=device_of(
-                [
-                    tensor
-                    for each in models.values()
-                    for tensor in (*each.parameters(), *each.buffers())
-                ]
-            ),
-            rank=rank,
-            world_size=world_size,
+            device=device_of(tensors),
+            rank=self._rank,
+            world_size=self._world_size,
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
-            is_main=rank == 0,
-            strategy=min(divides or wrappers, default=None)
-            or (None if loop.engine is None else type(loop.engine).__name__),
-            sampler={"num_replicas": world_size, "rank": rank} if divides else None,
-            precision=None
-            if (precision := getattr(loop.engine, "mixed_precision", None)) == "no"
-            else precision,
+            is_main=self._rank == 0,
+            strategy=self._strategy(data_parallel or wrappers),
+            sampler=sampler if data_parallel else None,
+            precision=None if precision == "no" else precision,
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
-            looks_for_unused=any(
-                getattr(each, "find_unused_parameters", False) for each in outermost
-            ),
+            looks_for_unused=looks_for_unused,
             loggers=loop.loggers,
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
-            # only the main process logs
-            say=loop.log if rank == 0 else lambda _: None,
+            # Only the main process logs.
+            say=loop.log if self._rank == 0 else lambda _: None,
         )
 
+    def _strategy(self, wrappers: Iterable[str]) -> str | None:
+        """Name of the strategy: a wrapper of the model, or else the engine."""
+        engine = self._loop.engine
+        default = None if engine is None else type(engine).__name__
+        return min(wrappers, default=default)
+
     def _stage_of(self, name: str) -> Stage:
-        loop, learns = self._loop, name == "train"
+        loop = self._loop
+        listen = partial(self._phases.listen, name)
+        if name != "train":
+            return Stage(
+                name=name,
+                learns=False,
+                listen=listen,
+                accumulation=partial(int, 1),
+                ends_step=partial(bool, 1),
+                batches_left=math.inf,
+                updates=frozenset(),
+            )
         return Stage(
             name=name,
-            learns=learns,
-            listen=partial(self._phases.listen, name),
-            accumulation=partial(int, loop.accumulation if learns else 1),
-            ends_step=self._ends_step if learns else partial(bool, 1),
-            batches_left=loop.accumulation * loop.steps
-            if learns and loop.steps is not None
-            else math.inf,
-            updates=frozenset({"optimizer"}) if learns and loop.optimizers else frozenset(),
+            learns=True,
+            listen=listen,
+            accumulation=partial(int, loop.accumulation),
+            ends_step=self._ends_step,
+            batches_left=math.inf if loop.steps is None else loop.accumulation * loop.steps,
+            updates=frozenset({"optimizer"} if loop.optimizers else ()),
         )
 
 
@@ -417,32 +433,33 @@ class _Batch:
 
 
 def _models(model: Any) -> dict[str, nn.Module]:
-    models: dict[str, Any] = (
-        {"": model}
-        if isinstance(model, nn.Module)
-        else dict(model)
-        if isinstance(model, Mapping)
-        else {}
-    )
+    models: dict[str, Any] = {}
+    if isinstance(model, nn.Module):
+        models = {"": model}
+    elif isinstance(model, Mapping):
+        models = dict(model)
     if not models or not all(isinstance(each, nn.Module) for each in models.values()):
         raise CountError(
-            f"model={describe(model)}: give an nn.Module, or several by their names, as {{'generator': g, 'critic': c}}"
+            f"model={describe(model)}: give an nn.Module, or several by name, for example "
+            "{'generator': g, 'critic': c}"
         )
     return models
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:
-    optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
-    for each in optimizers:
+    given = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = []
+    for each in given:
         if not isinstance(each, Optimizer):
             raise CountError(
                 f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list"
             )
-    # Accelerate's optimizer has another one inside of it, and no hooks.
-    return [
-        getattr(each, "optimizer", each) if type(each).__name__ == "AcceleratedOptimizer" else each
-        for each in optimizers
-    ]
+        # Accelerate's optimizer contains the optimizer that has hooks.
+        if type(each).__name__ == "AcceleratedOptimizer":
+            optimizers.append(getattr(each, "optimizer", each))
+        else:
+            optimizers.append(each)
+    return optimizers
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
@@ -450,7 +467,7 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
-    """The user's own module, whose names people know, and the classes of the wrappers around it."""
+    """The user's module, whose names users know, and the classes of the wrappers around it."""
     wrappers = []
     while (kind := type(model).__name__) in WRAPPERS:
         wrappers.append(kind)

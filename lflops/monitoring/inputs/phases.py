@@ -1,4 +1,4 @@
-"""The phases of a training as they begin and end, from any driver, and who listens to them."""
+"""The phases of a training run: integrations report them, and listeners receive them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,24 +11,26 @@ from lflops.ledger.keeper import DeferredCalls
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import after_backward
 
-# in place of a stage: what belongs to no step, as saving a checkpoint
 RUN = "run"
+"""Stands for the stage of phases that belong to no step, such as saving a checkpoint."""
 
 
 class Listener(Protocol):
     """A listener to phases."""
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """The phase begins, with what its method is given."""
+        """Begin a phase; `given` are the arguments of its method."""
 
     def leave(self) -> None:
-        """The innermost phase ends."""
+        """End the innermost phase."""
 
     def drop(self) -> None:
-        """The innermost phase is left by an exception."""
+        """End the innermost phase because of an exception."""
 
 
 class _Ear(NamedTuple):
+    """The guarded methods of a listener."""
+
     enter: Callable[..., None]
     leave: Callable[[], None]
     drop: Callable[[], None]
@@ -36,31 +38,33 @@ class _Ear(NamedTuple):
 
 
 class Phases:
-    """The phases that one training is in, the innermost last; a driver enters and leaves them.
+    """The phases that a training run is in, innermost last.
 
-    Listeners hear ends of heard beginnings.
+    An integration enters and leaves them. A listener receives the end of every phase whose begin it
+    received.
+
+    Attributes:
+        awaits_others: Set if backward may end with a wait for other ranks. An integration that
+            detects the wait itself calls `wait`.
+        boundary: The error guard of the run. Before a run begins, nothing is installed.
     """
 
-    # whether backward may end with a wait for other ranks. A driver that finds it out tells of it
-    # by `wait`
     awaits_others = False
 
     def __init__(self) -> None:
-        self.boundary = ErrorGuard(
-            lambda _: None
-            # the run's; before one begins, nothing is installed
-        )
+        self.boundary = ErrorGuard(lambda _: None)
         self.tape = DeferredCalls()
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
-        self._goes_on: Callable[[], None] | None = (
-            # called where the last running phase has ended
-            None
-        )
+        # called after the last running phase ends
+        self._goes_on: Callable[[], None] | None = None
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
-        """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
-        # phases of this training are entered within its boundary
+        """Call a listener for the phases of a stage.
+
+        Returns a function that removes the listener. It can be called more than once.
+        """
+        # Integrations already enter phases inside the run's own guard.
         if guard == self.boundary.guard:
             guard = unguarded
         wait = getattr(listener, "wait", None)
@@ -69,11 +73,8 @@ class Phases:
         )
 
         def undo() -> None:
-            self._ears[stage] = tuple(each for each in self._ears.get(stage, ()) if each is not ear)
-            self._running[:] = [
-                (phase, tuple(each for each in ears if each is not ear))
-                for phase, ears in self._running
-            ]
+            self._ears[stage] = _without(ear, self._ears.get(stage, ()))
+            self._running[:] = [(phase, _without(ear, ears)) for phase, ears in self._running]
 
         self._ears[stage] = (*self._ears.get(stage, ()), ear)
         return undo
@@ -87,29 +88,26 @@ class Phases:
         return len(self._running)
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
-        """A phase of a stage begins, with what its method is given."""
+        """Begin a phase of a stage; `given` are the arguments of its method."""
         ears = self._ears.get(stage, ())
         self._running.append((phase, ears))
         for each in ears:
             each.enter(phase, given)
 
     def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
-        """A phase of a stage begins. Returns how many are around it."""
+        """Begin a phase of a stage. Returns the number of phases around it."""
         self.enter(phase, stage, given)
         return len(self._running) - 1
 
     def call_in(
         self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a method as a phase of a stage.
-
-        Listeners are given the method's positional arguments.
-        """
+        """Call a method as a phase; listeners receive its positional arguments."""
         with Within(self, phase, stage, args):
             return call(*args, **kwargs)
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
-        """All phases beyond that depth end; by an exception, if one passes."""
+        """End all phases beyond a depth; `failed` if an exception ends them."""
         while len(self._running) > depth:
             for each in self._running.pop()[1]:
                 (each.drop if failed else each.leave)()
@@ -117,15 +115,16 @@ class Phases:
             self._goes_on()
 
     def hear_wait(self, *losses: Any) -> None:
-        """Hear where backward from these losses begins to wait for other ranks, if there are others."""
+        """Hook the start of gradient synchronization in backward from these losses.
+
+        Does nothing if there are no other ranks.
+        """
         node = getattr(losses[0], "grad_fn", None) if losses else None
-        if (
-            self.awaits_others and node is not None
-            # what runs first in backward registers what runs when all nodes have
-        ):
+        # The first node that runs registers a callback that runs after the last node.
+        if self.awaits_others and node is not None:
 
             def first_runs(_gradients: Any) -> None:
-                # compiled autograd takes no callback
+                # Compiled autograd accepts no callback.
                 if not torch.compiler.is_compiling():
                     handle.remove()
                     after_backward(self.boundary.guard(partial(self.tape.note, self.wait)))
@@ -133,40 +132,42 @@ class Phases:
             handle = node.register_prehook(self.boundary.guard(first_runs))
 
     def wait(self) -> None:
-        """Every node of the backward pass has run: what is left of it is the wait for other ranks."""
-        phase, ears = self._running[-1] if self._running else ("", ())
-        for each in ears if phase == "backward" else ():
+        """Report the wait for other ranks: every node of the backward pass has run."""
+        if not self._running:
+            return
+        phase, ears = self._running[-1]
+        if phase != "backward":
+            return
+        for each in ears:
             if each.wait is not None:
                 each.wait()
 
     def leave_last(self, phase: str, *_: object) -> None:
-        """The innermost phase of that name ends, and what is within it; if there is one."""
-        if (depth := self.depth_of(phase)) is not None:
+        """End the innermost phase of a name and everything within it, if it is running."""
+        depth = self.depth_of(phase)
+        if depth is not None:
             self.leave(depth)
 
     def depth_of(self, phase: str) -> int | None:
-        """How many phases are around the innermost one of that name.
-
-        `None` where it is not running.
-        """
-        for depth in range(
-            len(self._running) - 1,
-            -1,
-            -1,
-            # a generator would be a call more for each of several a step
-        ):
+        """Number of phases around the innermost phase of a name; `None` if it is not running."""
+        # A generator would be another call for each of several phases in a step.
+        for depth in range(len(self._running) - 1, -1, -1):
             if self._running[depth][0] == phase:
                 return depth
         return None
 
     def forget(self) -> None:
-        """Drop all listeners; no phase is running any more."""
+        """Drop all listeners and all running phases."""
         self._ears.clear()
         self._running.clear()
 
 
+def _without(ear: _Ear, ears: tuple[_Ear, ...]) -> tuple[_Ear, ...]:
+    return tuple(each for each in ears if each is not ear)
+
+
 class Within:
-    """A phase that lasts as long as a block."""
+    """A phase that lasts as long as a `with` block."""
 
     def __init__(self, phases: Phases, phase: str, stage: str, given: tuple[Any, ...]) -> None:
         self._phases = phases
@@ -183,9 +184,9 @@ class Within:
 
 
 class OutsideModules:
-    """Listens to phases, and tells of what is outside of modules.
+    """Reports the phase of operators outside modules.
 
-    Forward within training_step and its like, else other.
+    It is forward within `training_step` and similar methods, otherwise other.
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
@@ -193,9 +194,9 @@ class OutsideModules:
         self._phases: list[Phase] = ["other"]
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """Forward, or something else.
+        """Report forward or other.
 
-        What comes behind a backward in the same training_step is clipping and the like.
+        Operators after backward in the same `training_step` are clipping and the like.
         """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

@@ -36,7 +36,12 @@ from tests.support.wheel import unpacked_wheel
 pytestmark = LIGHTNINGS_WARNINGS
 
 NAMESPACES = [lightning.pytorch, pytorch_lightning]
-ENTRY = ["lflops", "lflops.integrations.auto_detect", "lflops.integrations.auto_detect.entry"]
+ENTRY = [
+    "lflops",
+    "lflops.integrations",
+    "lflops.integrations.auto_detect",
+    "lflops.integrations.auto_detect.entry",
+]
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def test_without_a_logger_nothing_is_written(
         ({"steps": 1.5}, r"steps=1.5: give a whole number, 1 or more"),
         ({"log_every": -1}, r"log_every=-1: give a whole number, 0 or more"),
         ({"logger": 7}, r"logger=7: give a SummaryWriter"),
-        ({"scheduel": 7}, r"'scheduel' is no argument of lflops.monitor"),
+        ({"scheduel": 7}, r"'scheduel' is not an argument of lflops.monitor"),
         ({"trace": 7}, r"trace=7: give True or False"),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_loop_that_names_no_step_is_told() -> None:
     """Else nothing is said at all, and nobody knows why."""
     model = nn.Linear(4, 1)
     with (
-        pytest.warns(UserWarning, match=r"saw no step.*with monitor\.step\(batch\)"),
+        pytest.warns(UserWarning, match=r"received no batch.*with monitor\.step\(batch\)"),
         lflops.monitor(model, trace=False),
     ):
         model(torch.ones(2, 4)).sum().backward()
