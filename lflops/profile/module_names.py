@@ -162,16 +162,11 @@ def fold_repeats(
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
-<<<<<<< HEAD
     """Add up the values of repeated modules, by the label that `fold_repeats` gives them."""
     sums = {}
     for label, items in fold_repeats(values.items(), lambda item: item[:1], patterns):
         sums[label] = sum(value for _, value in items)
     return sums
-=======
-    """Values of modules, those of repeated ones together, by the label that `fold_repeats` gives them."""
-    folded = fold_repeats(values.items(), lambda item: item[:1], patterns)
-    return {label: sum(value for _, value in items) for label, items in folded}
 
 
 def plain(content: str) -> str:
@@ -180,4 +175,3 @@ def plain(content: str) -> str:
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
         for character in content
     )
->>>>>>> h-findings
