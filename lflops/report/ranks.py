@@ -1,7 +1,4 @@
-"""The ranks of a run as lines.
-
-Which reported, which are slow and in which modules, how they communicate, and which wait for data.
-"""
+"""The ranks of a run as lines: which reported, which are slow and where, and what they wait for."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -15,17 +12,22 @@ from lflops.ranks.stragglers import ENOUGH, Row, Stragglers
 from lflops.report.text import counted, plain
 
 _WORST = 3
+"""Slow ranks, waits and collectives that have a line."""
+
 _LISTED = 12
-# of the step: a rank that costs so much is in the first sentences
-_MUCH = 0.05
-# from this many times on, a factor is printed and not a share
-_FACTOR = 10.0
+"""Ranks without a report that are listed by number."""
+
+_LONG_WAIT_SHARE = 0.05
+"""The share of the step from which on a wait needs an explanation."""
+
+_SMALLEST_FACTOR = 10.0
+"""The ratio from which on a factor is printed instead of a share."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above.
+    """Label and value of each line. A line without a label continues the one above.
 
-    Of a run of one rank, only its collectives.
+    A run with one rank has only lines about its collectives.
     """
     listed = analysis.profile.ranks
     if len(listed) < 2:
@@ -34,11 +36,9 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "ranks", "; ".join(_statuses(listed))
     macs = [rank.macs for rank in listed if rank.macs is not None]
     if any(macs):
-        uneven = (
-            f", {units.count(min(macs))} to {units.count(max(macs))} on each"
-            if min(macs) != max(macs)
-            else ""
-        )
+        uneven = ""
+        if min(macs) != max(macs):
+            uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each"
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
@@ -51,7 +51,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
-    """How many ranks reported, and the numbers of the others."""
+    """The number of ranks that reported, and the numbers of the other ranks."""
     fine = sum(rank.status == "ok" for rank in each)
     yield f"{fine} of {len(each)} reported"
     for status in ("failed", "late", "missing"):
@@ -62,9 +62,10 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
 
 
 def _position(rank: Rank) -> str:
-    """Its coordinates and host, which are known even of a rank that did not report."""
-    at = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
-    where = [*at, *([f"on {rank.host}"] if rank.host else [])]
+    """The coordinates and host of a rank, which are known even if it did not report."""
+    where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
+    if rank.host:
+        where.append(f"on {rank.host}")
     return f" ({plain(', '.join(where))})" if where else ""
 
 
@@ -74,11 +75,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
         return
     culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
-        hosts = hosts_by_rank(analysis.profile)
-        on = {hosts.get(row.slow_rank, "") for row in found.rows}
-        culprits.append(
-            f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}"
-        )
+        culprits.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
     yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.take_turns):
@@ -87,8 +84,17 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "imbalance", f"with all ranks as fast as the median one, {less}"
 
 
+def _common_host(found: Stragglers, analysis: Analysis) -> str:
+    """The host of all slow ranks, or the empty string."""
+    hosts = hosts_by_rank(analysis.profile)
+    of_slow_ranks = {hosts.get(row.slow_rank, "") for row in found.rows}
+    if len(of_slow_ranks) > 1 or "" in of_slow_ranks:
+        return ""
+    return f", all of them{of_slow_ranks.pop()}"
+
+
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
-    """A sentence about each of the worst culprits, by its rank and what it is slow in."""
+    """A sentence about each of the slowest ranks, by rank, module, phase and cause."""
     return {
         (row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis)
         for row in analysis.stragglers.rows[:_WORST]
@@ -96,10 +102,15 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Stragglers, analysis: Analysis) -> str:
+    """Why no rank is the slow one."""
     if found.too_few_steps is not None:
-        return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
+        steps = counted(found.too_few_steps, "step")
+        return f"cannot tell: {steps} of all ranks to compare, and {ENOUGH} are needed"
     if found.busy_machine:
-        return "cannot tell: this machine was busy, and the system preempted the processes of all ranks"
+        return (
+            "cannot tell: this machine was busy, and the system preempted the processes of all "
+            "ranks"
+        )
     if found.take_turns:
         why = (
             "the lengths of their batches differ"
@@ -110,9 +121,12 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
     if (
         not analysis.is_staged
         and found.step_seconds
-        and any(wait.seconds >= _MUCH * found.step_seconds for wait in found.waits)
+        and any(wait.seconds >= _LONG_WAIT_SHARE * found.step_seconds for wait in found.waits)
     ):
-        return "cannot tell: ranks wait for each other, and in no place is one of them slower by more than noise"
+        return (
+            "cannot tell: ranks wait for each other, and in no place is one of them slower by more "
+            "than noise"
+        )
     return "none: no rank is slower than the others by more than noise"
 
 
@@ -122,39 +136,42 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
 
 
 def _sentence(row: Row, analysis: Analysis) -> str:
-    """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
-    often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
-    often += "" if row.since is None else f", from step {row.since} on"
-    where = (
-        place_of(row.module, row.phase)
-        if row.phase != "all"
-        else "no single place"
-        if row.cause == "preempted"
-        else "everything"
-    )
+    """Describe a slow rank: `rank 3 on node7 is 12.0 % slower than the other ranks in ...`."""
+    often = ""
+    if row.steps is not None:
+        often = f", in {row.slow_steps} of {counted(row.steps, 'step')}"
+    if row.since is not None:
+        often += f", from step {row.since} on"
+    if row.phase != "all":
+        where = place_of(row.module, row.phase)
+    else:
+        where = "no single place" if row.cause == "preempted" else "everything"
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"
     why = "" if row.cause is None else f"; {reason_of(row, analysis.profile)}"
-    return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}{why}"
+    slower = f"{_slower(row.ratio)} than the other ranks"
+    return f"{rank} is {slower} in {where}{number}{often}: {costs}{why}"
 
 
 def _slower(ratio: float | None) -> str:
-    """A share up to ten times as slow, beyond that a factor."""
+    """How much slower a rank is, as a share, or from ten times on as a factor."""
     if ratio is None or ratio <= 1:
         return "slower"
-    return f"{units.percent(ratio - 1)} slower" if ratio < _FACTOR else f"×{ratio:.0f} slower"
+    return (
+        f"{units.percent(ratio - 1)} slower" if ratio < _SMALLEST_FACTOR else f"×{ratio:.0f} slower"
+    )
 
 
 def _waiting(wait: RankWait) -> str:
-    """As `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
+    """Describe a wait: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
     who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
-    traced = (
-        ""
-        if wait.traced_seconds is None
-        else f", in the traces {units.duration(wait.traced_seconds)}"
-    )
-    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {place_of(wait.module, wait.phase)}{traced}"
+    traced = ""
+    if wait.traced_seconds is not None:
+        traced = f", in the traces {units.duration(wait.traced_seconds)}"
+    where = place_of(wait.module, wait.phase)
+    cost = f"{units.duration(wait.seconds)} a step"
+    return f"{who} {cost} for rank {wait.for_rank} in {where}{traced}"
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -169,19 +186,14 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:
-    """As `all-reduce over 8 ranks.
-
-    3 calls and 1.20 GiB a step, 12.0 ms, of these 3.00 ms exposed, bus bandwidth 320 GB/s`.
-    """
+    """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`."""
     over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
     group = f" (group {plain(each.group)})" if in_group else ""
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
     if each.seconds is not None:
-        exposed = (
-            ""
-            if each.exposed_seconds is None
-            else f", of these {units.duration(each.exposed_seconds)} exposed"
-        )
+        exposed = ""
+        if each.exposed_seconds is not None:
+            exposed = f", of these {units.duration(each.exposed_seconds)} exposed"
         parts.append(f"{units.duration(each.seconds)}{exposed}")
     if each.bus_bytes_per_second is not None:
         least = "at least " if each.holds_waiting else ""
@@ -193,12 +205,15 @@ def _collective(each: Collective, *, in_group: bool) -> str:
 def _by_rank(
     each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """The minimum, and the maximum with its rank."""
+    """The smallest median, and the largest with its rank."""
     for label, of in lines.items():
-        known = [(spread.median, rank.rank) for rank in each if (spread := of(rank)) is not None]
+        known: list[tuple[float, int]] = []
+        for rank in each:
+            spread = of(rank)
+            if spread is not None:
+                known.append((spread.median, rank.rank))
         if len(known) > 1:
-            (least, _), (most, rank) = min(known), max(known)
-            yield (
-                label,
-                f"{units.duration(least)} to {units.duration(most)}, the most on rank {rank}",
-            )
+            least, _ = min(known)
+            most, slowest = max(known)
+            times = f"{units.duration(least)} to {units.duration(most)}"
+            yield label, f"{times}, the most on rank {slowest}"

@@ -1,7 +1,4 @@
-"""Words and sentences that several reports share.
-
-Names of modules, operators and files come from the user and may hold anything.
-"""
+"""Words and sentences that several reports share."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,7 +27,7 @@ _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
 
 
 def shortened(name: str, width: int) -> str:
-    """The name, or its two ends where it is longer than the width."""
+    """The name, or its two ends if it is longer than the width."""
     if len(name) <= width:
         return name
     end = max(width - 1, 0) // 2
@@ -59,7 +56,7 @@ def kernel_name(name: str) -> str:
 
 
 def plus_minus(spread: float) -> str:
-    """How far steps are from the median, as a share of it; no step can be shorter than nothing."""
+    """How far steps are from the median, as a share of it."""
     return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
@@ -72,7 +69,7 @@ OVER = WORDS["over"]
 
 
 def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Why the points have no roof; empty where they have one."""
+    """Why the points of the roofline have no roof, or the empty string if they have one."""
     if run.hardware is None:
         return (
             f'what {run.device_name} can do is not known; run FlopsMonitor or lflops.measure with hardware="measure", or with a name that '
@@ -86,14 +83,12 @@ def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """Say what compiled code moves, in place of what its operators move as dispatched.
+    """The bytes that compiled code moves, compared with those of its operators as dispatched.
 
-    Empty where that is unknown.
+    Empty if they are unknown.
     """
-    moved, fused = (
-        sum(each.bytes_moved for each in phases),
-        sum(each.fused_bytes for each in phases),
-    )
+    moved = sum(each.bytes_moved for each in phases)
+    fused = sum(each.fused_bytes for each in phases)
     if not moved:
         return ""
     by_phase = ", ".join(
@@ -114,7 +109,7 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """List what to do, the bytes that it saves at the most, and its cost."""
+    """Ways to use less memory, with the bytes that each saves at most and its cost."""
     for each in savings_of(
         analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns
     ):
