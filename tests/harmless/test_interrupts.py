@@ -20,7 +20,9 @@ from tests.support.interrupts import interrupt_each, lines_in_a_child
 torch.set_num_threads(1)
 {culprit}
 warm, _ = lines_in_a_child(interrupts.plain_without_trace)
-rooms = ("boundary", "loops/", "session/", "collect/timing", "collect/attribution", "collect/counting", "flop_counter/count.py")
+rooms = (
+    "error_guard", "integrations/loops", "monitoring/", "timing/", "ledger/", "attribution", "flop_counter/count.py"
+)
 places = [each for each in warm if each[0].startswith(rooms)]
 for outcome in interrupt_each(interrupts.plain_without_trace, places[{first}::{every}], look_at=interrupts.look_at_all):
     print(outcome.came_out, *outcome.left, sep="|")
