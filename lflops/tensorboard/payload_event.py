@@ -11,22 +11,19 @@ from typing import Any
 
 from lflops.report.payload.columns import VERSION
 
-# the name under which TensorBoard stores our summaries
 PLUGIN = "lflops"
-LARGEST = (
-    1 << 26
-    # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
-)
+"""The name under which TensorBoard stores the summaries of lflops."""
+
+LARGEST = 1 << 26
+"""The most bytes of a payload; larger ones are rejected. 20,000 modules need a tenth of them."""
 
 _FOREIGN = "is no summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
-_BEGINNING = (
-    1 << 16
-    # bytes of a payload that are inflated for a list of windows: its head is shorter
-)
+# Bytes of a payload that are inflated for the list of windows: its head is shorter.
+_BEGINNING = 1 << 16
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
 

@@ -1,4 +1,4 @@
-"""The LFLOPS tab: the server's answers to the page, from the event files and from the traces that they name.
+"""The LFLOPS tab: answers requests of the page from event files and the traces that they name.
 
 TensorBoard loads this file when it starts, outside of any `try`. So it imports nothing but
 TensorBoard, and reads data only on a request.
@@ -29,25 +29,21 @@ from lflops.tensorboard.payload_event import (
     unpacked,
 )
 
-_ENTRY, _STYLE = (
-    "/entry/tensorboard.js",
-    "/shell/style.css",
-    # of the page: its script, which has all that it imports, and its style sheet
-)
-# steps of a summary: as many as TensorBoard has kept
+# The page's script, with all modules that it imports, and its style sheet.
+_ENTRY = "/entry/tensorboard.js"
+_STYLE = "/shell/style.css"
+# Steps of a summary to read: all that TensorBoard has kept.
 _ALL = 1_000_000
-# bytes of a trace that are sent at once
+# Bytes of a trace that are sent at once.
 _CHUNK = 1 << 20
-# what is logged of a window: its payload, and its timeline if it has one
+# A window is logged as its payload, and its timeline if it has one.
 _PARTS = 2
 _NOT_FOUND = "TensorBoard keeps no such window"
 
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
-_Status = tuple[
-    str, dict[str, Any]
-    # why a window cannot be shown, or empty; and what the list shows of it
-]
+# Why a window cannot be shown, or an empty text; and its entry in the list of windows.
+_Status = tuple[str, dict[str, Any]]
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
@@ -146,10 +142,8 @@ class Tab(TBPlugin):  # type: ignore[misc]
         `before_run`, `before_tag` and `before_step` of the one, `run`, `tag` and `step` of the
         other.
         """
-        from lflops.report.payload.compare import (
-            compared_windows,
-            # loads msgspec, which starting TensorBoard does not need
-        )
+        # This loads msgspec, which TensorBoard does not need to start.
+        from lflops.report.payload.compare import compared_windows
 
         parameters = _parameters(environ)
         payloads = []
@@ -174,12 +168,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The ledger of a run, from the files that lie in its folder now."""
+        # These load msgspec, which TensorBoard does not need to start.
         from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
-        from lflops.report.payload.payload import (
-            encoded_run,
-            # these load msgspec, which starting TensorBoard does not need
-        )
+        from lflops.report.payload.payload import encoded_run
 
         window = self._requested(environ, _parameters(environ))
         if window is None or self._logdir is None:
@@ -278,10 +270,8 @@ def _title(run: str, tag: str, datum: Any) -> str:
 
 
 def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
-    from lflops.report.payload.page_script import (
-        page_script,
-        # which starting TensorBoard does not need
-    )
+    # TensorBoard does not need this to start.
+    from lflops.report.payload.page_script import page_script
 
     return _answer(
         start, "200 OK", "text/javascript; charset=utf-8", page_script("entry/tensorboard").encode()

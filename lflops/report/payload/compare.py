@@ -1,7 +1,8 @@
-"""What the page and its server need to compare two windows, and the comparison as the page draws it."""
+"""Comparisons of two windows on the page: the data they need, and their payload."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
+from operator import attrgetter
 from typing import Any
 
 from msgspec import DecodeError, Struct, json
@@ -19,42 +20,48 @@ from lflops.analysis.compare.compared_run import (
 from lflops.analysis.compare.diff import Comparison, compare
 from lflops.analysis.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
-from lflops.profile.records import PASS_PHASES, ready_for_threads
+from lflops.profile.records import PASS_PHASES, Phase, ready_for_threads
 from lflops.report.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
 _WORK = ("macs", "flops", "bytes_moved", "parameters")
+_SIDES = ("before", "after")
 _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict")
 
 
 class RunShown(RunFigures, frozen=True, kw_only=True):
-    """What a comparison needs of a window, and what its table of modules has not."""
+    """The data of a window for comparisons that its table of modules does not have.
 
-    # Of each module in each phase that has times, in the order of the table of modules: the
-    # operator calls, and the error of the median; of all of it, and `self_`. Four digits of an error
-    # are kept: it is an estimate, and the page stays small.
+    Attributes:
+        times: Operator calls and errors of the medians of each module in each phase with times, in
+            the order of the table of modules, inclusive and `self_`. An error has four digits: it
+            is an estimate, and the page stays small.
+    """
+
     times: Columns
 
 
 class ComparisonShown(Struct, frozen=True, kw_only=True):
-    """A `Diff` as the page draws it. What has no comment here is as in a `Diff`."""
+    """A `Diff` as the page draws it.
 
-    # the verdict on the step, and the other sentences about what changed
+    Attributes:
+        headline: The verdict on the step, and the other sentences about the changes.
+        is_news: Whether anything changed beyond noise.
+        figures: Figures of the run, and of its whole work, by their names in `Diff`: before and
+            after.
+        modules: For each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of
+            the shown time; `own`, whether that is its self time; its self work, as `macs.before`
+            and `macs.after`; `peak_bytes`; and the seconds and MACs of each phase, as
+            `forward.seconds.before`, self or inclusive as the shown time.
+    """
+
     headline: tuple[str, ...]
-    # whether anything changed beyond noise
     is_news: bool
     facts: Mapping[str, tuple[Fact, Fact]]
     whole: CommonFactor | None
     step: Timing
     phases: Mapping[str, Timing]
-    figures: Mapping[
-        str, tuple[Value, Value]
-        # of the run, by their names in the diff, and of the work of all of it: before and after.
-    ]
-    # Of each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of the time
-    # that is shown, and `own`, whether that is its own; its own work, as `macs.before` and
-    # `macs.after`; `peak_bytes`. Also the seconds and MACs of each phase, as
-    # `forward.seconds.before`: its own or the inclusive ones, as the time is.
+    figures: Mapping[str, tuple[Value, Value]]
     modules: Columns
 
 
@@ -67,34 +74,35 @@ ready_for_threads(_Window)
 
 
 def run_shown(analysis: Analysis) -> RunShown:
-    """All that `lflops.diff` reads in a profile and the table of modules does not have."""
+    """The data of a profile that `lflops.diff` reads and the table of modules does not have."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
-    columns = {
-        name: values
-        for name, values in time_columns(analysis.profile).items()
-        if not name.endswith("seconds")
-    }
-    rounded = {
-        name: (each and float(f"{each:.4g}") for each in values)
-        for name, values in columns.items()
-        if name.endswith("error")
-    }
-    times = {name: column(values) for name, values in (columns | rounded).items()}
+    times: Columns = {}
+    for name, values in time_columns(analysis.profile).items():
+        if name.endswith("error"):
+            times[name] = column(map(_rounded, values))
+        elif not name.endswith("seconds"):
+            times[name] = column(values)
     return RunShown(
         **{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times
     )
 
 
+def _rounded(error: float | None) -> float | None:
+    return None if error is None else float(f"{error:.4g}")
+
+
 def compared_pairs(analyses: Sequence[Analysis]) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Each run's position, that of each other one, and their comparison, both ways."""
-    for (i, before), (j, after) in permutations(enumerate(each.compared for each in analyses), 2):
-        yield i, j, _shown(compare(before, after))
+    """Yield the positions of each ordered pair of runs, and their comparison."""
+    runs = [analysis.compared for analysis in analyses]
+    for before, after in permutations(range(len(runs)), 2):
+        yield before, after, _shown(compare(runs[before], runs[after]))
 
 
 def compared_windows(before: bytes, after: bytes) -> bytes:
-    """Compare two payloads.
+    """Compare two payloads; returns a `ComparisonShown` as JSON.
 
-    JSON of a `ComparisonShown`; a `ValueError` says what one of them lacks.
+    Raises:
+        ValueError: A payload lacks data of a comparison.
     """
     try:
         with gc_paused():
@@ -106,11 +114,16 @@ def compared_windows(before: bytes, after: bytes) -> bytes:
 def _shown(comparison: Comparison) -> ComparisonShown:
     diff = comparison.diff
     root = diff.modules[0].inclusive
-    figures = {
-        name: getattr(diff, name)
-        for name in ("mfu", "samples_per_second", "tokens_per_second", "peak_bytes")
+    changes: dict[str, Change] = {
+        "mfu": diff.mfu,
+        "samples_per_second": diff.samples_per_second,
+        "tokens_per_second": diff.tokens_per_second,
+        "peak_bytes": diff.peak_bytes,
+        "macs": root.macs,
+        "flops": root.flops,
+        "bytes_moved": root.bytes_moved,
+        "parameters": root.parameters,
     }
-    figures |= {name: getattr(root, name) for name in _WORK}
     return ComparisonShown(
         headline=headline(diff),
         is_news=is_news(diff),
@@ -119,39 +132,43 @@ def _shown(comparison: Comparison) -> ComparisonShown:
         step=diff.step,
         phases=diff.phases,
         figures={
-            name: (exact(change.before), exact(change.after)) for name, change in figures.items()
+            name: (exact(change.before), exact(change.after)) for name, change in changes.items()
         },
         modules=_modules(comparison),
     )
 
 
 def _modules(comparison: Comparison) -> Columns:
-    modules, pairs = comparison.diff.modules, comparison.pairs
+    modules = comparison.diff.modules
+    times = [module.news for module in modules]
     is_own = [module.news is module.own.time for module in modules]
-    changes: dict[str, list[Change]] = {
-        name: [getattr(module.own, name) for module in modules] for name in _WORK
-    }
-    changes["peak_bytes"] = [module.peak_bytes for module in modules]
-    columns: Columns = {
-        name: column(getattr(module, name) for module in modules)
-        for name in ("before", "after", "kind", "pattern")
-    }
-    columns |= {"own": column(is_own)} | {
-        f"time.{name}": column(getattr(module.news, name) for module in modules) for name in _TIME
-    }
-    for name, values in changes.items():
-        columns |= {
-            f"{name}.before": column(each.before for each in values),
-            f"{name}.after": column(each.after for each in values),
-        }
-    for phase, field in product(PASS_PHASES, ("seconds", "macs")):
-        for side in ("before", "after"):
-            modules_of_side: list[ModuleSide | None] = [getattr(pair, side) for pair in pairs]
-            columns[f"{phase}.{field}.{side}"] = column(
-                None if each is None else each.in_phase(phase, field, own=own)
-                for each, own in zip(modules_of_side, is_own, strict=True)
-            )
+    columns: Columns = {}
+    for name in ("before", "after", "kind", "pattern"):
+        columns[name] = column(map(attrgetter(name), modules))
+    columns["own"] = column(is_own)
+    for name in _TIME:
+        columns[f"time.{name}"] = column(map(attrgetter(name), times))
+    for name in _WORK:
+        for side in _SIDES:
+            columns[f"{name}.{side}"] = column(map(attrgetter(f"own.{name}.{side}"), modules))
+    for side in _SIDES:
+        columns[f"peak_bytes.{side}"] = column(map(attrgetter(f"peak_bytes.{side}"), modules))
+    for phase in PASS_PHASES:
+        for field in ("seconds", "macs"):
+            for side in _SIDES:
+                sides = map(attrgetter(side), comparison.pairs)
+                columns[f"{phase}.{field}.{side}"] = _in_phase(sides, is_own, phase, field)
     return columns
+
+
+def _in_phase(
+    modules: Iterable[ModuleSide | None], is_own: Sequence[bool], phase: Phase, field: str
+) -> list[Value] | Value:
+    """The seconds or MACs of each module in a phase, self or inclusive."""
+    figures: list[Value] = []
+    for module, own in zip(modules, is_own, strict=True):
+        figures.append(None if module is None else module.in_phase(phase, field, own=own))
+    return column(figures)
 
 
 def _read(payload: bytes) -> ComparedRun:

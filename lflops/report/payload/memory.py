@@ -1,8 +1,4 @@
-"""The page's Memory view.
-
-Live bytes through the step, what is alive at the peak; and its Timeline: one step of each rank in
-time.
-"""
+"""The page's Memory view, with live bytes over a step and at the peak, and its Timeline view."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,67 +17,69 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
 
-# the most points that are drawn
 POINTS: Final = 2_000
+"""The most points that are drawn."""
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
-    """Live bytes over time, and the categories at one moment."""
+    """Live bytes over time, and by category at a marked moment.
 
-    # how many moments there are before some are chosen: operators of a step, or entries of an
-    # allocator's record
+    Attributes:
+        operators: Number of all moments: operators of a step, or entries of an allocator's record.
+        peak_bytes: Bytes at the marked moment.
+        peak: Index of the marked moment in `points`.
+        chip: Name of the chip, if its memory is known.
+        points: At most `POINTS` moments with their live bytes, and a column for each category that
+            ever has bytes.
+        categories: Names of these columns, from the bottom of the stack.
+        by_category: Bytes at the marked moment.
+    """
+
     operators: int
-    # the bytes at the moment that is marked
     peak_bytes: Value
-    # the index in `points` of the moment that is marked
     peak: int | None
-    # the chip's name, where its memory is known
     chip: str | None
     capacity_bytes: float | None
-    # at most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns
     points: Columns
-    # the names of those columns, the lowest of the stack first
     categories: tuple[str, ...]
-    # the bytes at the moment that is marked
     by_category: list[tuple[str, Value]]
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
-    """A chip's name and the bytes of its memory, where they are known."""
-    return (
-        (None, None)
-        if chip is None or chip.memory_bytes is None
-        else (chip.name, chip.memory_bytes)
-    )
+    """A chip's name and the bytes of its memory, if they are known."""
+    if chip is None or chip.memory_bytes is None:
+        return None, None
+    return chip.name, chip.memory_bytes
 
 
 _HOLDERS = 24
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
-"""From the bottom: what stays, then what comes and goes."""
+"""The categories from the bottom of the stack: lasting tensors first."""
 
 
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A step's live memory before each operator.
 
-    The extremes of equal buckets, and the peak half an operator after the one of it.
+    The points are the extremes of equal buckets. The peak is half an operator after the operator
+    that reached it.
+
+    Attributes:
+        rank: The rank with the largest peak, whose memory is shown; `None` for a single rank.
+        modules: Modules that hold the peak, most bytes first; repeated modules together.
+        more: Number of other modules that hold it, and their bytes.
+        largest: Number of the storages in `alive`.
+        alive: Largest storages at the peak, those of repeated modules together; `pattern` is the
+            module's name with `*` for repeats.
+        savings: Ways to lower the peak, with the most bytes that each saves, and its cost.
     """
 
     source: str
-    # of several ranks, the one with the largest peak, whose memory this is
     rank: int | None
-    # those that hold the peak, the most bytes first; repeated ones together
     modules: Columns
-    # how many modules are left out, and their bytes
     more: tuple[int, Value]
-    # how many of the largest storages at the peak are listed
     largest: int
-    # the largest storages, those of repeated modules together; `pattern` is the module's name with
-    # `*` for repeats
     alive: Columns
-    savings: list[
-        tuple[str, Value, str]
-        # what would lower the peak: what to do, the most bytes that it saves, and its cost
-    ]
+    savings: list[tuple[str, Value, str]]
 
 
 class _Point(Struct, frozen=True):
@@ -94,7 +92,7 @@ class _Point(Struct, frozen=True):
 
 
 def memory(analysis: Analysis) -> MemoryShown | None:
-    """The view; `None` where memory was not counted."""
+    """The view, or `None` if memory was not counted."""
     profile = analysis.profile
     counted = profile.memory
     if counted is None or not counted.timeline:
@@ -134,9 +132,9 @@ def memory(analysis: Analysis) -> MemoryShown | None:
 
 
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
-    """In the order of the operators.
+    """Yield the points in the order of the operators.
 
-    The peak itself lies between the operator that reached it and the next.
+    The peak lies between the operator that reached it and the next operator.
     """
     peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
     for each in extremes([moment.live_bytes for moment in counted.timeline], POINTS - 1, [peak]):
@@ -164,34 +162,38 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
 
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
-    """One step of one rank; times are nanoseconds since it began."""
+    """A step of a rank; times are nanoseconds since it began.
+
+    Attributes:
+        names: Names of modules, operators and kernels, to which the columns `name` refer.
+        left_out: Numbers of slices, operators and kernels that are too short to be listed.
+    """
 
     rank: int
     source: str
     length: int
-    # those of modules, operators and kernels, to which the columns `name` refer
     names: list[str]
     slices: Columns
     operators: Columns
     kernels: Columns
-    left_out: tuple[
-        int, int, int
-        # the number of slices, operators and kernels that are too short to be listed
-    ]
+    left_out: tuple[int, int, int]
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
-    """What the view needs next to the payload of its window."""
+    """The Timeline view, which is stored next to the payload of its window.
 
-    # those whose step is known
+    Attributes:
+        ranks: Ranks whose step is known.
+        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these ranks;
+            `None` if unknown.
+    """
+
     ranks: tuple[RankTimeline, ...]
-    # When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if
-    # that is unknown
     memory_at: list[int] | None
 
 
 def timeline(analysis: Analysis, memory: MemoryShown | None) -> TimelineShown | None:
-    """The view; `None` if no step has a timeline."""
+    """The view, or `None` if no step has a timeline."""
     steps = analysis.profile.timelines
     if not steps:
         return None
@@ -210,8 +212,9 @@ def _of_rank(step: StepTimeline) -> RankTimeline:
         return table | {field: [getattr(row, field) for row in rows] for field in fields}
 
     work = ("start", "length", "lane")
-    slices = columns(step.slices, ("phase", *work[:2], "depth", "lane"), "row")
-    operators, kernels = columns(step.operators, work), columns(step.kernels, work)
+    slices = columns(step.slices, ("phase", "start", "length", "depth", "lane"), "row")
+    operators = columns(step.operators, work)
+    kernels = columns(step.kernels, work)
     return RankTimeline(
         rank=step.rank,
         source=step.source,
@@ -237,12 +240,11 @@ class _Anchor(NamedTuple):
 def _memory_at(
     analysis: Analysis, step: StepTimeline, memory: MemoryShown | None
 ) -> list[int] | None:
-    """When the points of the memory were in a step that ran the same modules.
+    """Times of the points of the Memory view in a step that ran the same modules.
 
-    The step whose memory was counted was not timed.
+    The step whose memory was counted was not timed. So modules that ran equally often in both steps
+    are anchors, and the operators between two anchors are spaced evenly.
     """
-    # A module that ran as often in both is an anchor. Between two anchors operators are spaced
-    # evenly.
     counted = analysis.profile.memory
     if memory is None or counted is None:
         return None
@@ -251,19 +253,26 @@ def _memory_at(
         *_increasing(sorted(_anchors(counted.timeline, step))),
         _Anchor(memory.operators + 1, step.length),
     ]
-    found, number = [], 0
-    for at in memory.points["at"] if isinstance(memory.points["at"], list) else ():
+    if len(anchors) == 2:
+        return None
+    positions = memory.points["at"]
+    if not isinstance(positions, list):
+        return []
+    found = []
+    number = 0
+    for at in positions:
         position = float(at or 0)
         while number + 2 < len(anchors) and anchors[number + 1].number <= position:
             number += 1
-        before, after = anchors[number], anchors[number + 1]
+        before = anchors[number]
+        after = anchors[number + 1]
         share = (position - before.number) / max(after.number - before.number, 1)
         found.append(round(before.at + min(share, 1.0) * (after.at - before.at)))
-    return found if len(anchors) > 2 else None
+    return found
 
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
-    """Beginnings and ends of modules that ran as often in the counted step as in the timed one."""
+    """Starts and ends of modules that ran equally often in the counted and in the timed step."""
     runs = (
         (key, list(run))
         for key, run in groupby(moments, lambda moment: _key(moment.module, moment.phase))
@@ -273,13 +282,10 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
         (_key(each.row, each.phase), (each.start, each.start + each.length))
         for each in _innermost(step.slices)
     )
-    if updates := timed.get(
-        _UPDATE
-        # an optimizer that calls a closure runs before it too, and computes nothing there
-    ):
-        timed[_UPDATE] = sorted(
-            sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted.get(_UPDATE, ()))]
-        )
+    if _UPDATE in timed:
+        # An optimizer that calls a closure also runs before it, for a short time without work.
+        longest_first = sorted(timed[_UPDATE], key=lambda ends: ends[0] - ends[1])
+        timed[_UPDATE] = sorted(longest_first[: len(counted.get(_UPDATE, ()))])
     for key in counted.keys() & timed.keys():
         if len(counted[key]) == len(timed[key]):
             for (first, end), (start, stop) in zip(counted[key], timed[key], strict=True):
@@ -293,7 +299,7 @@ def _key(row: str, phase: str) -> tuple[str, str]:
 
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
-    """The slices that no other is within; they are sorted by lane and time."""
+    """The slices without slices inside; `slices` are sorted by lane and time."""
     for each, following in pairwise([*slices, None]):
         if each is not None and (
             following is None or following.lane != each.lane or following.depth <= each.depth
@@ -302,22 +308,22 @@ def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
 
 
 def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
-    """The most anchors of these that are in the same order in both steps.
+    """The longest chain of anchors in the same order in both steps.
 
-    Modules may have run in another order.
+    Modules may have run in another order in one of them.
     """
-    ends: list[
-        int
-        # the number of the anchor that a chain of each length ends with, and its moment
-    ] = []
+    # For each length, the anchor that ends a chain of that length at the earliest, and its time.
+    ends: list[int] = []
     moments: list[int] = []
+    # For each anchor, the anchor before it in its chain, or -1.
     before: list[int] = []
     for number, anchor in enumerate(anchors):
         length = bisect_left(moments, anchor.at)
         before.append(ends[length - 1] if length else -1)
         ends[length : length + 1] = [number]
         moments[length : length + 1] = [anchor.at]
-    kept, number = [], ends[-1] if ends else -1
+    kept = []
+    number = ends[-1] if ends else -1
     while number >= 0:
         kept.append(anchors[number])
         number = before[number]

@@ -1,4 +1,4 @@
-"""The page's tables of modules, of operators with the modules that each of them ran in, and of the kernels of compiled code."""
+"""The page's tables of modules, of operators with their modules, and of compiled kernels."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, sub
@@ -30,12 +30,11 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Columns of each module, then of its work in each phase, inclusive and `self_`.
+    """Columns of the modules, then of their work in each phase, inclusive and `self_`.
 
-    The names are always a list.
+    The names are always a list. Modules with the same number in `identical` have the same counts,
+    all the way down.
     """
-    # `identical` is a number: modules that have the same are identical in all counts, all the way
-    # down.
     spreads: dict[str, float] = {}
     for stat in analysis.profile.rank_stats:
         if stat.median and not stat.waits and stat.phase in PASS_PHASES:
@@ -52,11 +51,8 @@ def modules(analysis: Analysis) -> Columns:
     for phase in PHASES:
         works, whole = list(map(attrgetter(phase), rows)), profile.modules[""].work(phase)
         for field in _COUNTS:
-            has_any = getattr(
-                whole,
-                field.removeprefix("self_"),
-                # the root has all of it: without any, no module has to be looked at
-            )
+            # The root includes all work: if it has none, no module has any.
+            has_any = getattr(whole, field.removeprefix("self_"))
             columns[f"{phase}.{field}"] = (
                 None if not counted else column(map(attrgetter(field), works)) if has_any else 0
             )
@@ -77,8 +73,8 @@ def modules(analysis: Analysis) -> Columns:
     return columns
 
 
-# kernels of compiled code that the page has room for
 KERNELS = 1000
+"""The most compiled kernels in the table, for the size of the page."""
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
@@ -87,42 +83,48 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. Figures are of the mean traced batch."""
+    """The kernels of compiled code. Figures are of the mean traced batch.
 
-    # Of each its `name`, its `module` as a row of the table of modules and its `phase`, always
-    # lists; those with the most time first. A kernel that is fused of several modules has a row in
-    # each of them, with its part of the time and the bytes.
+    Attributes:
+        table: The kernels, most time first; `name`, `module` (a row of the table of modules) and
+            `phase` are always lists. A kernel that is fused of several modules has a row in each of
+            them, with its part of the time and the bytes.
+        left_out: Number of kernels that are not in the table.
+        timed_on: Where the seconds were measured: `device` or `host`.
+        graphs: Number of compiled graphs that ran.
+        assigned: Share of the time in compiled code that belongs to a known module.
+        fused: Share of that time in kernels that are fused of several modules.
+    """
+
     table: Columns
-    # how many more there are
     left_out: int
-    # what the seconds are of: `device` or `host`
     timed_on: str
-    # how many compiled graphs ran
     graphs: int
-    # the share of the time in compiled code that is of a known module
     assigned: float | None
-    # the share of it in kernels that are fused of several modules
     fused: float | None
 
 
 class Operators(Struct, frozen=True, kw_only=True):
-    """What ran, by operator."""
+    """Work and time by operator.
 
-    # Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds
-    # are of the mean traced batch, of all phases together: a trace does not separate them. A traced
-    # operator that was not counted has only seconds.
+    Attributes:
+        table: The operators; `operator` and `phase` are always lists, and the phase `all` is all
+            phases together. Seconds are those of the mean traced batch in all phases: a trace does
+            not separate them. A traced operator that was not counted has only seconds.
+        within: Modules of each operator; `row` and `module`, always lists, are rows of this table
+            and of the table of modules.
+        unsupported: Number of operators without a formula that ran.
+        kernels: Kernels of compiled code; `None` if none were recorded.
+    """
+
     table: Columns
-    # the modules of each, `row` and `module` as always lists of rows of this table and of that of
-    # modules
     within: Columns
-    # how many operators ran without a formula
     unsupported: int
-    # of compiled code; `None` where none was looked into
     kernels: Kernels | None
 
 
 def operators(analysis: Analysis) -> Operators | None:
-    """The view; `None` where nothing was counted and nothing traced."""
+    """The view, or `None` if nothing was counted and nothing traced."""
     profile = analysis.profile
     rows = operator_rows(profile) if profile.is_counted else ()
     # Torch's own without `aten::`, as counts name them.
@@ -197,7 +199,7 @@ def _table(
 
 
 def _intensity(row: OperatorRow) -> float | None:
-    """FLOPs for each byte, without what a mask left out: as in the roofline."""
+    """FLOPs per byte, without the work that a mask skips, as in the roofline."""
     figures = row.figures
     executed = figures.flops - 2 * (figures.macs - figures.executed_macs)
     return executed / figures.bytes_moved if row.is_counted and figures.bytes_moved else None
@@ -222,7 +224,7 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
-    """The kernels with the most time; `None` where no graph is known by its kernels."""
+    """The kernels with the most time, or `None` if no kernel belongs to a known module."""
     numbers = {name: number for number, name in enumerate(profile.modules)}
     known = [each for each in code.kernels if each.module in numbers]
     if not known:

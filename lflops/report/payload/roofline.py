@@ -1,10 +1,8 @@
-"""The page's Roofline view.
-
-The roofs, and the points by module, by repeated module and by operator.
-"""
+"""The page's Roofline view: roofs, and points by module, repeated module and operator."""
 
 from collections.abc import Sequence
 from heapq import nlargest
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -17,20 +15,19 @@ from lflops.report.text import OVER, saved_by_fusion, why_no_roof
 
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
-# points that a chart can show, and that the page has room for
 MAX_POINTS = 2000
+"""The most points in a table: more do not fit a chart, nor the size of the page."""
 
-_FIGURES = (
-    "flops",
-    "bytes_moved",
-    "fused_bytes",
-    "intensity",
-    "seconds",
-    "roof_seconds",
-    "share",
-    "bound",
-)
-_RENAMED = {
+# Fields of a point by the names of their columns.
+_FIGURES = {
+    "flops": "flops",
+    "bytes_moved": "bytes_moved",
+    "fused_bytes": "fused_bytes",
+    "intensity": "intensity",
+    "seconds": "seconds",
+    "roof_seconds": "roof_seconds",
+    "share": "share",
+    "bound": "bound",
     "achieved": "flops_per_second",
     "reachable": "roof_flops_per_second",
     "to_win": "seconds_to_win",
@@ -38,37 +35,42 @@ _RENAMED = {
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or with the most time at their roofs."""
+    """The points with the most time, or without times with the most time at their roofs.
 
-    # For each point its `phase`, always a list; `module`, a row of the table of modules; and a
-    # `label`, if it has another name. Then how many modules it stands for, and whether modules
-    # below it are left out. Then its figures in SI units, and the reason in words if it is above
-    # its roof.
+    Attributes:
+        table: The `phase` of each point, always a list; `module`, its row in the table of modules;
+            `label`, if it has another name; `times`, the number of modules that it stands for;
+            `has_below`, whether it has submodules, which it leaves out; its figures in SI units;
+            and `over`, the reason in words if it is above its roof.
+        left_out: Number of points that are not in the table.
+    """
+
     table: Columns
-    # how many more points there are
     left_out: int
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """A roofline."""
+    """A roofline.
 
-    # those that points are judged by first
+    Attributes:
+        ceilings: The roofs; those of the points first.
+        why_unknown: Why the points have no roof, if they have none.
+        modules: Modules by phase, without submodules.
+        repeats: The same with repeated modules as one point.
+        operators: Operators by phase and dtype, over all modules; their times are unknown.
+        fusion: A sentence about the bytes that compiled code moves; empty if unknown.
+    """
+
     ceilings: tuple[Ceiling, ...]
-    # why the points have no roof, if they have none
     why_unknown: str
-    # of each module by phase, without what is below it
     modules: Points
-    # the same with the layers of a stack as one
     repeats: Points
-    # by phase and dtype, over all modules; their times are unknown
     operators: Points
-    # what compiled code moves in place of its operators' bytes, as a sentence; empty where that is
-    # unknown
     fusion: str
 
 
 class _PointRow(NamedTuple):
-    """A point and its row in the table of modules; for repeated modules that of the first."""
+    """A point and its module's row in the table of modules; for repeated modules the first row."""
 
     point: Point
     module: int | None
@@ -78,8 +80,9 @@ class _PointRow(NamedTuple):
 
 
 def roofs(analysis: Analysis) -> Roofs | None:
-    """The view; `None` where nothing was counted."""
-    profile, overview = analysis.profile, analysis.roofline
+    """The view, or `None` if nothing was counted."""
+    profile = analysis.profile
+    overview = analysis.roofline
     if not profile.is_counted or not overview.own:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
@@ -90,11 +93,17 @@ def roofs(analysis: Analysis) -> Roofs | None:
     ]
     folded = list(fold_parts(overview.own, analysis.patterns))
     repeats = []
-    for each in _longest(folded):
-        first, times = each.parts[0].module, len(each.parts)
-        label = each.label if times > 1 else None
+    for group in _longest(folded):
+        first = group.parts[0].module
+        times = len(group.parts)
         repeats.append(
-            _PointRow(each.point, rows[first], label=label, times=times, has_below=first in below)
+            _PointRow(
+                group.point,
+                rows[first],
+                label=group.label if times > 1 else None,
+                times=times,
+                has_below=first in below,
+            )
         )
     operators = [
         _PointRow(point, None, label=f"{point.operator} {point.dtype}")
@@ -111,22 +120,21 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
-    return nlargest(
-        MAX_POINTS,
-        items,
-        key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0,
-    )
+    return nlargest(MAX_POINTS, items, key=_seconds)
 
 
-def _points(kept: Sequence[_PointRow], number: int) -> Points:
-    columns: Columns = {"phase": [each.point.phase for each in kept]}
-    columns |= {
-        field: column(getattr(each, field) for each in kept)
-        for field in ("module", "label", "times", "has_below")
-    }
-    named = dict(zip(_FIGURES, _FIGURES, strict=True)) | _RENAMED
-    columns |= {
-        name: column(getattr(each.point, field) for each in kept) for name, field in named.items()
-    }
-    columns["over"] = column(OVER[each.point.over] if each.point.over else None for each in kept)
-    return Points(table=columns, left_out=number - len(kept))
+def _seconds(item: Part | Repeats | Point) -> float:
+    seconds = item.roof_seconds if item.seconds is None else item.seconds
+    return seconds or 0.0
+
+
+def _points(rows: Sequence[_PointRow], number: int) -> Points:
+    """The table of these rows, out of `number` points."""
+    points = [row.point for row in rows]
+    columns: Columns = {"phase": [point.phase for point in points]}
+    for field in ("module", "label", "times", "has_below"):
+        columns[field] = column(map(attrgetter(field), rows))
+    for name, field in _FIGURES.items():
+        columns[name] = column(map(attrgetter(field), points))
+    columns["over"] = column(OVER.get(point.over or "") for point in points)
+    return Points(table=columns, left_out=number - len(rows))
