@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "more than an address has": (
         {"segments": [ONE | {"total_size": 10**5000}]},
-        r"segments\[0\]\.total_size is a number of 16610 bits: a whole number of 64 bits",
+        r"segments\[0\]\.total_size is a number of 16610 bits: it must be a whole number of at most 64 bits",
     ),
     "a sum of more": (
         {
