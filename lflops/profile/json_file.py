@@ -1,6 +1,6 @@
-"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`.
+"""The JSON file of a profile, and its JSON schema.
 
-Its JSON schema.
+The file is written atomically, and checked when it is read. Every failure is a `ProfileError`.
 """
 
 import inspect
@@ -33,12 +33,10 @@ DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 _GZIP, _BEGIN = b"\x1f\x8b", 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
-_inclusive_counts, _own_counts = (
-    attrgetter(*COUNTS),
-    attrgetter(*(f"self_{count}" for count in COUNTS)),
-)
+_inclusive_counts = attrgetter(*COUNTS)
+_self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
 
-# Quoted content comes from an untrusted file.
+# Quoted content is from an untrusted file, so it is shortened.
 _short = reprlib.Repr()
 _short.maxstring = _short.maxlong = 80
 Key = str | int
@@ -71,7 +69,7 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
-    """Turn every error into a `ProfileError` that begins with the file's name and ends with the remark."""
+    """Turn every error into a `ProfileError` with the file's name and the remark."""
     name = given if (given := os.fspath(path)) and given.isprintable() else ascii(given)
     try:
         yield
@@ -93,9 +91,9 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
 
 
 def _content(path: Path) -> bytes:
-    """All bytes of a regular file: reading a pipe or a device could block."""
+    """Return the bytes of a regular file. Reading a pipe or a device could block."""
     if not path.is_file():
-        # where nothing is there, the system says so
+        # Raises the error of the system if nothing exists there.
         path.stat()
         raise ProfileError("is a folder, a pipe or a device")
     with path.open("rb") as file:
@@ -107,14 +105,14 @@ def _content(path: Path) -> bytes:
         raise ProfileError("is empty")
     if text.startswith(_GZIP):
         begin = b""
-        # damaged
+        # The file may be damaged.
         with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
         raise ProfileError(
             _TRACE if b'"traceEvents"' in begin else "is packed by gzip: unpack it first"
         )
     try:
-        # All of it, because msgspec does not look into the strings of fields that it ignores.
+        # msgspec does not check the strings of unknown fields.
         text.decode()
     except UnicodeDecodeError as error:
         raise ProfileError(
@@ -137,7 +135,7 @@ def _checked(text: bytes) -> Profile:
 
 
 def _check_version(given: bytes) -> None:
-    """Checked first, so that a file of another version is not reported as damaged."""
+    """Check the version first, so that a file of another version is not reported as damaged."""
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
     if not version:
         problem = (
@@ -199,11 +197,11 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Each row's inclusive counts are its own and those of the rows right below it.
+    """Raise if a row's inclusive counts are not the sum of its self counts and the rows below.
 
-    The last rows first, so mostly the deepest.
+    The last rows, which are mostly the deepest, are checked first.
     """
-    sums = {name: _own_counts(work) for name, work in works.items()}
+    sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
         if name:
             above = name.rpartition(".")[0]
@@ -235,15 +233,14 @@ def _decoded(text: bytes, kind: Any) -> Any:
 
 
 def _misfit(text: bytes, error: str) -> str:
-    """A ValidationError of msgspec, with the keys that it writes as `[...]` and the value that it leaves out."""
+    """Add the missing keys and the value to the message of a msgspec ValidationError."""
     reason, at, path = error.rpartition(" - at `$")
     if not at:
         return f"not an lflops profile: {error[0].lower()}{error[1:]}"
     try:
         keys, given, kind = _misfitting(text, path)
     except (msgspec.MsgspecError, LookupError):
-        # A key that is there twice: msgspec stumbled over the first, and only the last can be asked
-        # for.
+        # A key appears twice. msgspec reports the first value, and only the last can be read.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
     value = "" if given[:1] in b"{[" else f" is {_short.repr(given.decode())[1:-1]}"
     taken = (
@@ -255,9 +252,9 @@ def _misfit(text: bytes, error: str) -> str:
 
 
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
-    """Follows msgspec's path, trying the values of a mapping one by one.
+    """Follow msgspec's path, and try the values of a mapping one by one.
 
-    The keys, and the JSON and the type at the end.
+    Returns the keys, and the JSON and the type at the end of the path.
     """
     keys: list[Key] = []
     kind: Any = Profile
@@ -290,14 +287,14 @@ def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
     raise LookupError
 
 
-# A string is one token, so that its brackets do not count; an unterminated one ends with the text.
+# A string is one token, so that its brackets do not count. An unterminated string ends with the text.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
 
 
 def _path_at_byte(text: bytes, byte: int) -> str:
-    """The path to a byte of a text that is no JSON or too deep, with a colon.
+    """Return the path to a byte of invalid or too deep JSON, with a colon.
 
-    Nothing at the top, or where it would take minutes.
+    Empty at the top level, and for a large text, in which it would take minutes.
     """
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
@@ -318,7 +315,7 @@ def _path_at_byte(text: bytes, byte: int) -> str:
 
 
 def _encoded(profile: Profile) -> bytes:
-    """The file's text, read back once: nothing is written that `load` would refuse."""
+    """Return the text of the file, after checking that `load` accepts it."""
     try:
         text = msgspec.json.encode(profile, enc_hook=dict)
         same = _checked(text) == profile
@@ -365,9 +362,9 @@ def _replace(path: Path, text: bytes) -> None:
 
 
 def _spelled(keys: Sequence[Key], end: str = "") -> str:
-    """`["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`.
+    """Format `["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`.
 
-    The end only after something.
+    `end` is added unless there are no keys.
     """
     spelled = ""
     for key in keys[:10]:
@@ -390,12 +387,9 @@ def json_schema(
     value: type = model.Profile,
     title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}",
 ) -> dict[str, Any]:
-    """The schema of a value, in JSON Schema's draft 2020-12.
+    """Return the JSON schema (draft 2020-12) of a value, with descriptions of objects and fields.
 
-    Each object and field with its description.
-
-    It takes the files of every minor version of its major one: fields that it does not know are
-    allowed.
+    It allows unknown fields, so it accepts the files of every minor version of its major version.
     """
     schema = msgspec.json.schema(value)
     for name, definition in schema["$defs"].items():
@@ -404,17 +398,15 @@ def json_schema(
 
 
 def _describe(name: str, definition: dict[str, Any]) -> None:
-    """Divide a docstring: its text stays the object's, each line of "Attributes" goes to its field."""
+    """Move each line of "Attributes" in an object's description to the description of its field."""
     text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition(
         "Attributes:\n"
     )
     if text:
         definition["description"] = " ".join(text.split())
     fields = definition.get("properties", {})
-    if (
-        "prefixItems" in definition
-        # an array, whose items are the fields of a tuple or of a struct
-    ):
+    # The items of an array are the fields of a tuple or of a struct.
+    if "prefixItems" in definition:
         kind = getattr(model, name, None) or getattr(timeline, name)
         names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
         fields = dict(zip(names, definition["prefixItems"], strict=True))

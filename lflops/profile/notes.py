@@ -1,11 +1,8 @@
-"""The notes of a profile.
+"""The notes of a profile: facts that a reader of its numbers has to know.
 
-A row of notes.toml for each code, with its sentence, its cause, its remedy and the types of its
-values.
-
-A note says something that a reader of the numbers has to know. It holds a code and values; the
-reports print its sentence. A new note is a row of notes.toml, and a `Note(code=...)` where it
-arises.
+A note has a code and values, and reports print its sentence. For each code, notes.toml has the
+sentence, the cause, the remedy, and the types of the values. To add a note, add a row to notes.toml
+and make a `Note(code=...)` where it arises.
 """
 
 import functools
@@ -26,9 +23,9 @@ class Note(Struct, frozen=True, kw_only=True):
     """One note.
 
     Attributes:
-        code: What the note says. A file of a later version may have codes that are not there.
-        subject: What it is about, as its row says; may be empty.
-        values: By name, of the types in its row.
+        code: The kind of note. A file of a later version may have codes that are unknown here.
+        subject: The subject, as its row in notes.toml describes; may be empty.
+        values: By name, with the types in its row.
     """
 
     code: str
@@ -37,51 +34,52 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class Kind(NamedTuple):
-    """What all notes of one code have in common."""
+    """The row of notes.toml for one code.
 
-    sentence: (
-        str | Callable[[Note], str]
-        # a template for `_Words`, or a function where the sentence's form depends on the values
-    )
-    # why there is such a note, for the documentation
+    Attributes:
+        sentence: A template for `_Words`, or a function if the form of the sentence depends on the
+            values.
+        cause: The reason for the note, for the documentation.
+        remedy: The action that a reader can take, for the documentation.
+        reasons: Parts of the sentence by the subject.
+        values: The type of each value by its name; `*` stands for names that depend on the run.
+    """
+
+    sentence: str | Callable[[Note], str]
     cause: str
-    # what the reader can do, for the documentation
     remedy: str = "none."
-    # by the subject
     reasons: Mapping[str, str] = MappingProxyType({})
-    values: Mapping[str, type] = MappingProxyType(
-        {}
-        # the type of each value, by its name; `*` stands for names that depend on the run
-    )
+    values: Mapping[str, type] = MappingProxyType({})
 
 
 def sentence(note: Note) -> str:
-    """The sentence of a note. A code that is unknown here still shows its subject and values."""
-    template = kinds()[note.code].sentence if note.code in kinds() else _unknown
+    """Return the sentence of a note; for an unknown code, its subject and values."""
+    if note.code not in kinds():
+        return _unknown(note)
+    template = kinds()[note.code].sentence
     return _fill(template, note) if isinstance(template, str) else template(note)
 
 
 def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
+    """Yield the notes of one code."""
     return (note for note in notes if note.code == code)
 
 
-# beyond this factor the modules' times are no measure any more
+# If module times were scaled by a larger factor, they are unreliable.
 _FAR = 2
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
-    """Whether the modules' times had to be scaled so much that they are no measure of anything."""
+    """Return whether module times were scaled so much that they are unreliable."""
     return any(not 1 / _FAR <= factor <= _FAR for factor in time_factors(notes))
 
 
 def time_factors(notes: Iterable[Note]) -> list[float]:
-    """The factors that the modules' times were scaled by."""
-    return [
-        value
-        for note in notes_with("time_scaled", notes)
-        for value in note.values.values()
-        if not isinstance(value, str)
-    ]
+    """Return the factors by which module times were scaled."""
+    factors: list[float] = []
+    for note in notes_with("time_scaled", notes):
+        factors += [value for value in note.values.values() if not isinstance(value, str)]
+    return factors
 
 
 _UNITS: Mapping[str, Callable[[float | None], str]] = {
@@ -94,13 +92,10 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
 
 
 class _Words(string.Formatter):
-    """Fills a template.
+    """Formats the values of a template.
 
-    `{macs}` is a count, `{bytes:size}` is in a unit of `units`, `{calls:call}` a count with its
-    noun.
-
-    A noun takes an s in the plural; another plural stands after a slash. A value that is missing is
-    a dash.
+    `{macs}` is a count, `{bytes:size}` has a unit of `units`, and `{calls:call}` is a count with its
+    noun. A noun takes an s in the plural; another plural follows a slash. A missing value is a dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
@@ -116,15 +111,14 @@ _WORDS = _Words()
 
 
 def filled(template: str, names: Mapping[str, float | str | None]) -> str:
+    """Fill a template for `_Words` with values by name."""
     return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
 
 
 def _fill(template: str, note: Note) -> str:
-    """The template with the values of a note, its `subject`, and as `row` its subject as a module's name."""
-    return filled(
-        template,
-        {**note.values, "subject": note.subject, "row": note.subject or "the model itself"},
-    )
+    """Fill a template with a note's values and subject; `row` is the subject as a module's name."""
+    row = note.subject or "the model itself"
+    return filled(template, {**note.values, "subject": note.subject, "row": row})
 
 
 def _ignored(note: Note) -> str:
@@ -136,12 +130,11 @@ def _ignored(note: Note) -> str:
 
 
 def _dense_mask(note: Note) -> str:
-    within, computed = note.values.get("within"), note.values.get("computed")
-    share = (
-        within / computed
-        if isinstance(within, int) and isinstance(computed, int) and computed
-        else None
-    )
+    within = note.values.get("within")
+    computed = note.values.get("computed")
+    share = None
+    if isinstance(within, int) and isinstance(computed, int) and computed:
+        share = within / computed
     scores = f"{units.percent(share)} of the scores are within a sequence, and all are computed"
     calls = _fill("{calls:call} of {subject} separate packed sequences by a dense mask", note)
     return f"{calls}: {scores}; varlen_attn or flex attention skips the others"
@@ -207,11 +200,9 @@ def _ended_early(note: Note) -> str:
 
 def _ranks_differ(note: Note) -> str:
     leading = note.values.get("leading_rank", units.UNKNOWN)
-    others = (
-        _fill(", {rows_of_others} rows are other ranks'", note)
-        if note.values.get("rows_of_others")
-        else ""
-    )
+    others = ""
+    if note.values.get("rows_of_others"):
+        others = _fill(", {rows_of_others} rows are other ranks'", note)
     return (
         _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
         + f"; the counts are those of rank {leading}{others}"
@@ -219,20 +210,25 @@ def _ranks_differ(note: Note) -> str:
 
 
 def _only_on(note: Note) -> str:
-    first, last, number = (
-        note.values.get(each, units.UNKNOWN) for each in ("first", "last", "modules")
-    )
-    modules = first if number == 1 else f"{first} to {last}, " + _fill("{modules} modules", note)
-    who = f"rank {note.subject} has" if note.subject.isdecimal() else f"ranks {note.subject} have"
-    return f"only {who} {modules}"
+    first = note.values.get("first", units.UNKNOWN)
+    last = note.values.get("last", units.UNKNOWN)
+    modules = f"{first} to {last}, " + _fill("{modules} modules", note)
+    if note.values.get("modules") == 1:
+        modules = str(first)
+    if note.subject.isdecimal():
+        return f"only rank {note.subject} has {modules}"
+    return f"only ranks {note.subject} have {modules}"
 
 
 def _attention_on_cuda(note: Note) -> str:
-    calls = ", ".join(
-        f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}"
-        for name, calls in note.values.items()
+    kernels = []
+    for name, calls in note.values.items():
+        times = "time" if calls == 1 else "times"
+        kernels.append(f"{name.replace('_', ' ')} {calls} {times}")
+    listed = ", ".join(kernels)
+    return (
+        f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {listed}"
     )
-    return f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {calls}"
 
 
 def _lstm_workspace(note: Note) -> str:
@@ -250,15 +246,19 @@ def _unknown(note: Note) -> str:
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """Every kind of note by its code."""
+    """Return every kind of note by its code.
+
+    If the form of a sentence depends on the values, a function in this file has the code's name.
+    """
     types = {"int": int, "float": float, "str": str}
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    values = {
-        code: {name: types[kind] for name, kind in row.pop("values", {}).items()}
-        for code, row in rows.items()
-    }
-    # Where the form of a sentence depends on the values, a function above has the code's name.
-    return {
-        code: Kind(**{"sentence": globals().get(f"_{code}"), **row}, values=values[code])
-        for code, row in rows.items()
-    }
+    found = {}
+    for code, row in rows.items():
+        found[code] = Kind(
+            sentence=row.get("sentence") or globals()[f"_{code}"],
+            cause=row["cause"],
+            remedy=row.get("remedy", "none."),
+            reasons=row.get("reasons", {}),
+            values={name: types[kind] for name, kind in row.get("values", {}).items()},
+        )
+    return found

@@ -203,7 +203,7 @@ def _is_busy(unprofiled: RankComparison | None) -> bool:
 def _is_alternating(
     rows: Iterable[Row], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
-    """Return whether the usual step loses much and no rank is late in more than its share of them."""
+    """Return whether the usual step loses much, and no rank is late in most of the steps."""
     if unprofiled is None or not _shows_all_delays(unprofiled):
         return False
     if (unprofiled.usual_lost_seconds or 0.0) < MUCH * unprofiled.seconds:
@@ -244,7 +244,7 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Row]:
-    """Return the stragglers of unprofiled steps, and of hooked steps those that these cannot show."""
+    """Return the stragglers of unprofiled steps, and those that only hooked steps show."""
     hooked_rows: list[Row] = []
     enough_hooked: list[Row] = []
     if hooked is not None:
@@ -433,7 +433,7 @@ def _is_preempted(
 def _larger_stages(
     hooked: RankComparison, flagged: Collection[int], profile: Profile
 ) -> Iterator[Row]:
-    """Yield the ranks of a pipeline that have more layers than the others, each as fast as theirs."""
+    """Yield the ranks of a pipeline that are slow because they have more layers."""
     for delay in hooked.excesses:
         if delay.phase != "stage" or delay.rank in flagged:
             continue
@@ -508,7 +508,7 @@ def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
-    """Return the excesses that are more than noise and worth reporting, the most expensive first."""
+    """Return the excesses that are more than noise, the most expensive first."""
     delays = [delay for delay in compared.excesses if delay.phase != "stage"]
     rows: list[Row] = []
     for of_rank in grouped(delays, attrgetter("rank")).values():

@@ -1,1 +1,1 @@
-"""The ranks of a run: where each one stands, how their reports reach rank 0, and what all of them become there."""
+"""Collect the reports of all ranks on rank 0, where they are merged into one profile."""

@@ -131,13 +131,13 @@ WHILE_TRAINING = 20.0
 
 # Seconds in place of the timeout after an exception, so that the process keeps what is in progress.
 EXIT_SECONDS = 1.0
-# Seconds by which a background thread starts later. Two threads that start together slow each other.
+# Seconds by which a background thread starts later: two threads that start together slow down.
 HEAD_START = 0.01
 # Most seconds that the end waits for the last unprofiled steps of other ranks, which add little to
 # the steps that are known.
 LAST_STEPS = 2.0
-# Most seconds that interpreter shutdown waits for background threads, because a thread that outlives
-# Python crashes. Never longer than the timeout.
+# Most seconds that interpreter shutdown waits for background threads, because a thread that
+# outlives Python crashes. Never longer than the timeout.
 LAST_SECONDS = 3.0
 
 
@@ -233,8 +233,8 @@ class RankCollector:
     def finish(self, *, failed: bool = False) -> list[Profile]:
         """Wait for the reports in progress, and return the profiles that `ready` has not returned.
 
-        No windows may follow. If the run has `failed`, by an exception or in the monitor, no rank is
-        waited for.
+        No windows may follow. If the run has `failed`, by an exception or in the monitor, no rank
+        is waited for.
         """
         now = self._clock()
         seconds = min(EXIT_SECONDS, self._timeout) if failed else self._timeout

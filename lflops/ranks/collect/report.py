@@ -1,8 +1,8 @@
 """The report of one rank on a window, and how it is packed.
 
 The names of modules and all counts are equal on most ranks of a run, so they are a separate blob,
-named by its content: one rank hands it in for all. The rest of each rank is its steps, and the times
-of its modules as a table of float32.
+named by its content: one rank hands it in for all. The rest of each rank is its steps, and the
+times of its modules as a table of float32.
 
 Where the times of all ranks together are too many for rank 0, a sample of the ranks hands them in.
 """

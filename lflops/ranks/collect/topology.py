@@ -23,7 +23,7 @@ from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 
 KINDS = ("data", "tensor", "pipeline", "expert")
-"""The kinds of parallelism whose sizes a run has. Other kinds, such as `context`, have coordinates."""
+"""The kinds of parallelism whose sizes a run has. Other kinds have coordinates only."""
 
 _NAMES = {
     "data": ("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"),

@@ -96,8 +96,8 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 
     The figures of a module are those of one rank, never sums over ranks. That rank is the leading
     rank: the rank with the most FLOPs, or the first of several. If all ranks have the same modules,
-    all counts are from it. A module that the leading rank does not have, such as a module of another
-    pipeline stage, is copied from the rank that leads among those that have it, and is added to the
+    all counts are from it. A module that the leading rank does not have, such as a module of
+    another pipeline stage, is copied from the rank that leads among those that have it, and is added to the
     rows above it. These rows then contain the work of several ranks, which no clock measured
     together, so their seconds are `None`. Modules with the same name are assumed to be the same
     module. The facts of the run are from the leading rank too, including the samples and tokens of
@@ -115,7 +115,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     * `steps` has for each interval between two collectives the phases of the rank that waited least
       at its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, if
       `data_parallel_size` tells which of them have a separate batch.
-    * `memory` is from the rank with the largest peak. The peaks of rows are the largest of any rank.
+    * `memory` is from the rank with the largest peak. Peaks of rows are the largest of any rank.
     * `unsupported` has all operators that any rank ran without a formula. Each note appears once.
       Two notes are added: which ranks are missing, and that ranks differ in their work.
 

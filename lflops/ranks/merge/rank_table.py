@@ -4,8 +4,8 @@
     rank 1   | data | forward ............ | backward ................ | optimizer | waits |
     interval |                    0                                  |      1            |
 
-A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`. Ranks
-leave a collective together, so a rank that is late in it was slow in the interval before.
+A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`.
+Ranks leave a collective together, so a rank that is late in it was slow in the interval before.
 """
 
 import heapq
@@ -357,7 +357,7 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
 def known_waits(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Return the exposed seconds of collectives by rank, in the places where all ranks know them."""
+    """Return the exposed seconds of collectives by rank, for places that all ranks know."""
     by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():

@@ -63,7 +63,7 @@ class MergedRows:
         self._communication: dict[int, list[Communication]] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Add the next rank; its rows are ordered as on `lowest`, the first rank with equal rows."""
+        """Add the next rank; `lowest` is the first rank with the same rows."""
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
