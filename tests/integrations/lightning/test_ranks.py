@@ -29,7 +29,7 @@ from tests.support.trainer_ranks import (
     STRATEGIES,
     WIDE,
     Ranks,
-    TimingStats,
+    Spread,
     Trained,
     ended,
     mixed,
@@ -228,7 +228,7 @@ def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
 def test_ranks_that_lightning_starts_in_this_process(strategy: str, tmp_path: Path) -> None:
     """Nothing of theirs comes back but the file."""
     monitor = watching(schedule=SOON, dirpath=tmp_path)
-    fit(TimingStats(), monitor, batches=2 * BATCHES, strategy=strategy, devices=2)
+    fit(Spread(), monitor, batches=2 * BATCHES, strategy=strategy, devices=2)
     (path,) = tmp_path.iterdir()
     profile = lflops.load(path)
     assert of_all(profile, 2)
