@@ -236,10 +236,10 @@ def test_a_file_of_another_version_is_no_wrong_file(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is needed is another lflops."""
-    file.write_text('{"schema_version": "2.0"}')
+    file.write_text('{"schema_version": "3.0"}')
     assert 2 == main(["show", str(file)])
     assert capsys.readouterr().err.endswith(
-        ': schema_version is "2.0", this lflops reads 1.x: a later one is needed\n'
+        ': schema_version is "3.0", this lflops reads 2.x: a later one is needed\n'
     )
 
 

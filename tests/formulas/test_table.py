@@ -11,7 +11,7 @@ import lflops.formulas
 from lflops.formulas.table import FORMULAS, READS, load_families
 from tests.support.repository import ROOT
 
-OPERATOR_COSTS = ROOT / "lflops/collect/operator_costs"
+OPERATOR_COSTS = ROOT / "lflops/flop_counter"
 IMPORTER = ROOT / "lflops/flop_counter/operators.py"
 
 
@@ -90,4 +90,4 @@ def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
     }
     assert ["acme"] == unimported(files, "from lflops.flop_counter import flex")
     assert [] == unimported(files, "from lflops.flop_counter import acme, flex")
-    assert [] == unimported(files, "from lflops.collect.operator_costs.acme import spin")
+    assert [] == unimported(files, "from lflops.flop_counter.acme import spin")

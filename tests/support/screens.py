@@ -306,7 +306,7 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
     """
     given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    built = patch("lflops.cli.estimate._maker", lambda *_, **__: None)
+    built = patch("lflops.cli.estimate._builder", lambda *_, **__: None)
     estimated = patch("lflops.estimation.estimate.Estimator.run", lambda *_: _estimated())
     with (
         patch.dict(os.environ, {"COLUMNS": str(width)}),
