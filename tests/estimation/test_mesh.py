@@ -444,7 +444,7 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "no function": ({"step": 1}, "step=1: give a function"),
     "backward as well": ({"step": print, "backward": True}, "leave backward out"),
     "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss out"),
-    "a rank of none": ({"rank": 1}, "rank=1: give a mesh"),
+    "a rank of none": ({"rank": 1}, "rank=1: give the mesh of the rank"),
     "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
     "shapes not given": (
         {"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1},

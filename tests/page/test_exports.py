@@ -114,7 +114,7 @@ CELLS = """async (rows) => {
   const cells = (row) => row.map(([text, title]) => element("td", { title }, text));
   const labels = ["operator", "FLOPs"];
   const head = element("tr", {}, ...labels.map((label) => element("th", {}, label)));
-  const table = element("table", {}, head, ...rows.map((row) => element("tr", {}, ...op_counts(row))));
+  const table = element("table", {}, head, ...rows.map((row) => element("tr", {}, ...cells(row))));
   const columns = labels.map((label) => ({ label }));
   return [csvOf(valuesOfTable(table)), csvOf(valuesOfGrid({ columns, rows, cells }))];
 }"""

@@ -192,7 +192,7 @@ def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None
     cells = [product(name, "mm", "forward", macs=1, bytes_moved=1) for name in kinds]
     counted = profile({"": {}, **{name: {} for name in kinds}}, cells)
     modules = {
-        name: replace(module, kind=kinds.get(name, "Root"))
+        name: replace(module, class_name=kinds.get(name, "Root"))
         for name, module in counted.modules.items()
     }
     seen = page_of(replace(counted, modules=modules))
