@@ -13,6 +13,6 @@ class TakenSettings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Look at the package once all of it is read."""
-        pkg["lightning.monitor.FlopsMonitor.__init__"].parameters = pkg[
-            "session.inputs.settings.Settings"
+        pkg["integrations.lightning.monitor.FlopsMonitor.__init__"].parameters = pkg[
+            "monitoring.inputs.settings.Settings"
         ].parameters
