@@ -154,7 +154,7 @@ def _time_scaled(note: Note) -> str:
     known = [abs(each - 1) for each in note.values.values() if isinstance(each, float | int)]
     rough = f" (± {round(100 * max(known))} %)" if known else ""
     doubt = "; so far off, do not rely on them" if are_times_far_off([note]) else ""
-    return f"module times are rough{rough}: they are scaled to undisturbed passes, {factors or units.UNKNOWN}{doubt}"
+    return f"module times are rough{rough}: they are scaled to unprofiled passes, {factors or units.UNKNOWN}{doubt}"
 
 
 def _no_timed_events(note: Note) -> str:

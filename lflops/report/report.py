@@ -191,7 +191,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     run, times = analysis.profile.run, analysis.step_times
     one, several = ("step", "steps") if run.kind == "training" else ("pass", "passes")
     if times.seconds is None:
-        yield _fact(one, None, "s", f"no undisturbed {several}")
+        yield _fact(one, None, "s", f"no unprofiled {several}")
         return
     yield _fact(one, times.mean, "s", _rests_on(analysis, one, several))
     yield from _phases(times, one)
@@ -219,9 +219,9 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         )
     if run.observer_ratio is not None:
         faster = (
-            "; something else slowed the undisturbed ones" if run.observer_ratio < _FASTER else ""
+            "; something else slowed the unprofiled ones" if run.observer_ratio < _FASTER else ""
         )
-        remark = f"{several} timed by module over undisturbed {several}{faster}"
+        remark = f"{several} timed by module over unprofiled {several}{faster}"
         yield _fact("observer", run.observer_ratio, "factor", remark, label="cost of timing")
 
 
@@ -235,7 +235,7 @@ def _rests_on(analysis: Analysis, one: str, several: str) -> str:
         ],
     )
     if times.seconds is None or times.steps == 1:
-        return f"of one undisturbed {one}"
+        return f"of one unprofiled {one}"
     spread = f" ± {plus_minus(times.spread)}" if times.spread is not None else ""
     which = f"of the {several} {min(numbers):,} to {max(numbers):,}" if one == "step" else several
     return f"mean of {units.count(times.steps)} {which}; median {units.duration(times.seconds.median)}{spread}"
@@ -391,7 +391,7 @@ def _why_no_budget(analysis: Analysis) -> str:
     if not analysis.profile.is_counted:
         return "nothing was counted"
     if analysis.step_times.seconds is None:
-        return "no undisturbed step was timed"
+        return "no unprofiled step was timed"
     return (
         f'what {analysis.profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
         "with a name that lflops hardware lists, or with your own lflops.Hardware"

@@ -147,7 +147,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),
-        "FullyShardedDataParallel keeps parameters",
+        "FullyShardedDataParallel has parameters that cannot be replaced",
     ),
 }
 

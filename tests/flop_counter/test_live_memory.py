@@ -168,7 +168,7 @@ def test_a_peak_fits_where_there_is_room_for_it() -> None:
         whole.fits(200 * FLOAT - 1, margin=0),
     )
     assert (True, False) == (whole.fits(1000), whole.fits(888)), "nine tenths of 888 are 799.2"
-    with pytest.raises(ValueError, match=r"margin=1: give a share"):
+    with pytest.raises(ValueError, match=r"margin=1: pass a share"):
         whole.fits(1000, margin=1)
 
 

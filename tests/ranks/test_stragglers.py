@@ -279,7 +279,7 @@ def test_ranks_of_one_host_are_said_to_be() -> None:
 def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     """6 of 100 ms; 4 are left to the list."""
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
-    sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step (6.00 ms): it is slow in everything."
+    sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the pass (6.00 ms): it is slow in everything."
     assert sentence == report_of(analyze(slow)).verdict.why[0]
     by_clean_steps = replace(slow, rank_comparison=None, unprofiled_comparison=slow.rank_comparison)
     assert sentence == report_of(analyze(by_clean_steps)).verdict.why[0]
@@ -330,7 +330,7 @@ def test_who_waits_for_whom_is_said() -> None:
     assert (
         "7 ranks wait 50.0 ms a step for rank 3 in the model's own backward"
         " | rank 0 waits 20.0 ms a step for rank 1 in head forward"
-        " | rank 1 waits 5.00 ms a step for rank 0 in Lightning's own collectives"
+        " | rank 1 waits 5.00 ms a step for rank 0 in Lightning's collectives"
     ) == said(compared(rank_comparison=comparison(waits=waits)))["waiting"]
 
 

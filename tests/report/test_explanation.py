@@ -1095,7 +1095,7 @@ def test_two_runs_are_compared_by_their_faults() -> None:
 
 
 def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
-    """Four undisturbed steps show nothing, but for a phase that is short in all of them.
+    """Four unprofiled steps show nothing, but for a phase that is short in all of them.
 
     A run without faults has none.
     """

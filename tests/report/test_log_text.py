@@ -40,7 +40,7 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
     """Of 3 ms: forward 1; the first layer took 3 operator calls of 100 µs, a tenth of the step, for 2 * 1024 FLOPs."""
     found = lines_of(log_text(analyze(small_profile())))
     assert "Model, training, fit, step 8, window 0" == found["profiled"]
-    assert ("3.00 ms of one undisturbed step", "1.00 ms 33.3 % of the step") == (
+    assert ("3.00 ms of one unprofiled step", "1.00 ms 33.3 % of the step") == (
         found["step"],
         found["forward"],
     )

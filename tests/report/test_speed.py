@@ -80,7 +80,7 @@ def test_figures_stand_below_each_other() -> None:
 def test_one_step_has_no_spread() -> None:
     """A training's is a step."""
     shown = lines_about_time(small_profile())
-    assert "3.00 ms of one undisturbed step" == shown["step"]
+    assert "3.00 ms of one unprofiled step" == shown["step"]
     assert "1.50 ms 50.0 % of the step" == shown["  backward"]
 
 
@@ -186,17 +186,17 @@ def test_on_a_device_the_hosts_phases_stand_beside_its_own() -> None:
 def test_the_observers_cost_is_said() -> None:
     """Hooked passes took 4 % more."""
     shown = lines_about_time(measured(step(0.2, {}), observer_ratio=1.04))
-    assert "1.04× passes timed by module over undisturbed passes" == shown["cost of timing"]
+    assert "1.04× passes timed by module over unprofiled passes" == shown["cost of timing"]
     assert "cost of timing" not in lines_about_time(training())
 
 
 def test_without_a_clean_step_the_time_is_a_dash() -> None:
     """Watched ones do not stand in for it."""
-    assert {"pass": "– no undisturbed passes"} == lines_about_time(
+    assert {"pass": "– no unprofiled passes"} == lines_about_time(
         measured(step(0.2, {"forward": 0.1}, kind="module_timing"))
     )
     cold = replace(small_profile(), steps=(step(0.2, {}, marks=("warmup",)),))
-    assert {"step": "– no undisturbed steps"} == lines_about_time(cold)
+    assert {"step": "– no unprofiled steps"} == lines_about_time(cold)
 
 
 def test_a_profile_without_times_has_no_lines_about_them() -> None:

@@ -9,7 +9,7 @@ import { windowStep } from "../lib/windows.js";
 const TEXTS = { MFU: ofPeak, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
 const [WIDTH, HEIGHT] = [280, 92];
 const [LEFT, RIGHT, TOP, BOTTOM] = [72, 8, 8, 20];
-const BAND = "half of the window's undisturbed steps are within the band; the line is their mean";
+const BAND = "half of the window's unprofiled steps are within the band; the line is their mean";
 
 // A window's `head` has the figures by their labels. Null where fewer than two windows have this one.
 /** @typedef {{ step: number, value: number, range: [number, number] | null }} TrendPoint */

@@ -37,7 +37,7 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: training ended before this window did.") : null,
     said(verdict),
     budget.length ? stacked("Where the step's time went", budget, "", "budget", openModules) : null,
-    stacked("The step by phase", phases, "no undisturbed step was timed", "phase", openModules),
+    stacked("The step by phase", phases, "no unprofiled step was timed", "phase", openModules),
     budget.length ? null : stacked("Where the step's time went", budget, whyNoBudget, "budget", openModules),
     cards,
     rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. The rest is of the whole run.`),

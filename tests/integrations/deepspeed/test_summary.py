@@ -369,7 +369,7 @@ def test_beneath_stand_the_phases_of_a_step_with_their_shares() -> None:
         figures["bwd flops per GPU"],
         figures["step flops per GPU"],
     )
-    assert "1 undisturbed step" == figures["the latencies rest on"]
+    assert "1 unprofiled step" == figures["the latencies rest on"]
     assert (
         "2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == figures["peak live memory"]
     )
@@ -482,14 +482,14 @@ def test_several_steps_have_quartiles() -> None:
         figures["forward latency"],
     )
     assert "3.00 ms, 2.00 ms to 4.00 ms" == figures["the median step and its quartiles"]
-    assert "5 undisturbed steps" == figures["the latencies rest on"]
+    assert "5 unprofiled steps" == figures["the latencies rest on"]
 
 
 def test_what_timing_modules_costs_is_said() -> None:
     """A quarter more than a clean step."""
     given = blocks(steps=(CLEAN,))
     figures = labelled(replace(given, run=replace(given.run, observer_ratio=1.25)))
-    assert "1.25×, passes timed by module over undisturbed passes" == figures["cost of timing"]
+    assert "1.25×, passes timed by module over unprofiled passes" == figures["cost of timing"]
 
 
 def test_the_kinds_of_modules_are_added_up_by_depth() -> None:

@@ -500,15 +500,15 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
-            "module times are rough (± 7 %): they are scaled to undisturbed passes, forward by 0.93, backward by 1.06",
+            "module times are rough (± 7 %): they are scaled to unprofiled passes, forward by 0.93, backward by 1.06",
         ),
         (
             Note(code="time_scaled", subject="", values={}),
-            "module times are rough: they are scaled to undisturbed passes, –",
+            "module times are rough: they are scaled to unprofiled passes, –",
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
-            "module times are rough (± 150 %): they are scaled to undisturbed passes, forward by 2.50; so far off, do not rely on them",
+            "module times are rough (± 150 %): they are scaled to unprofiled passes, forward by 2.50; so far off, do not rely on them",
         ),
         (
             Note(code="no_trace", subject="cut_off", values={}),
@@ -544,7 +544,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="few_clean_steps", subject="", values={"steps": 2}),
-            "the times rest on few undisturbed steps: 2",
+            "the times rest on few unprofiled steps: 2",
         ),
         (
             Note(code="ended_early", subject="KeyboardInterrupt", values={}),

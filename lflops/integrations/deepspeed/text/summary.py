@@ -186,7 +186,7 @@ def _figures(profile: Profile, row: Row, *, never_called: bool) -> Iterator[str]
 _NOTATIONS = """\
 Notations:
 dp: data parallel, mp: model parallel; params: parameters, shared ones once; MACs: multiply-accumulates of contractions;
-flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the mean over the undisturbed steps;
+flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the mean over the unprofiled steps;
 fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; iter: a whole step, the wait for data in it"""
 
 _Lines = Iterator[tuple[str, str]]
@@ -528,7 +528,7 @@ def _further_latencies(analysis: Analysis, latencies: StepTimes) -> _Lines:
         yield "the median step and its quartiles", f"{units.duration(median.median)}{around}"
         yield (
             "the latencies rest on",
-            counted(clean, "undisturbed step") if clean else "the counted pass alone",
+            counted(clean, "unprofiled step") if clean else "the counted pass alone",
         )
     if ratio is not None and not clean:
         rest = "measured counting overhead is subtracted, a few µs per operator remain"
