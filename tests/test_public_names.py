@@ -34,7 +34,6 @@ PUBLIC = [
     "estimate",
     "explain",
     "get_model_profile",
-    "stragglers",
     "largest_batch",
     "load",
     "load_run",
@@ -45,6 +44,7 @@ PUBLIC = [
     "register_formula",
     "roofline",
     "scope",
+    "stragglers",
     "utilization",
     "what_if",
 ]

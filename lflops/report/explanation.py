@@ -87,7 +87,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         modules: The modules that take longest.
         ranks: Lines about the ranks of a run with several ranks.
         figures: Numbers by name, in seconds, bytes and operations. Names of numbers of the whole
-            run begin with `run_`.
+            run begin with "run_".
         run: Seconds of the whole run by category, or `None` without a ledger.
         more: Commands by their purpose.
         format: The version of this value.

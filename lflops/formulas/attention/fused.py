@@ -5,7 +5,7 @@ it. A fused backward has kept no scores, so it multiplies queries and keys a sec
 recompute. The softmax follows the convention for softmax.
 
 Packed sequences, [tokens, heads, width], are a square each. Where they begin is in a tensor
-(`cu_seqlens`), of which the formulas ask for the numbers. Where only its shape is known, they are
+(`cu_seqlens_q`), of which the formulas ask for the numbers. Where only its shape is known, they are
 taken to be as unequal as the totals allow, which gives the largest sum of squares.
 """
 
