@@ -1,4 +1,4 @@
-"""What watching a training costs.
+"""The cost of watching a training run.
 
 Steps of a Trainer with `FlopsMonitor` beside those of one without, and beside other ways to watch.
 

@@ -1,4 +1,4 @@
-"""What looking inside of compiled code costs, and how much of its time is assigned to modules.
+"""The cost of looking inside compiled code, and the share of its time that has a module.
 
 Five models, and a planted slow block.
 

@@ -1,4 +1,4 @@
-"""What gathering costs rank 0.
+"""The cost of collecting ranks for rank 0.
 
 Its seconds and its memory, from 8 to 16,384 ranks of 5,000 modules, all on one machine.
 

@@ -1,4 +1,4 @@
-"""What `lflops.explain` says of trainings with known faults.
+"""Judge the findings of `lflops.explain` in training runs with known faults.
 
 How often it is right, what it is wrong in, and what a mend would bring.
 

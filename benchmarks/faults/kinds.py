@@ -1,4 +1,4 @@
-"""What can be wrong with a training.
+"""Kinds of faults in a training run.
 
 Each kind with its label, and what it changes in a training that is fine.
 

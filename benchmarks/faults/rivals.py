@@ -1,4 +1,4 @@
-"""What other tools say of the same trainings.
+"""Findings of other tools in the same training runs.
 
 TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
 

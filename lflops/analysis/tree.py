@@ -130,9 +130,6 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return flops_per_second(self.one(phase).macs, seconds)
 
 
-Row = ModuleRow
-
-
 def _by_macs(row: ModuleRow, phase: Phase | None) -> Any:
     work = row.all(phase)
     return -work.macs, -work.flops

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from msgspec import json, toml
+from msgspec import json
 from rich.console import Console, RenderableType
 
 from lflops.extras import needed
@@ -33,11 +33,6 @@ BYTES = {
 # The error that typer raises on wrong usage. Typer exports no other of its base classes by name,
 # and the package that they live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]
-
-
-def help_of(command: str) -> dict[str, str]:
-    """Read the help texts of a command's options from the TOML file next to its module."""
-    return toml.decode(Path(command).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
 
 def draw(content: RenderableType) -> None:

@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lflops import units
 from lflops.analysis.compare.compared_run import Change
-from lflops.analysis.compare.diff import BatchChange, Cause, Diff, ModuleDiff, batch_change, causes
+from lflops.analysis.compare.diff import (
+    BatchChange,
+    Diff,
+    DiffCause,
+    ModuleDiff,
+    batch_change,
+    causes,
+)
 from lflops.analysis.compare.significance import CHANGED, Doubt, Timing
 
 _LISTED = 5
@@ -79,7 +86,7 @@ def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     yield f"The batch went from {units.count(batch.before)} to {units.count(batch.after)} samples a step{work}.{cost}"
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: DiffCause) -> str:
     name, cost = _named(cause), _cost(cause.seconds)
     if cause.kind == "work":
         if cause.ratio is None:
@@ -100,7 +107,7 @@ def _cause(cause: Cause) -> str:
     return f"{name} is {_pace(cause.ratio)}{bounds}{cost}."
 
 
-def _named(cause: Cause) -> str:
+def _named(cause: DiffCause) -> str:
     return f"{cause.name} ×{cause.modules}" if cause.modules > 1 else cause.name
 
 
@@ -112,14 +119,14 @@ def _cost(seconds: float | None) -> str:
     )
 
 
-def _others(causes: Sequence[Cause]) -> Iterator[str]:
+def _others(causes: Sequence[DiffCause]) -> Iterator[str]:
     if causes:
         together = sum(cause.seconds or 0.0 for cause in causes)
         several = "1 more change is" if len(causes) == 1 else f"{len(causes)} more changes are"
         yield f"{several} smaller, together{_cost(together)[1:]}."
 
 
-def _whole(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
+def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:
@@ -162,7 +169,7 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
         yield f"Peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {signed(peak.ratio)}."
 
 
-def _names(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
+def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     for kind in ("added", "removed"):
         if untimed := [
             _named(cause) for cause in found if cause.kind == kind and cause.seconds is None

@@ -25,10 +25,11 @@ from lflops.findings.run_rule import RunEvidence, preempted_share, training_seco
 from lflops.ledger.account import Ledger
 from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
-from lflops.report.text import counted, plain, shortened
+from lflops.report.text import counted, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1

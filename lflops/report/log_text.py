@@ -12,10 +12,11 @@ from lflops.analysis.compare.diff import diff
 from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import flops_per_second
 from lflops.findings.rule import root_itself
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
 from lflops.report.report import Report, report_of, speed_lines, unsupported
-from lflops.report.text import counted, plain, shortened_name
+from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.tree import TIMED_PHASES, Row, has_times, share_of
+from lflops.analysis.tree import TIMED_PHASES, ModuleRow, has_times, share_of
+from lflops.profile.module_names import plain
 from lflops.profile.records import PHASES, Phase
-from lflops.report.text import WORDS, plain
+from lflops.report.text import WORDS
 
 _SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
 
@@ -25,7 +26,7 @@ class ModuleLine(NamedTuple):
     """A row of the table."""
 
     # one module, or one of several equal ones
-    row: Row
+    row: ModuleRow
     # how many modules the line stands for; its figures are those of all of them
     times: int
     # the whole name, with both ends of what repeats, as `layers.0…11.mlp`
@@ -39,7 +40,9 @@ class ModuleColumn(NamedTuple):
     cell: Callable[[ModuleLine], str]
 
 
-def module_lines(rows: Iterable[Row], times: int = 1, above: str = "") -> Iterator[ModuleLine]:
+def module_lines(
+    rows: Iterable[ModuleRow], times: int = 1, above: str = ""
+) -> Iterator[ModuleLine]:
     """A line for each row of a tree, each before those below it.
 
     `times` is how many modules the row above stands for, `above` its path.
@@ -51,7 +54,7 @@ def module_lines(rows: Iterable[Row], times: int = 1, above: str = "") -> Iterat
         yield from module_lines(row.children, every, path)
 
 
-def _last(row: Row) -> str:
+def _last(row: ModuleRow) -> str:
     """The last part of the name: both ends of a run of numbers, or up to three other names."""
     if row.repeat is None:
         return row.label
@@ -149,7 +152,7 @@ _FORMULA = (
 )
 
 
-def markdown_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> str:
+def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
     """The table in GitHub's Markdown, all columns."""
     head, *lines = _cells(analysis, rows, phase)
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
@@ -157,7 +160,7 @@ def markdown_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None)
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *escaped))
 
 
-def latex_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> str:
+def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
     """The table as a tabular of the package booktabs, all columns."""
     head, *lines = (
         [cell.translate(_LATEX) for cell in line] for line in _cells(analysis, rows, phase)
@@ -174,7 +177,7 @@ def latex_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) ->
     return "".join(f"{line}\n" for line in (*begin, *body, "\\bottomrule", "\\end{tabular}"))
 
 
-def csv_table(analysis: Analysis, rows: Iterable[Row]) -> str:
+def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
     """A line for each row: exact counts and seconds of all the modules that it stands for.
 
     Nothing where unknown.
@@ -214,7 +217,9 @@ def csv_table(analysis: Analysis, rows: Iterable[Row]) -> str:
     return written.getvalue()
 
 
-def _cells(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> Iterator[list[str]]:
+def _cells(
+    analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
+) -> Iterator[list[str]]:
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, reason_of
+from lflops.profile.module_names import plain
 from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
 from lflops.ranks.stragglers import ENOUGH, Row, Stragglers
-from lflops.report.text import counted, plain
+from lflops.report.text import counted
 
 _WORST = 3
 """Slow ranks, waits and collectives that have a line."""

@@ -19,13 +19,13 @@ from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.findings.registry import part_rule
-from lflops.profile.module_names import added_up, fold_repeats
+from lflops.profile.module_names import added_up, fold_repeats, plain
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
-from lflops.report.text import WORDS, counted, plain, plus_minus
+from lflops.report.text import WORDS, counted, plus_minus
 from lflops.report.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]

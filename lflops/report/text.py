@@ -10,7 +10,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Fusion
 from lflops.memory.peak import Saving, savings as savings_of
-from lflops.profile.module_names import plain as plain  # noqa: PLC0414 - other rooms import it from here
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Run
 
 WORDS = msgspec.toml.decode(

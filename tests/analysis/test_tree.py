@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.analysis.operators import operators
-from lflops.analysis.tree import SORT_KEYS, Repeat, Row, WorkCounts, flat, totals, tree
+from lflops.analysis.tree import SORT_KEYS, ModuleRow, Repeat, WorkCounts, flat, totals, tree
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase
 from tests.support.profile_builders import (
@@ -52,20 +52,20 @@ def changed(given: Profile, name: str, **fields: Any) -> Profile:
     return replace(given, modules={**given.modules, name: replace(given.modules[name], **fields)})
 
 
-def walk(rows: tuple[Row, ...]) -> Iterator[Row]:
+def walk(rows: tuple[ModuleRow, ...]) -> Iterator[ModuleRow]:
     """All rows of a tree, each before those below it."""
     for row in rows:
         yield row
         yield from walk(row.children)
 
 
-def layers(given: Profile, **options: Any) -> tuple[Row, ...]:
+def layers(given: Profile, **options: Any) -> tuple[ModuleRow, ...]:
     """The rows right below `layers`."""
     (root,) = tree(given, **options)
     return root.children[0].children
 
 
-def repeats(rows: tuple[Row, ...]) -> list[tuple[str, int]]:
+def repeats(rows: tuple[ModuleRow, ...]) -> list[tuple[str, int]]:
     """What each row begins with, and how many it stands for."""
     return [(row.label, row.times) for row in rows]
 

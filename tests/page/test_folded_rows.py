@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lflops.analysis.tree import Row, tree
+from lflops.analysis.tree import ModuleRow, tree
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
@@ -44,7 +44,7 @@ def columns(seen: Seen, *more: str) -> None:
         seen.page.locator(f".chooser input[value='{each}']").check()
 
 
-def walked(rows: tuple[Row, ...]) -> Iterator[Row]:
+def walked(rows: tuple[ModuleRow, ...]) -> Iterator[ModuleRow]:
     """All rows, from top to bottom."""
     for row in rows:
         yield row
@@ -77,7 +77,7 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     assert pytest.approx(2 * 100 / 3e-3) == float(seen.shown("forward FLOP/s")["blocks.0.fc"])
 
 
-def _label(row: Row) -> str:
+def _label(row: ModuleRow) -> str:
     """The name in its parent, of equal modules the first and the last, with how many they are."""
     names = [name.rpartition(".")[2] for name in row.names]
     return row.label if row.repeat is None else f"{names[0]}…{names[-1]} ×{row.times}"

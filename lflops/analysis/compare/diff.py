@@ -623,9 +623,6 @@ class DiffCause(Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-Cause = DiffCause
-
-
 class BatchChange(Struct, frozen=True, kw_only=True):
     """Another number of samples per step.
 

@@ -27,6 +27,7 @@ from lflops.monitoring.inputs.messages import Failures
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Training
 from lflops.monitoring.outputs.paths import OutputPaths, open_text
+from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES
 from lflops.report import html as page
@@ -34,7 +35,6 @@ from lflops.report.ledger import end_lines
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
 from lflops.report.report import report_of
-from lflops.report.text import plain
 from lflops.report.verdict import verdict_lines
 
 _CHARTS = msgspec.toml.decode(

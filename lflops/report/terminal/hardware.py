@@ -7,8 +7,8 @@ from rich.text import Text
 
 from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
+from lflops.profile.module_names import plain
 from lflops.report.terminal.tables import FittedTable, text
-from lflops.report.text import plain
 
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
 _FIGURES = ("memory", "bandwidth", "link", *DTYPES)

@@ -11,12 +11,13 @@ from rich.text import Text
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import ModuleRow, WorkCounts, share_of
+from lflops.profile.module_names import plain
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import sum_known
 from lflops.report.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.report import Part, report_of, speed_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
-from lflops.report.text import counted, plain, shortened_name
+from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
 
 

@@ -10,8 +10,9 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Fusion, LowerBound, Point
 from lflops.analysis.tree import fold_parts
 from lflops.estimation.prediction import Prediction
+from lflops.profile.module_names import plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
-from lflops.report.text import OVER, WORDS, counted, plain, saved_by_fusion
+from lflops.report.text import OVER, WORDS, counted, saved_by_fusion
 
 _NAME = 26
 _LISTED = 10

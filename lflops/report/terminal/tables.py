@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.report.text import plain, shortened, shortened_name
+from lflops.profile.module_names import plain
+from lflops.report.text import shortened, shortened_name
 
 MARGIN = 16
 """Width of the labels in the lines above a table."""

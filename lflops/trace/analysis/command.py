@@ -8,8 +8,9 @@ import typer
 
 from lflops.cli.diff import memory_limit, refuse_unknown
 from lflops.cli.output import UsageError, draw, write_json
+from lflops.profile.module_names import plain
 from lflops.report.html import write
-from lflops.report.text import counted, plain
+from lflops.report.text import counted
 from lflops.trace.analysis.compare import compare, trace_limits
 from lflops.trace.analysis.merge import MERGED, merge as merge_traces
 from lflops.trace.analysis.page import trace_page

@@ -7,9 +7,9 @@ import html
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
+from lflops.profile.module_names import plain
 from lflops.profile.series import summed
 from lflops.report.html import document
-from lflops.report.text import plain
 from lflops.trace.analysis.categories import CATEGORIES
 from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.sentences import (

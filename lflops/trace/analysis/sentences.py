@@ -8,8 +8,9 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from lflops import units
+from lflops.profile.module_names import plain
 from lflops.profile.records import TimingStats
-from lflops.report.text import counted, kernel_name, plain, shortened
+from lflops.report.text import counted, kernel_name, shortened
 from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock

@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analysis.compare.diff import Limit
+from lflops.profile.module_names import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
-from lflops.report.text import kernel_name, plain
+from lflops.report.text import kernel_name
 from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.compare import TimeChange, TraceDiff
 from lflops.trace.analysis.operators import ShapeTimes

@@ -25,10 +25,11 @@ from lflops.cli.output import UsageError, draw, write_json
 from lflops.errors import LflopsError, ProfileError
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.json_file import load
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import grouped, sum_known
 from lflops.report.terminal.tables import FittedTable, prose, text
-from lflops.report.text import kernel_name, plain, shortened
+from lflops.report.text import kernel_name, shortened
 
 SECTOR_BYTES = 32
 

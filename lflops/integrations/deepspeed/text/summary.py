@@ -17,14 +17,15 @@ from msgspec.structs import replace
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_times import StepTimes, step_times
-from lflops.analysis.tree import Row, numbered, tree, walk
+from lflops.analysis.tree import ModuleRow, numbered, tree, walk
 from lflops.integrations.deepspeed.text import units as short_units
+from lflops.profile.module_names import plain
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import Trace
 from lflops.profile.series import grouped, sum_known
 from lflops.report.report import report_of
-from lflops.report.text import counted, plain
+from lflops.report.text import counted
 from lflops.report.verdict import verdict_lines
 from lflops.units import UNKNOWN
 
@@ -136,7 +137,7 @@ def _detailed(analysis: Analysis, *, fold: bool = False) -> str:
     return "\n".join([legend, "", *_module(analysis, rows[0], frozenset(analysis.uncalled))])
 
 
-def _module(analysis: Analysis, row: Row, uncalled: frozenset[str]) -> Iterator[str]:
+def _module(analysis: Analysis, row: ModuleRow, uncalled: frozenset[str]) -> Iterator[str]:
     kind = f"{row.times} x {plain(row.kind)}" if row.repeat else plain(row.kind)
     figures = ", ".join(_figures(analysis.profile, row, never_called=row.name in uncalled))
     if not row.children:
@@ -152,7 +153,7 @@ def _module(analysis: Analysis, row: Row, uncalled: frozenset[str]) -> Iterator[
     yield ")"
 
 
-def _label(row: Row) -> str:
+def _label(row: ModuleRow) -> str:
     """The last part of the name.
 
     Of modules that share their lines both numbers, as torch prints them, or all names.
@@ -164,7 +165,7 @@ def _label(row: Row) -> str:
     return plain("-".join(ends) if ends else ", ".join(labels))
 
 
-def _figures(profile: Profile, row: Row, *, never_called: bool) -> Iterator[str]:
+def _figures(profile: Profile, row: ModuleRow, *, never_called: bool) -> Iterator[str]:
     module, seconds = profile.modules[row.name], row.seconds["forward"]
     root, work = profile.modules[""], module.forward
     total = root.forward.seconds.median if root.forward.seconds else None
