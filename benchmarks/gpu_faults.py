@@ -226,7 +226,7 @@ def told(
         said = [
             " ".join(filter(None, (each.cause, each.module, f"{each.share or 0:.0%}")))
             for each in found.findings
-            if each.is_fault
+            if each.is_issue
         ]
         ms = f"{1e3 * without:.2f} ms, watched {1e3 * within:.2f}"
         yield f"{fault.__name__.replace('_', ' ')} ({ms}): {', '.join(said) or f'{found.status}, {found.because}'}"

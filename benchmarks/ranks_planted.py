@@ -558,7 +558,7 @@ def train(case: Case) -> Outcome | None:
         "lengths"
         if found.lengths_differ
         else "turns"
-        if found.take_turns
+        if found.is_alternating
         else "busy"
         if found.busy_machine
         else None

@@ -81,7 +81,7 @@ class Training:
         self.truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
         self.found: Explanation = lflops.explain(folder)
         self.word: str = self.truth["word"]
-        self.faults = [each for each in self.found.findings if each.is_fault]
+        self.faults = [each for each in self.found.findings if each.is_issue]
 
     @property
     def cost(self) -> float:

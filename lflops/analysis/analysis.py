@@ -69,9 +69,9 @@ class Analysis:
         return utilization_at(self.profile, self.chip, self.step_times)
 
     @property
-    def budget(self) -> StepBreakdown | None:
+    def breakdown(self) -> StepBreakdown | None:
         """The step breakdown."""
-        return self.utilization.budget
+        return self.utilization.breakdown
 
     @cached_property
     def roofline(self) -> LazyRoofline:

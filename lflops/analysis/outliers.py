@@ -2,7 +2,7 @@
 
 An example is a single slow layer of a stack. A module is flagged if its excess is above the
 threshold, the noise, and the time that other processes took. A large excess that is not above the
-last two is reported as a doubt.
+last two is reported as a caveat.
 """
 
 import math
@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analysis.step_times import lost_share, without_others
+from lflops.analysis.step_times import lost_share, uncontended_phases
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
-OutlierDoubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
+OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
 """Why it cannot be decided whether a module is slow.
 
 * `busy`: other processes had the CPU.
@@ -77,7 +77,7 @@ class Outliers(NamedTuple):
     """The outliers, largest excess first, and why other modules may be outliers too."""
 
     found: tuple[Outlier, ...] = ()
-    doubt: OutlierDoubt | None = None
+    caveat: OutlierCaveat | None = None
 
 
 def outliers(
@@ -105,7 +105,7 @@ def outliers(
     circumstances = _Circumstances(profile, step)
     found: dict[str, Outlier] = {}
     largest_doubtful = 0.0
-    doubt: OutlierDoubt | None = None
+    caveat: OutlierCaveat | None = None
     for names in groups.values():
         if len(names) < _LEAST_MODULES:
             continue
@@ -119,17 +119,17 @@ def outliers(
             if not usual or not is_slow:
                 continue
             others = [other for other in times.values() if other is not time]
-            reason = circumstances.doubt(time, others, excess)
+            reason = circumstances.caveat(time, others, excess)
             if reason is None:
                 found[name] = Outlier(
                     module=name, others=len(names) - 1, seconds=time.seconds, usual_seconds=usual
                 )
             elif excess >= largest_doubtful:
                 largest_doubtful = excess
-                doubt = reason
+                caveat = reason
     excesses = {name: outlier.excess for name, outlier in found.items()}
     deepest = [found[name] for name in explaining(excesses, below)]
-    return Outliers(tuple(sorted(deepest, key=lambda outlier: -outlier.excess)), doubt)
+    return Outliers(tuple(sorted(deepest, key=lambda outlier: -outlier.excess)), caveat)
 
 
 class _Time(NamedTuple):
@@ -153,11 +153,11 @@ class _Circumstances:
     def __init__(self, profile: Profile, step: float) -> None:
         self._step = step
         # If the time of other threads is known, the module times are without it.
-        self._lost = 0.0 if without_others(profile) else lost_share(profile)
+        self._lost = 0.0 if uncontended_phases(profile) else lost_share(profile)
         self._is_scaled = are_times_far_off(profile.notes)
         self._allocating = allocating(profile)
 
-    def doubt(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierDoubt | None:
+    def caveat(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierCaveat | None:
         """The reason, if any, why the excess does not prove that the module is slow."""
         is_noise = excess <= _noise(time, others)
         if self._lost >= excess / self._step or (is_noise and self._lost >= _BUSY):

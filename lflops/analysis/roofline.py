@@ -81,7 +81,7 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         roof_flops_per_second: FLOPs over `roof_seconds`.
         bound: The side of the roof above the point; for a module the side of most `roof_seconds`.
         share: `roof_seconds` over `seconds`.
-        seconds_to_win: Seconds that a step would save at the roof.
+        potential_seconds: Seconds that a step would save at the roof.
         over: Why the point is above its roof, if it is.
         fused_bytes: Bytes that the kernels of compiled code read and write, as the compiler counts
             them. For a module with submodules it includes the bytes of code that is not compiled.
@@ -102,7 +102,7 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
     roof_flops_per_second: float | None
     bound: Bound | None
     share: float | None
-    seconds_to_win: float | None
+    potential_seconds: float | None
     over: AboveRoofReason | None
     fused_bytes: int | None = None
 
@@ -117,14 +117,14 @@ class Roofline(Struct, frozen=True, kw_only=True):
         operators: A point per operator, phase and dtype over all modules. A traced operator has a
             single point with its time.
         op_counts: A point per operator, phase and dtype in each module.
-        own: A point per module and phase without submodules: together, all work exactly once.
+        self_work: A point per module and phase without submodules: together, all work exactly once.
     """
 
     ceilings: tuple[Ceiling, ...]
     modules: tuple[Point, ...]
     operators: tuple[Point, ...]
     op_counts: tuple[Point, ...]
-    own: tuple[Point, ...]
+    self_work: tuple[Point, ...]
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
@@ -156,7 +156,7 @@ class LazyRoofline:
         return _ceilings(self._profile, self._chip)
 
     @cached_property
-    def modules(self) -> tuple["Part", ...]:
+    def modules(self) -> tuple["RooflinePart", ...]:
         """A part per module and phase, inclusive, in the model's order."""
         return tuple(_modules(self._profile, self._costs))
 
@@ -165,7 +165,7 @@ class LazyRoofline:
         return tuple(map(point_of, _operators(self._profile, self._costs)))
 
     @cached_property
-    def own(self) -> tuple["Part", ...]:
+    def self_work(self) -> tuple["RooflinePart", ...]:
         """A part per module and phase without submodules: together, all work exactly once."""
         return tuple(_self_work(self._profile, self._costs))
 
@@ -176,17 +176,17 @@ class LazyRoofline:
             modules=tuple(map(point_of, self.modules)),
             operators=self.operators,
             op_counts=tuple(map(point_of, _cells(self._profile, self._costs))),
-            own=tuple(map(point_of, self.own)),
+            self_work=tuple(map(point_of, self.self_work)),
         )
 
 
-def _cells(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+def _cells(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
         total = costs.total([number])
-        yield Part(total, cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
+        yield RooflinePart(total, cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
 
 
-def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+def _modules(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     numbers: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
         for name in ancestry(cell.module):
@@ -195,7 +195,7 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     for name, module in profile.modules.items():
         for phase in PHASES:
             if (name, phase) in numbers:
-                yield Part(
+                yield RooflinePart(
                     costs.total(numbers[name, phase]),
                     name,
                     phase,
@@ -204,7 +204,7 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
                 )
 
 
-def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     """Parts over all modules; a traced operator is one part, since its time covers all phases."""
     kind_of: Callable[[OpCount], tuple[str, Phase, str]] = attrgetter("operator", "phase", "dtype")
     by_kind = gathered(zip(map(kind_of, profile.op_counts), costs.numbers, strict=True))
@@ -224,7 +224,7 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
         numbers: list[int] = []
         for kind in kinds:
             numbers += by_kind[kind]
-        yield Part(
+        yield RooflinePart(
             costs.total(numbers),
             "",
             phase if len(phases) == 1 else "all",
@@ -234,7 +234,7 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
         )
 
 
-def _self_work(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
+def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     """Parts of modules without their submodules, in the model's order.
 
     Device time is inclusive, so a module with submodules in a phase has only its self time on the
@@ -257,7 +257,7 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
             seconds = _seconds(work)
             if key in has_submodules:
                 seconds = work.self_seconds.median if work.self_seconds else None
-            yield Part(
+            yield RooflinePart(
                 costs.total(numbers[key]),
                 name,
                 phase,
@@ -374,7 +374,7 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
     return Total(calls, flops, bytes_moved, seconds, bound, costs)
 
 
-class Part(Struct, frozen=True, gc=False):
+class RooflinePart(Struct, frozen=True, gc=False):
     """Some cells with their time, from which a point is made; the fields are those of `Point`.
 
     Attributes:
@@ -394,7 +394,7 @@ class Part(Struct, frozen=True, gc=False):
         return self.total.seconds
 
     @property
-    def seconds_to_win(self) -> float | None:
+    def potential_seconds(self) -> float | None:
         if self.seconds is None or self.total.seconds is None:
             return None
         return max(self.seconds - self.total.seconds, 0.0)
@@ -407,7 +407,7 @@ class Part(Struct, frozen=True, gc=False):
         return _reason(self.total.costs, longest) if self.total.seconds > longest else None
 
 
-def point_of(part: Part) -> Point:
+def point_of(part: RooflinePart) -> Point:
     """Make the point of a part, with everything that follows from its sums and its time."""
     flops = part.total.flops
     moved = part.total.bytes_moved
@@ -428,7 +428,7 @@ def point_of(part: Part) -> Point:
         roof_flops_per_second=flops / roof if roof else None,
         bound=part.total.bound if roof else None,
         share=roof / seconds if roof is not None and seconds else None,
-        seconds_to_win=part.seconds_to_win,
+        potential_seconds=part.potential_seconds,
         over=part.over,
         fused_bytes=part.fused_bytes,
     )

@@ -29,7 +29,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, PHASES, step_phase
 from lflops.profile.series import summed
 
-IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
+IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
 """The parts of a module's self time, in this order."""
 
 # Work is divided by pass: the second matmul of a fused backward has no separate time. This pass
@@ -49,7 +49,7 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
             these phases that is in no module.
         modules: The parts of each module's self time, by module; `parts` has their sums.
         idle: Shares of forward and backward in which a traced device computed nothing.
-        inside_rest: Unknown parts, which are therefore within `below_roof`: `idle` or
+        inside_rest: Unknown parts, which are therefore within `inefficient_kernels`: `idle` or
             `memory_bound`.
     """
 
@@ -63,13 +63,13 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 class _Need(NamedTuple):
     """Seconds that operators need at the peak and at the bandwidth, in the order of `IN_MODULES`."""
 
-    useful: float = 0.0
+    ideal_compute: float = 0.0
     recompute: float = 0.0
     memory_bound: float = 0.0
 
     def plus(self, other: "_Need") -> "_Need":
         return _Need(
-            self.useful + other.useful,
+            self.ideal_compute + other.ideal_compute,
             self.recompute + other.recompute,
             self.memory_bound + other.memory_bound,
         )
@@ -125,7 +125,7 @@ def step_breakdown(
         for module, took, need in _by_module(name, part_seconds, needs, step.own):
             if module is None and not any(need):
                 # Neither modules nor their operators ran in this time.
-                parts[name or "below_roof"] += took / seconds
+                parts[name or "inefficient_kernels"] += took / seconds
                 continue
             for part, cut in _divide(took, need):
                 parts[part] += cut / seconds
@@ -172,7 +172,7 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
         if cell.phase == "recompute":
             need = _Need(recompute=compute, memory_bound=memory_bound)
         else:
-            need = _Need(useful=compute, memory_bound=memory_bound)
+            need = _Need(ideal_compute=compute, memory_bound=memory_bound)
         key = (cell.module, when)
         needs[key] = need.plus(needs[key]) if key in needs else need
     return needs

@@ -45,7 +45,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         communicating: Seconds of each module's self time, by module and pass, in which it
             exchanges data or waits for other ranks and computes nothing.
         spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
-        own: Medians of each phase over the module-timing steps, without the time in which other
+        uncontended: Medians of each phase over the module-timing steps, without the time in which other
             threads had the core; empty if unknown.
         samples_per_second: Samples of all unprofiled steps over their time; for several ranks, of
             all ranks together.
@@ -63,7 +63,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     waiting: float | None = None
     communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[str, TimingStats] = {}
-    own: Mapping[str, float] = {}
+    uncontended: Mapping[str, float] = {}
     samples_per_second: float | None
     tokens_per_second: float | None
     cpu_seconds: TimingStats | None
@@ -130,7 +130,7 @@ def step_times(profile: Profile) -> StepTimes:
         waiting=waiting,
         communicating=communicating,
         spreads=_phase_stats(phases),
-        own=without_others(profile),
+        uncontended=uncontended_phases(profile),
         samples_per_second=_rate(steps, [step.samples for step in steps], usual_samples),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], usual_tokens),
         cpu_seconds=_stats_of_known(cpu_seconds),
@@ -165,7 +165,7 @@ def _phase_stats(steps: Iterable[Mapping[str, float]]) -> dict[str, TimingStats]
     return {name: spread for name, spread in stats.items() if spread is not None}
 
 
-def without_others(profile: Profile) -> dict[str, float]:
+def uncontended_phases(profile: Profile) -> dict[str, float]:
     """Median seconds of each phase in the module-timing steps, without other threads' core time.
 
     If these times are known, the module times exclude other threads as well. Empty if unknown.

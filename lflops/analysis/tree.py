@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analysis.roofline import AboveRoofReason, Bound, Part, Point, Total, point_of
+from lflops.analysis.roofline import AboveRoofReason, Bound, Point, RooflinePart, Total, point_of
 from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
@@ -77,8 +77,8 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         names: All modules that the row stands for within the row above.
         repeat: The siblings, or `None` for a single module.
         depth: Levels below the root, which has 0.
-        own: If true, figures and parameters exclude the submodules.
-        kind: Class name.
+        is_self: If true, figures and parameters exclude the submodules.
+        class_name: Class name.
         calls: Calls in forward.
         trainable_parameters: `None` if only the inclusive number is known, as `parameter_bytes`.
         phases: Work by phase.
@@ -91,8 +91,8 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     repeat: Repeat | None
     depth: int
-    own: bool
-    kind: str
+    is_self: bool
+    class_name: str
     calls: int
     compiled: bool
     owner: str | None
@@ -325,8 +325,8 @@ class _RowBuilder:
             names=names,
             repeat=repeat,
             depth=module.depth,
-            own=self._own,
-            kind=module.class_name,
+            is_self=self._own,
+            class_name=module.class_name,
             calls=module.calls,
             compiled=module.compiled,
             owner=module.owner,
@@ -506,7 +506,7 @@ class Repeats(NamedTuple):
     """
 
     label: str
-    parts: Sequence[Part]
+    parts: Sequence[RooflinePart]
 
     @property
     def seconds(self) -> float | None:
@@ -536,11 +536,13 @@ class Repeats(NamedTuple):
             costs=(),
         )
         fused_bytes = sum_known(part.fused_bytes for part in self.parts)
-        merged = Part(total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused_bytes)
+        merged = RooflinePart(
+            total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused_bytes
+        )
         reasons = {part.over for part in self.parts}
         return replace(
             point_of(merged),
-            seconds_to_win=sum_known(part.seconds_to_win for part in self.parts),
+            potential_seconds=sum_known(part.potential_seconds for part in self.parts),
             over=next((reason for reason in _WORST_FIRST if reason in reasons), None),
         )
 
@@ -554,6 +556,6 @@ class Repeats(NamedTuple):
 _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")
 
 
-def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
+def fold_parts(parts: Iterable[RooflinePart], patterns: Mapping[str, str]) -> Iterator[Repeats]:
     """Group the parts of repeated modules that did the same work, in order of first appearance."""
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

@@ -32,7 +32,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
         peak_flops_per_second: Peak of the run's dtype.
         dtype: Name of the peak, one of `hardware.DTYPES`.
         hardware: Name of the chip.
-        budget: The step breakdown: named shares of the step that add up to 1.
+        breakdown: The step breakdown: named shares of the step that add up to 1.
     """
 
     mfu: float | None
@@ -42,7 +42,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
     peak_flops_per_second: float | None
     dtype: str | None
     hardware: str | None
-    budget: StepBreakdown | None = None
+    breakdown: StepBreakdown | None = None
 
     @property
     def is_peak_too_low(self) -> bool:
@@ -52,10 +52,10 @@ class Utilization(Struct, frozen=True, kw_only=True):
         """
         if self.mfu is not None and self.mfu > 1:
             return True
-        if self.budget is None or self.executed is None:
+        if self.breakdown is None or self.executed is None:
             return False
-        parts = self.budget.parts
-        at_peak = parts.get("useful", 0.0) + parts.get("recompute", 0.0)
+        parts = self.breakdown.parts
+        at_peak = parts.get("ideal_compute", 0.0) + parts.get("recompute", 0.0)
         return self.executed > at_peak * _PRECISION
 
 
@@ -104,7 +104,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
         peak_flops_per_second=peak,
         dtype=name_of_peak(profile.run.dtype, chip),
         hardware=chip.name if chip else None,
-        budget=step_breakdown(profile, chip, times, share=share),
+        breakdown=step_breakdown(profile, chip, times, share=share),
     )
 
 

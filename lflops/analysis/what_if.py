@@ -46,7 +46,7 @@ _COMMUNICATION = "communication"
 # Phases that do not grow with the batch.
 _ONCE = ("optimizer", "clip", "sync")
 
-WhatIfDoubt = Literal["busy", "modules", "idle"]
+WhatIfCaveat = Literal["busy", "modules", "idle"]
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         measured: Seconds of the mean unprofiled step, unchanged.
         seconds: Seconds of the changed step, between `low` and `high`.
         phases: Seconds of the phases of the changed step.
-        doubts: Why the prediction is unreliable. `busy`: other processes took much of the CPU time.
+        caveats: Why the prediction is unreliable. `busy`: other processes took much of the CPU time.
             `modules`: the times of modules, which the change refers to, are approximate. `idle`:
             the device is idle, which another batch size or fewer launches change most.
     """
@@ -66,7 +66,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     low: float
     high: float
     phases: Mapping[str, float]
-    doubts: tuple[WhatIfDoubt, ...] = ()
+    caveats: tuple[WhatIfCaveat, ...] = ()
 
 
 class _Phase(NamedTuple):
@@ -148,7 +148,7 @@ def what_if(
         low=max(seconds - error, 0.0),
         high=seconds + error + step.may_stay,
         phases=phases,
-        doubts=tuple(step.doubts(is_resized=is_resized)),
+        caveats=tuple(step.caveats(is_resized=is_resized)),
     )
 
 
@@ -203,7 +203,7 @@ class _ChangedStep:
                 f"give the name of a module, or one of {known}"
             )
 
-    def doubts(self, *, is_resized: bool) -> Iterator[WhatIfDoubt]:
+    def caveats(self, *, is_resized: bool) -> Iterator[WhatIfCaveat]:
         """Yield the reasons why the times behind the prediction are unreliable."""
         if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
@@ -249,9 +249,9 @@ class _ChangedStep:
         shares = {name: breakdown.parts.get(name, 0.0) for name in IN_MODULES}
         total = sum(shares.values())
         if total:
-            needed = (shares["useful"] + shares["recompute"]) * computing
+            needed = (shares["ideal_compute"] + shares["recompute"]) * computing
             needed += shares["memory_bound"] * moving
-            rest = shares["below_roof"]
+            rest = shares["inefficient_kernels"]
             low = (needed + rest * min(computing, moving)) / total
             high = (needed + rest * max(computing, moving, 1.0)) / total
             for name in PASSES:

@@ -12,7 +12,7 @@ from lflops.analysis.compare.diff import Limit, compare, limits
 from lflops.cli.output import BYTES, UsageError, draw, write_json
 from lflops.extras import needed
 from lflops.report.diff import headline
-from lflops.report.explanation import fault_changes, fault_lines, profile_at
+from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
@@ -102,7 +102,7 @@ def diff(
     first = analyze(profile_at(before))
     second = analyze(profile_at(after))
     compared = compare(first.compared, second.compared).diff
-    faults = fault_changes(first, second)
+    faults = issue_changes(first, second)
     checked = limits(
         compared,
         max_regress=regress,
@@ -120,8 +120,8 @@ def diff(
         shown |= {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json(shown)
     else:
-        draw(render_diff(compared, checked, fault_lines(faults), everything=everything))
-    return int(any(limit.broken or (strict and limit.doubt) for limit in checked))
+        draw(render_diff(compared, checked, issue_lines(faults), everything=everything))
+    return int(any(limit.is_broken or (strict and limit.caveat) for limit in checked))
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
@@ -130,7 +130,7 @@ def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None
     `reasons` has a text for each limit, by `unknown_` and the name of the limit.
     """
     for limit in checked:
-        if limit.broken is None and limit.doubt is None:
+        if limit.is_broken is None and limit.caveat is None:
             option = limit.name.replace("_", "-")
             raise UsageError(f"--{option}: {reasons[f'unknown_{limit.name}']}")
 

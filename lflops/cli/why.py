@@ -114,9 +114,9 @@ def what_if(
 
 def _caveats(found: WhatIf, profile: Profile) -> list[str]:
     caveats = []
-    if "idle" in found.doubts:
+    if "idle" in found.caveats:
         caveats.append("the device waits for the host, and how this changes that is unknown")
-    if "busy" in found.doubts or "modules" in found.doubts:
+    if "busy" in found.caveats or "modules" in found.caveats:
         caveats.append(report_of(analyze(profile)).verdict.trust)
     return caveats
 

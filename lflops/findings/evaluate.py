@@ -30,7 +30,7 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
         finding = candidate.rule.finding(candidate, step)
         if finding is not None:
             findings.append(finding)
-    findings.sort(key=lambda finding: not finding.is_fault)
+    findings.sort(key=lambda finding: not finding.is_issue)
     return tuple(findings)
 
 

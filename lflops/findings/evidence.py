@@ -62,7 +62,7 @@ class StepEvidence:
     @property
     def breakdown(self) -> StepBreakdown | None:
         """Shares of the mean unprofiled step, or `None` without a known peak."""
-        return self.utilization.budget
+        return self.utilization.breakdown
 
     @property
     def mean(self) -> float:
@@ -99,7 +99,7 @@ class StepEvidence:
         """The share of the step that the root itself loses to inefficient kernels."""
         if self.breakdown is None:
             return 0.0
-        return self.breakdown.modules.get("", {}).get("below_roof", 0.0)
+        return self.breakdown.modules.get("", {}).get("inefficient_kernels", 0.0)
 
     @cached_property
     def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
@@ -137,23 +137,23 @@ class StepEvidence:
     @cached_property
     def uncontended_mean(self) -> float:
         """Seconds of the step without what other programs took, where that is known."""
-        return sum(self.times.own.values()) if self.times.own else self.mean
+        return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
     def _uncontended_share_of_passes(self) -> float:
         """The share of forward and backward that other programs did not take."""
         if not self.pass_seconds:
             return 1.0
-        return sum(self.times.own.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
+        return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
 
     def uncontended(self, name: str, seconds: float) -> float:
         """Seconds of a phase, or of a part of modules, without what other programs took.
 
         `seconds` is returned unchanged where that is unknown.
         """
-        if not self.times.own:
+        if not self.times.uncontended:
             return seconds
-        return self.times.own.get(name, seconds * self._uncontended_share_of_passes)
+        return self.times.uncontended.get(name, seconds * self._uncontended_share_of_passes)
 
     def at_most_median(self, phase: str, seconds: float) -> float:
         """The seconds, or the phase's median if that is less.

@@ -10,7 +10,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     Attributes:
         cause: The name of the rule that found it.
-        said: A sentence that names the reason and its cost.
+        sentence: A sentence that names the reason and its cost.
         module: The module that it is in. Empty if it is in no particular module.
         rank: The slow rank, if the rule is about a rank.
         phase: The phase that this rank is slow in.
@@ -19,21 +19,21 @@ class Finding(Struct, frozen=True, kw_only=True):
             of start-up to the end of training.
         of: "step" for a typical step of the profiled window, "run" for the whole run, including the
             time between steps.
-        next: How to reduce the cost. Empty if there is no general advice.
-        is_fault: Whether this is an issue to fix. Otherwise it only says where the time goes, and
+        fix: How to reduce the cost. Empty if there is no general advice.
+        is_issue: Whether this is an issue to fix. Otherwise it only says where the time goes, and
             any training run spends time there.
         right: How often this finding was correctly the first one and how often it was the first
             one at all, in training runs on a CPU with known issues. `None` if not measured.
     """
 
     cause: str
-    said: str
+    sentence: str
     module: str = ""
     rank: int | None = None
     phase: str = ""
     seconds: float | None = None
     share: float | None = None
     of: Literal["step", "run"] = "step"
-    next: str = ""
-    is_fault: bool = False
+    fix: str = ""
+    is_issue: bool = False
     right: tuple[int, int] | None = None

@@ -30,7 +30,7 @@ from lflops.findings.rules.left_on import (
     GraphBreaks,
 )
 from lflops.findings.rules.memory_driver import AllocatingMemory
-from lflops.findings.rules.modules_parts import (
+from lflops.findings.rules.module_parts import (
     BackwardOutsideModules,
     ForwardOutsideModules,
     IdealCompute,

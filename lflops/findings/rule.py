@@ -110,13 +110,13 @@ class StepRule(Rule):
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         """The cost without what other programs on the machine added, where that is known."""
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
-        if step.times.own or step.is_cpu_contended:
+        if step.times.uncontended or step.is_cpu_contended:
             return step.at_most_median(self.name, seconds)
         return seconds
 
     def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
         """The factor by which the threshold rises on a busy machine."""
-        return 1.0 if step.times.own else allowance(step.lost_cpu_share)
+        return 1.0 if step.times.uncontended else allowance(step.lost_cpu_share)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         """Whether further evidence confirms that a candidate of this cost is an issue."""
@@ -133,14 +133,14 @@ class StepRule(Rule):
         has_track_record = step.profile.run.device_type in {None, "cpu"}
         return Finding(
             cause=self.name,
-            said=said,
+            sentence=said,
             module=candidate.module,
             rank=candidate.rank,
             phase=candidate.phase,
             seconds=candidate.seconds,
             share=None if candidate.seconds is None else step.times.share(candidate.seconds),
-            next=self.advise(candidate, step),
-            is_fault=is_issue,
+            fix=self.advise(candidate, step),
+            is_issue=is_issue,
             right=self.right if is_issue and has_track_record else None,
         )
 

@@ -166,12 +166,12 @@ class RunRule(Rule):
         cost = f"{units.percent(share)} of the run after its start-up"
         return Finding(
             cause=self.name,
-            said=f"{cost} {self.verb} {self.phrase}: {units.duration(per_step)} per step.",
+            sentence=f"{cost} {self.verb} {self.phrase}: {units.duration(per_step)} per step.",
             seconds=per_step,
             share=share,
             of="run",
-            next=self.fix,
-            is_fault=is_issue,
+            fix=self.fix,
+            is_issue=is_issue,
             right=self.right if is_issue else None,
         )
 

@@ -16,7 +16,7 @@ MAIN_MODULE_SHARE = 0.6
 LEAST_ALLOCATING_SHARE = 0.1
 """The share of the step from which on waiting for the device's driver is a part of its own."""
 
-NOT_REPORTED = {"useful", "forward"}
+NOT_REPORTED = {"ideal_compute", "forward"}
 """Parts that are the work itself."""
 
 
@@ -43,7 +43,7 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
         in_modules: Candidates of rules about modules, whose costs are subtracted.
     """
     shares = _shares(step)
-    explained = {"below_roof": _explained_by_modules(step, in_modules)}
+    explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}
     recompute = step.root.recompute
     if recompute.seconds is not None:
         # Recomputation is a finding of its own: its idle time and its kernels are subtracted.
@@ -52,7 +52,7 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
         computing = min(took, device_seconds.median)
         matmuls = shares.pop("recompute", 0.0) * step.mean
         explained["idle"] = took - computing
-        explained["below_roof"] += max(computing - matmuls, 0.0)
+        explained["inefficient_kernels"] += max(computing - matmuls, 0.0)
     parts: dict[str, StepPart] = {}
     for name, share in shares.items():
         if name in NOT_REPORTED:

@@ -527,7 +527,7 @@ class Session:
         if not missing or missing + WANTED > room or self._training.world_size > 1:
             return False
         profile, _ = self._profile(window, failed=False)
-        if analyze(profile).outliers.doubt in {None, "scaled"}:
+        if analyze(profile).outliers.caveat in {None, "scaled"}:
             return False
         window.request_timing_steps(ordinal, missing)
         return True

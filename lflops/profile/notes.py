@@ -33,7 +33,7 @@ class Note(Struct, frozen=True, kw_only=True):
     values: Mapping[str, int | float | str]
 
 
-class Kind(NamedTuple):
+class NoteKind(NamedTuple):
     """The row of notes.toml for one code.
 
     Attributes:
@@ -245,7 +245,7 @@ def _unknown(note: Note) -> str:
 
 
 @functools.cache
-def kinds() -> Mapping[str, Kind]:
+def kinds() -> Mapping[str, NoteKind]:
     """Return every kind of note by its code.
 
     If the form of a sentence depends on the values, a function in this file has the code's name.
@@ -254,7 +254,7 @@ def kinds() -> Mapping[str, Kind]:
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found = {}
     for code, row in rows.items():
-        found[code] = Kind(
+        found[code] = NoteKind(
             sentence=row.get("sentence") or globals()[f"_{code}"],
             cause=row["cause"],
             remedy=row.get("remedy", "none."),

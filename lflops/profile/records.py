@@ -355,8 +355,8 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     waited_by_part: tuple[float, ...] = ()
 
 
-JOLT_RATIO = 2**-0.5
-"""Ratio of each size in `RankComparison.jolts` to the size before it."""
+LARGE_EXCESS_RATIO = 2**-0.5
+"""Ratio of each size in `RankComparison.large_excesses` to the size before it."""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):
@@ -370,12 +370,12 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         seconds: Time of the median step.
         lost_seconds: Seconds by which a step would be shorter if the last rank joined each
             collective with the median rank; `None` if unknown.
-        excesses: The delays, the most expensive first.
+        delays: The delays, the most expensive first.
         waits: The places where ranks wait for another rank, the longest wait first.
-        jolts: How often any rank took longer in any place than the others by at least 1, 1/√2,
+        large_excesses: How often any rank took longer in any place than the others by at least 1, 1/√2,
             1/2, … of a step. Shows which excess happens by chance.
-        jolted_seconds: Time of all ranks in all steps in which jolts were counted.
-        places: Number of places in which jolts were counted.
+        large_excess_seconds: Time of all ranks in all steps in which large excesses were counted.
+        places: Number of places in which large excesses were counted.
         from_quartiles: Whether single steps are unknown, so that the three "steps" are quartiles.
         usual_lost_seconds: Like `lost_seconds`, in the median step, which rare delays do not
             change.
@@ -391,10 +391,10 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     steps: Count
     seconds: Seconds
     lost_seconds: Seconds | None
-    excesses: tuple[RankDelay, ...]
+    delays: tuple[RankDelay, ...]
     waits: tuple[RankWait, ...]
-    jolts: tuple[Count, ...] = ()
-    jolted_seconds: Seconds = 0.0
+    large_excesses: tuple[Count, ...] = ()
+    large_excess_seconds: Seconds = 0.0
     places: Count = 0
     from_quartiles: bool = False
     usual_lost_seconds: Seconds | None = None

@@ -27,7 +27,7 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
         lane: Number of its thread. The slices of a lane are nested.
     """
 
-    row: str
+    fqn: str
     phase: str
     start: Count
     length: Count
@@ -73,7 +73,7 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
 class SelfTime(NamedTuple):
     """A time range in which one row was the innermost row that ran."""
 
-    row: str
+    fqn: str
     phase: str
     start: int
     end: int
@@ -88,12 +88,12 @@ def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice
     # The outermost first.
     open_slices: list[SelfTime] = []
     for stretch in _without_engine(stretches):
-        path = ancestry(stretch.row)[::-1]
+        path = ancestry(stretch.fqn)[::-1]
         common = _common_depth(open_slices, path, stretch.phase)
         while len(open_slices) > common:
             yield _slice(open_slices.pop(), len(open_slices), lane)
         open_slices = [each._replace(end=max(each.end, stretch.end)) for each in open_slices]
-        open_slices += [stretch._replace(row=row) for row in path[common:]]
+        open_slices += [stretch._replace(fqn=row) for row in path[common:]]
     while open_slices:
         yield _slice(open_slices.pop(), len(open_slices), lane)
 
@@ -102,7 +102,7 @@ def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: s
     """Return how many of the open slices continue."""
     depth = 0
     for each, row in zip(open_slices, path, strict=False):
-        if each.row != row or each.phase != phase:
+        if each.fqn != row or each.phase != phase:
             break
         depth += 1
     return depth
@@ -114,15 +114,15 @@ def _without_engine(stretches: Iterable[SelfTime]) -> Iterator[SelfTime]:
     for number, each in enumerate(given):
         around = [*given[max(number - 1, 0) : number], *given[number + 1 : number + 2]]
         is_between = len(around) == 2 and all(
-            other.row and other.phase == "backward" for other in around
+            other.fqn and other.phase == "backward" for other in around
         )
-        if each.row or each.phase != "backward" or not is_between:
+        if each.fqn or each.phase != "backward" or not is_between:
             yield each
 
 
 def _slice(stretch: SelfTime, depth: int, lane: int) -> ModuleSlice:
     length = stretch.end - stretch.start
-    return ModuleSlice(stretch.row, stretch.phase, stretch.start, length, depth, lane)
+    return ModuleSlice(stretch.fqn, stretch.phase, stretch.start, length, depth, lane)
 
 
 def longest(

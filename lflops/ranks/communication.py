@@ -38,7 +38,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     link_share: float | None
 
     @property
-    def holds_waiting(self) -> bool:
+    def includes_waiting(self) -> bool:
         """Whether the bandwidth is from a time that includes the wait for other ranks."""
         return self.bus_bytes_per_second is not None and self.transfer_seconds is None
 

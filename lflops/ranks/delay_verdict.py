@@ -1,6 +1,6 @@
 """Decide whether a rank's excess time over the other ranks is more than noise.
 
-An excess is *steady* if it is present in nearly every step, and *intermittent* (`"burst"`) if it is
+An excess is *steady* if it is present in nearly every step, and *intermittent* (`"intermittent"`) if it is
 far larger in some steps than in the rest.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lflops.profile.records import JOLT_RATIO, RankComparison, RankDelay
+from lflops.profile.records import LARGE_EXCESS_RATIO, RankComparison, RankDelay
 
 # Factor from the median absolute deviation to the standard deviation of a normal distribution.
 ROBUST = 1.4826
@@ -55,7 +55,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         steps: Number of steps in which the excess is present.
     """
 
-    pattern: Literal["steady", "burst"]
+    pattern: Literal["steady", "intermittent"]
     seconds: float
     steps: int
 
@@ -94,7 +94,7 @@ def judge(delay: RankDelay, compared: RankComparison, ranks: int) -> Verdict | N
         if excess >= slow[-1]
     ]
     cost = len(slow) * statistics.median(costs_when_slow) / len(delay.excess)
-    return Verdict(pattern="burst", seconds=cost, steps=len(slow))
+    return Verdict(pattern="intermittent", seconds=cost, steps=len(slow))
 
 
 def _steps_present(excess: Sequence[float]) -> int:
@@ -155,15 +155,15 @@ def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> f
 
     The rate grows in proportion to the time that is spent in the place.
     """
-    if not compared.jolted_seconds:
+    if not compared.large_excess_seconds:
         return 0.0
-    for number, count in enumerate(compared.jolts):
-        size = compared.seconds * JOLT_RATIO**number
+    for number, count in enumerate(compared.large_excesses):
+        size = compared.seconds * LARGE_EXCESS_RATIO**number
         if size <= smallest:
             here = sum(seconds >= size for seconds in delay.excess)
             elsewhere = max(count - here, 0)
             exposed = max(delay.usual, LEAST_EXPOSED * compared.seconds)
-            return (elsewhere + 0.5) / compared.jolted_seconds * exposed
+            return (elsewhere + 0.5) / compared.large_excess_seconds * exposed
     return 0.0
 
 

@@ -72,7 +72,7 @@ _PASSES = frozenset({"forward", "backward"})
 _PHASES_WITHOUT_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class Straggler(Struct, frozen=True, kw_only=True):
     """A straggler: one rank and the place in which it takes longer than the other ranks.
 
     Attributes:
@@ -98,7 +98,7 @@ class Row(Struct, frozen=True, kw_only=True):
     modules: int
     slow_rank: int
     seconds_lost: float
-    pattern: Literal["steady", "burst"]
+    pattern: Literal["steady", "intermittent"]
     slow_steps: int | None
     steps: int | None
     seconds: float
@@ -128,17 +128,17 @@ class Stragglers(Struct, frozen=True, kw_only=True):
             rank; `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
         too_few_steps: Number of compared steps, if more are needed to flag a rank.
-        take_turns: Whether ranks alternate: all are late in some steps, none is the slow rank.
+        is_alternating: Whether ranks alternate: all are late in some steps, none is the slow rank.
         lengths_differ: Whether ranks alternate because the sizes of their batches differ.
         busy_machine: Whether ranks are late because other programs use their processors.
     """
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Straggler, ...] = ()
     waits: tuple[RankWait, ...] = ()
     lost_share: float | None = None
     step_seconds: float | None = None
     too_few_steps: int | None = None
-    take_turns: bool = False
+    is_alternating: bool = False
     lengths_differ: bool = False
     busy_machine: bool = False
 
@@ -171,7 +171,7 @@ def stragglers(profile: Profile) -> Stragglers:
         lost_share=_lost_share(shown),
         step_seconds=shown.seconds,
         too_few_steps=None if is_enough else shown.steps,
-        take_turns=is_alternating,
+        is_alternating=is_alternating,
         busy_machine=is_busy,
         lengths_differ=is_alternating and _do_lengths_explain(unprofiled),
     )
@@ -201,7 +201,7 @@ def _is_busy(unprofiled: RankComparison | None) -> bool:
 
 
 def _is_alternating(
-    rows: Iterable[Row], unprofiled: RankComparison | None, number_of_ranks: int
+    rows: Iterable[Straggler], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
     """Return whether the usual step loses much, and no rank is late in most of the steps."""
     if unprofiled is None or not _shows_all_delays(unprofiled):
@@ -228,7 +228,7 @@ def _lost_share(shown: RankComparison) -> float | None:
 
 def _all_rows(
     profile: Profile, hooked: RankComparison | None, unprofiled: RankComparison | None
-) -> list[Row]:
+) -> list[Straggler]:
     """Return all stragglers with their causes."""
     ranks = max(len(profile.ranks), 2)
     is_busy = _is_busy(unprofiled)
@@ -243,12 +243,12 @@ def _all_rows(
 
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
-) -> list[Row]:
+) -> list[Straggler]:
     """Return the stragglers of unprofiled steps, and those that only hooked steps show."""
-    hooked_rows: list[Row] = []
-    enough_hooked: list[Row] = []
+    hooked_rows: list[Straggler] = []
+    enough_hooked: list[Straggler] = []
     if hooked is not None:
-        hooked_rows = list(culprits(hooked, ranks))
+        hooked_rows = list(find_stragglers(hooked, ranks))
         enough_hooked = [row for row in hooked_rows if _is_enough(row, hooked)]
     if unprofiled is None or unprofiled.steps < ENOUGH:
         return enough_hooked
@@ -264,7 +264,7 @@ def _rows(
     return sorted(rows, key=lambda row: -row.seconds_lost)
 
 
-def _is_chance(row: Row, *, is_busy: bool) -> bool:
+def _is_chance(row: Straggler, *, is_busy: bool) -> bool:
     """Return whether an intermittent straggler has neither a cause nor a convincing place.
 
     On a busy machine, the passes of few steps are no convincing place.
@@ -276,7 +276,7 @@ def _is_chance(row: Row, *, is_busy: bool) -> bool:
     return is_busy and row.phase in _PASSES and (row.steps or 0) < MANY_STEPS
 
 
-def _is_enough(row: Row, hooked: RankComparison) -> bool:
+def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
     """Return whether there are enough hooked steps to flag the rank; a high cost needs fewer."""
     if hooked.from_quartiles or hooked.steps >= ENOUGH:
         return True
@@ -284,44 +284,44 @@ def _is_enough(row: Row, hooked: RankComparison) -> bool:
     return is_in_all_steps and row.seconds_lost >= MUCH * hooked.seconds
 
 
-def _unprofiled_rows(unprofiled: RankComparison, ranks: int) -> list[Row]:
+def _unprofiled_rows(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
     """Return the stragglers of all unprofiled steps.
 
     If there are none, of the last steps: a delay may have begun late.
     """
-    rows = _expensive(culprits(unprofiled, ranks), unprofiled)
+    rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
         if not rows and 2 * steps <= unprofiled.steps:
             recent = _last_steps(unprofiled, steps)
-            rows = _expensive(culprits(recent, ranks), unprofiled)
+            rows = _expensive(find_stragglers(recent, ranks), unprofiled)
     return [_since(row, unprofiled) for row in rows]
 
 
-def _expensive(rows: Iterable[Row], unprofiled: RankComparison) -> list[Row]:
+def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
     """Return the rows that cost enough for the number of steps."""
     if unprofiled.steps < MANY_STEPS:
         least = FEW_STEPS_COST * unprofiled.seconds
         return [row for row in rows if row.seconds_lost >= least]
     least = MANY_STEPS_COST * unprofiled.seconds
     # An intermittent straggler has already been tested against chance.
-    return [row for row in rows if row.pattern == "burst" or row.seconds_lost >= least]
+    return [row for row in rows if row.pattern == "intermittent" or row.seconds_lost >= least]
 
 
 def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
     """Return the comparison of the last steps alone."""
-    excesses = []
-    for delay in unprofiled.excesses:
+    delays = []
+    for delay in unprofiled.delays:
         excess = delay.excess[-steps:]
         seconds = max(delay.usual + statistics.median(excess), 0.0)
-        excesses.append(replace(delay, excess=excess, late=delay.late[-steps:], seconds=seconds))
-    return replace(unprofiled, excesses=tuple(excesses), steps=steps)
+        delays.append(replace(delay, excess=excess, late=delay.late[-steps:], seconds=seconds))
+    return replace(unprofiled, delays=tuple(delays), steps=steps)
 
 
-def _since(row: Row, unprofiled: RankComparison) -> Row:
+def _since(row: Straggler, unprofiled: RankComparison) -> Straggler:
     """Return the row with its first slow step, if the rank became slow during the run."""
     if not unprofiled.at:
         return row
-    for delay in unprofiled.excesses:
+    for delay in unprofiled.delays:
         if delay.rank == row.slow_rank and delay.phase == row.phase:
             limit = (row.seconds - row.usual) / 2
             first = change_point([limit > 0 and excess >= limit for excess in delay.excess])
@@ -356,7 +356,7 @@ def change_point(is_slow: Sequence[bool]) -> int | None:
     return best if is_clear else None
 
 
-def _with_module(row: Row, hooked_rows: Sequence[Row]) -> Row:
+def _with_module(row: Straggler, hooked_rows: Sequence[Straggler]) -> Straggler:
     """Return the row with the module that explains most of it in hooked steps, if there is one."""
     cost_per_slow_step = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
     for hooked in hooked_rows:
@@ -373,12 +373,12 @@ def _with_module(row: Row, hooked_rows: Sequence[Row]) -> Row:
     return row
 
 
-def _merged(rows: Iterable[Row]) -> list[Row]:
+def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
     """Return one row for each rank and place, with the sum of the costs.
 
     Several phases of a rank may be slow for one cause that is in no single place.
     """
-    merged: dict[tuple[int, str, str], Row] = {}
+    merged: dict[tuple[int, str, str], Straggler] = {}
     for row in rows:
         key = row.slow_rank, row.module, row.phase
         if key in merged:
@@ -389,7 +389,9 @@ def _merged(rows: Iterable[Row]) -> list[Row]:
     return list(merged.values())
 
 
-def _preempted(unprofiled: RankComparison, flagged: Collection[int], ranks: int) -> Iterator[Row]:
+def _preempted(
+    unprofiled: RankComparison, flagged: Collection[int], ranks: int
+) -> Iterator[Straggler]:
     """Yield the ranks whose core is shared with another process during the whole run.
 
     Sharing a core delays some steps by much and others not at all, so it is neither steady nor
@@ -398,7 +400,7 @@ def _preempted(unprofiled: RankComparison, flagged: Collection[int], ranks: int)
     if unprofiled.steps < MANY_STEPS:
         return
     activity = {each.rank: each for each in unprofiled.activity}
-    for delay in unprofiled.excesses:
+    for delay in unprofiled.delays:
         if delay.phase != "all" or delay.rank in flagged or delay.rank not in activity:
             continue
         parts = activity[delay.rank].waited_by_part
@@ -432,9 +434,9 @@ def _is_preempted(
 
 def _larger_stages(
     hooked: RankComparison, flagged: Collection[int], profile: Profile
-) -> Iterator[Row]:
+) -> Iterator[Straggler]:
     """Yield the ranks of a pipeline that are slow because they have more layers."""
-    for delay in hooked.excesses:
+    for delay in hooked.delays:
         if delay.phase != "stage" or delay.rank in flagged:
             continue
         verdict = judge(delay, hooked, len(profile.ranks))
@@ -445,7 +447,7 @@ def _larger_stages(
             yield row
 
 
-def _with_cause(row: Row, profile: Profile) -> Row:
+def _with_cause(row: Straggler, profile: Profile) -> Straggler:
     if row.phase in _PHASES_WITHOUT_WORK:
         return row
     work_ratio = _explaining_work_ratio(row, profile)
@@ -458,7 +460,7 @@ def _with_cause(row: Row, profile: Profile) -> Row:
     return replace(row, cause=cause, module="", phase="all", modules=1)
 
 
-def _explaining_work_ratio(row: Row, profile: Profile) -> float | None:
+def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
     """Return how many times the others' work the rank has, if that explains its time."""
     ratio = _macs_ratio(profile.ranks, row.slow_rank)
     if ratio is None or ratio < MORE_WORK:
@@ -507,10 +509,10 @@ def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
     return own / usual
 
 
-def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
+def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ...]:
     """Return the excesses that are more than noise, the most expensive first."""
-    delays = [delay for delay in compared.excesses if delay.phase != "stage"]
-    rows: list[Row] = []
+    delays = [delay for delay in compared.delays if delay.phase != "stage"]
+    rows: list[Straggler] = []
     for of_rank in grouped(delays, attrgetter("rank")).values():
         rows += _culprits_of_rank(of_rank, compared, ranks)
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
@@ -529,7 +531,7 @@ class _Judged(Struct, frozen=True):
 
 def _culprits_of_rank(
     delays: Sequence[RankDelay], compared: RankComparison, ranks: int
-) -> Iterator[Row]:
+) -> Iterator[Straggler]:
     """Yield the stragglers of one rank one after the other.
 
     The lateness that the worst one explains is subtracted before the next one is searched.
@@ -614,9 +616,9 @@ def _is_one_of(single: RankDelay, several: RankDelay) -> bool:
     return all(part in {name, "*"} for name, part in zip(names, pattern, strict=True))
 
 
-def _row(delay: RankDelay, verdict: Verdict, compared: RankComparison) -> Row:
+def _row(delay: RankDelay, verdict: Verdict, compared: RankComparison) -> Straggler:
     are_steps_known = not compared.from_quartiles
-    return Row(
+    return Straggler(
         module=delay.module,
         phase=delay.phase,
         modules=delay.modules,

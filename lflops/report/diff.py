@@ -12,7 +12,7 @@ from lflops.analysis.compare.diff import (
     batch_change,
     causes,
 )
-from lflops.analysis.compare.significance import CHANGED, Doubt, Timing
+from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
 
 _LISTED = 5
 _NAMED = 3
@@ -50,7 +50,7 @@ def is_news(diff: Diff) -> bool:
     return (
         step
         or diff.peak_bytes.differs
-        or any(module.own.differs or is_renamed(module) for module in diff.modules)
+        or any(module.self_work.differs or is_renamed(module) for module in diff.modules)
     )
 
 
@@ -65,16 +65,16 @@ def _verdict(diff: Diff) -> str:
     if step.verdict == "same":
         return f"The step takes as long as before, as far as two runs of the same code do ({interval(step)}): {went}."
     if step.verdict is None:
-        why = reason(step.doubt, diff) if step.doubt else "one of its times is 0"
+        why = reason(step.caveat, diff) if step.caveat else "one of its times is 0"
         return f"Cannot tell whether the step is slower or faster, because {why}: {went}."
     return f"The step is {_pace(step.ratio)} ({interval(step)}): {went}."
 
 
-def reason(doubt: Doubt, diff: Diff) -> str:
-    if doubt == "busy":
+def reason(caveat: Caveat, diff: Diff) -> str:
+    if caveat == "busy":
         before, after = map(units.percent, diff.cpu_lost)
         return f"other processes took a part of the CPU time that the step needed, {before} before and {after} after"
-    return "too few steps were timed" if doubt == "few_steps" else "the steps vary too much"
+    return "too few steps were timed" if caveat == "few_steps" else "the steps vary too much"
 
 
 def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     elif diff.whole is None:
         yield "Modules are not judged: those with times and the same work in both runs are too few."
     else:
-        if doubtful := sum(module.news.doubt == "busy" for module in diff.modules):
+        if doubtful := sum(module.news.caveat == "busy" for module in diff.modules):
             yield f"Cannot tell of {doubtful} modules whether they are slower or faster: {reason('busy', diff)}."
         elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
             yield "No module is slower or faster than the others, beyond the noise."
@@ -158,7 +158,9 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
         name, change, unit = changed
         yield f"The {name} of a step went from {unit(change.before)} to {unit(change.after)}, {signed(change.ratio)}."
     elif not changed:
-        moved = any(module.own.differs for module in diff.modules) or diff.added or diff.removed
+        moved = (
+            any(module.self_work.differs for module in diff.modules) or diff.added or diff.removed
+        )
         yield (
             "The total work is the same, but not module by module."
             if moved

@@ -161,7 +161,7 @@ def profile_at(path: Path) -> Profile:
 ChangeStatus = Literal["new", "still", "gone", "cannot tell"]
 
 
-class FaultChange(Struct, frozen=True, kw_only=True):
+class IssueChange(Struct, frozen=True, kw_only=True):
     """An issue that at least one of two runs has.
 
     Attributes:
@@ -178,7 +178,7 @@ class FaultChange(Struct, frozen=True, kw_only=True):
     after: float | None
 
 
-def fault_changes(before: Analysis, after: Analysis) -> tuple[FaultChange, ...]:
+def issue_changes(before: Analysis, after: Analysis) -> tuple[IssueChange, ...]:
     """The issues of two runs, those of the second run first."""
     issues_before = _issues(before)
     issues_after = _issues(after)
@@ -190,7 +190,7 @@ def fault_changes(before: Analysis, after: Analysis) -> tuple[FaultChange, ...]:
         else:
             status = "new" if _would_show(before, finding.cause) else "cannot tell"
         changes.append(
-            FaultChange(
+            IssueChange(
                 status=status,
                 finding=finding,
                 before=None if first is None else first.seconds,
@@ -201,7 +201,7 @@ def fault_changes(before: Analysis, after: Analysis) -> tuple[FaultChange, ...]:
         if key not in issues_after:
             is_gone = _would_show(after, finding.cause)
             changes.append(
-                FaultChange(
+                IssueChange(
                     status="gone" if is_gone else "cannot tell",
                     finding=finding,
                     before=finding.seconds,
@@ -216,7 +216,7 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
     return {
         (finding.cause, finding.module): finding
         for finding in report_of(run).verdict.findings
-        if finding.is_fault
+        if finding.is_issue
     }
 
 
@@ -238,10 +238,10 @@ def _would_show(analysis: Analysis, cause: str) -> bool:
 _CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "no longer"}
 
 
-def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
+def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
     """Label and text of each change for a terminal."""
     for change in changes:
-        said = change.finding.said
+        said = change.finding.sentence
         if change.status == "cannot tell":
             said += " The other run is too short or too unsteady to show it."
         elif change.status == "still" and change.before is not None:
@@ -266,7 +266,7 @@ def _explained(
     if unseen is None and was_preempted:
         unseen = _PREEMPTED
     because = verdict.trust
-    if verdict.doubts:
+    if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
         because += f"; {_PREEMPTED}"
@@ -289,17 +289,17 @@ def _with_those_of_run(
     of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
 ) -> list[Finding]:
     """Add the findings of the run, and drop those that another finding explains."""
-    step_issues = frozenset(finding.cause for finding in of_step if finding.is_fault)
+    step_issues = frozenset(finding.cause for finding in of_step if finding.is_issue)
     run = RunEvidence(ledger=ledger, profile=profile, step_issues=step_issues)
     findings = [*of_step, *findings_of_run(run)]
     collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
     explained = 2 * max(collecting, default=0.0)
-    issues = {finding.cause for finding in findings if finding.is_fault}
+    issues = {finding.cause for finding in findings if finding.is_issue}
     kept = []
     for finding in findings:
         # The garbage collector runs in no phase.
         is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
-        is_twice = not finding.is_fault and finding.cause in issues
+        is_twice = not finding.is_issue and finding.cause in issues
         if not is_collecting and not is_twice:
             kept.append(finding)
     return kept
@@ -307,7 +307,7 @@ def _with_those_of_run(
 
 def _issues_first(finding: Finding) -> tuple[bool, bool, bool, float]:
     return (
-        not finding.is_fault,
+        not finding.is_issue,
         finding.cause == "busiest",
         finding.seconds is not None,
         -(finding.seconds or 0.0),
@@ -418,7 +418,8 @@ def _short(text: str) -> str:
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
     findings = [
-        replace(finding, said=finding.said + _track_record(finding)) for finding in found.findings
+        replace(finding, sentence=finding.sentence + _track_record(finding))
+        for finding in found.findings
     ]
     return verdict_lines(judge(found.said, findings, found.unseen, found.because))
 
@@ -436,8 +437,8 @@ def markdown(found: Explanation) -> Iterator[str]:
     yield f"**{found.said}** ({found.status})"
     yield ""
     for number, finding in enumerate(found.findings, 1):
-        advice = f" {finding.next}." if finding.next else ""
-        yield f"{number}. {finding.said}{_track_record(finding)}{advice}"
+        advice = f" {finding.fix}." if finding.fix else ""
+        yield f"{number}. {finding.sentence}{_track_record(finding)}{advice}"
     yield ""
     yield f"Trust: {found.because}"
     yield ""

@@ -49,7 +49,7 @@ def module_lines(
     """
     for row in rows:
         every = times * row.times
-        path = row.name if row.own else f"{above}.{_last(row)}".strip(".")
+        path = row.name if row.is_self else f"{above}.{_last(row)}".strip(".")
         yield ModuleLine(row, every, path)
         yield from module_lines(row.children, every, path)
 
@@ -213,7 +213,7 @@ def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
                 counts.bytes_moved,
                 multiplied(row.seconds[phase], line.times),
             ]
-        writer.writerow([_text(line.path), _text(row.kind), *figures])
+        writer.writerow([_text(line.path), _text(row.class_name), *figures])
     return written.getvalue()
 
 
@@ -226,7 +226,7 @@ def _cells(
         times = f" ×{line.times}" if line.times > 1 else ""
         yield [
             plain(f"{line.path or '(model)'}{times}"),
-            plain(line.row.kind),
+            plain(line.row.class_name),
             *(column.cell(line) for column in columns),
         ]
 

@@ -9,7 +9,7 @@ from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, reason_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
-from lflops.ranks.stragglers import ENOUGH, Row, Stragglers
+from lflops.ranks.stragglers import ENOUGH, Straggler, Stragglers
 from lflops.report.text import counted
 
 _WORST = 3
@@ -74,12 +74,12 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     found = analysis.stragglers
     if found.step_seconds is None:
         return
-    culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
+    slow_ranks = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
-        culprits.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
-    yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
+        slow_ranks.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
+    yield from _labelled("slow ranks", slow_ranks or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
-    if found.lost_share is not None and (found.rows or found.take_turns):
+    if found.lost_share is not None and (found.rows or found.is_alternating):
         length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
         less = f"a step would take {length}{units.percent(found.lost_share)} less"
         yield "imbalance", f"with all ranks as fast as the median one, {less}"
@@ -112,7 +112,7 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
             "cannot tell: this machine was busy, and the system preempted the processes of all "
             "ranks"
         )
-    if found.take_turns:
+    if found.is_alternating:
         why = (
             "the lengths of their batches differ"
             if found.lengths_differ
@@ -136,7 +136,7 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
         yield "" if index else label, sentence
 
 
-def _sentence(row: Row, analysis: Analysis) -> str:
+def _sentence(row: Straggler, analysis: Analysis) -> str:
     """Describe a slow rank: `rank 3 on node7 is 12.0 % slower than the other ranks in ...`."""
     often = ""
     if row.steps is not None:
@@ -197,7 +197,7 @@ def _collective(each: Collective, *, in_group: bool) -> str:
             exposed = f", of these {units.duration(each.exposed_seconds)} exposed"
         parts.append(f"{units.duration(each.seconds)}{exposed}")
     if each.bus_bytes_per_second is not None:
-        least = "at least " if each.holds_waiting else ""
+        least = "at least " if each.includes_waiting else ""
         share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
         parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
     return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"

@@ -73,7 +73,7 @@ class Fact(Struct, frozen=True, kw_only=True):
     # of the summed clean steps
     share: float | None = None
     # whether it makes the figures less reliable
-    doubt: bool = False
+    is_caveat: bool = False
 
     @property
     def said(self) -> str:
@@ -84,7 +84,7 @@ class Fact(Struct, frozen=True, kw_only=True):
 class Part(Struct, frozen=True, kw_only=True):
     """A part of the step."""
 
-    # of the budget's part
+    # of the breakdown's part
     name: str
     # what readers see
     label: str
@@ -119,12 +119,12 @@ class Report(Struct, frozen=True, kw_only=True):
         Fact, ...
         # memory, parameters and MACs, and of a plan its least time and whether it fits
     ]
-    budget: tuple[
+    breakdown: tuple[
         Part, ...
         # the parts of the step, the largest first; empty where the peak is unknown
     ]
     # why it is
-    why_no_budget: str
+    why_no_breakdown: str
     remarks: tuple[
         Fact, ...
         # all that is in no figure: the allocator, ranks, unsupported operators, uncalled modules, notes
@@ -149,17 +149,18 @@ def report_of(analysis: Analysis) -> Report:
     """The report of a profile, made once."""
     made = _MADE.get(analysis)
     if made is None:
-        budget = tuple(_budget(analysis))
+        breakdown = tuple(_breakdown(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
             verdict=verdict(
-                analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)
+                analysis,
+                sum(remark.is_caveat and remark.name not in _IN_TRUST for remark in remarks),
             ),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
-            budget=budget,
-            why_no_budget="" if budget else _why_no_budget(analysis),
+            breakdown=breakdown,
+            why_no_breakdown="" if breakdown else _why_no_breakdown(analysis),
             remarks=remarks,
         )
     return made
@@ -181,8 +182,8 @@ def _fact(name: str, value: float | None, unit: Unit, remark: str = "", **more: 
     )
 
 
-def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
-    return Fact(name=label.replace(" ", "_"), label=label, text=text, doubt=doubt)
+def _text(label: str, text: str, *, caveat: bool = False) -> Fact:
+    return Fact(name=label.replace(" ", "_"), label=label, text=text, is_caveat=caveat)
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
@@ -352,12 +353,12 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
         yield f"{units.count(root.local_parameters)} in {units.size(root.local_parameter_bytes)} on this rank"
 
 
-def _budget(analysis: Analysis) -> Iterator[Part]:
-    budget = analysis.budget
-    if budget is None:
+def _breakdown(analysis: Analysis) -> Iterator[Part]:
+    breakdown = analysis.breakdown
+    if breakdown is None:
         return
-    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]):
-        seconds = share * budget.seconds
+    for name, share in sorted(breakdown.parts.items(), key=lambda part: -part[1]):
+        seconds = share * breakdown.seconds
         rule = part_rule(name)
         yield Part(
             name=name,
@@ -367,16 +368,16 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=rule.phrase_for(analysis.evidence),
             advice=rule.advise_in("", analysis.evidence),
-            modules=tuple(_modules_of(analysis, budget, name)),
+            modules=tuple(_modules_of(analysis, breakdown, name)),
         )
 
 
-def _modules_of(analysis: Analysis, budget: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """The modules with the largest shares of the step in a part of the budget.
+def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
+    """The modules with the largest shares of the step in a part of the breakdown.
 
     None where their times are no measure.
     """
-    modules = {} if are_times_far_off(analysis.profile.notes) else budget.modules
+    modules = {} if are_times_far_off(analysis.profile.notes) else breakdown.modules
     shares = {
         module: parts[part]
         for module, parts in modules.items()
@@ -387,7 +388,7 @@ def _modules_of(analysis: Analysis, budget: StepBreakdown, part: str) -> list[tu
     ]
 
 
-def _why_no_budget(analysis: Analysis) -> str:
+def _why_no_breakdown(analysis: Analysis) -> str:
     if not analysis.profile.is_counted:
         return "nothing was counted"
     if analysis.step_times.seconds is None:
@@ -488,11 +489,11 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield _text(label, value)
     if profile.is_counted:
         for line, is_doubt in unsupported(analysis):
-            yield _text("not counted", line, doubt=is_doubt)
+            yield _text("not counted", line, caveat=is_doubt)
     if analysis.uncalled and profile.is_counted:
-        yield _text("never called", _never_called(analysis), doubt=True)
+        yield _text("never called", _never_called(analysis), caveat=True)
     for note in profile.notes:
-        yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
+        yield Fact(name=note.code, label="note", text=sentence(note), is_caveat=True)
 
 
 def unsupported(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:

@@ -65,7 +65,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         also: Sentences about where else the time goes, if there are issues.
         next: How to reduce the costs, in the same order.
         trust: What the figures rest on, how steady they are, and what is unknown.
-        doubts: The number of notes that make the figures less reliable.
+        caveats: The number of notes that make the figures less reliable.
     """
 
     said: str
@@ -76,25 +76,25 @@ class Verdict(Struct, frozen=True, kw_only=True):
     also: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
     trust: str = ""
-    doubts: int = 0
+    caveats: int = 0
 
 
-def verdict(analysis: Analysis, doubts: int) -> Verdict:
+def verdict(analysis: Analysis, caveats: int) -> Verdict:
     """The verdict on a profile.
 
     Args:
         analysis: The analysis of the profile.
-        doubts: The number of notes that make its figures less reliable.
+        caveats: The number of notes that make its figures less reliable.
     """
     said = " ".join(_speed(analysis))
-    trust = "; ".join(_trust(analysis, doubts))
+    trust = "; ".join(_trust(analysis, caveats))
     if analysis.step_times.mean is None:
-        return Verdict(said=said, trust=trust, doubts=doubts)
+        return Verdict(said=said, trust=trust, caveats=caveats)
     findings = analysis.findings
     shown = list(findings[:SHOWN_FINDINGS])
     shown += [finding for finding in findings[SHOWN_FINDINGS:] if finding.cause in ALWAYS_SHOWN]
     judged = judge(said, shown, unseen_because(analysis), trust)
-    return replace(judged, findings=findings, doubts=doubts)
+    return replace(judged, findings=findings, caveats=caveats)
 
 
 def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str) -> Verdict:
@@ -106,8 +106,8 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str
         unseen: Why an issue would not be seen, or `None` if it would.
         trust: What the figures rest on.
     """
-    issues = tuple(finding.said for finding in findings if finding.is_fault)
-    rest = tuple(finding.said for finding in findings if not finding.is_fault)
+    issues = tuple(finding.sentence for finding in findings if finding.is_issue)
+    rest = tuple(finding.sentence for finding in findings if not finding.is_issue)
     status: Status = "found" if issues else "nothing found" if unseen is None else "cannot tell"
     return Verdict(
         said=said,
@@ -136,10 +136,10 @@ def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
         deserves_advice = (
-            finding.is_fault or finding.share is None or (is_large and status != "cannot tell")
+            finding.is_issue or finding.share is None or (is_large and status != "cannot tell")
         )
-        if finding.next and deserves_advice:
-            advice[f"{finding.next}."] = None
+        if finding.fix and deserves_advice:
+            advice[f"{finding.fix}."] = None
     return tuple(advice)
 
 
@@ -154,7 +154,7 @@ def unseen_because(analysis: Analysis) -> str | None:
         return f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
     if (times.spread or 0.0) >= VARYING_SHARE:
         return "the steps vary too much"
-    caveat = analysis.outliers.doubt
+    caveat = analysis.outliers.caveat
     return None if caveat is None else CAVEATS[caveat]
 
 
@@ -206,7 +206,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(macs)} MACs. Nothing was timed."
 
 
-def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
+def _trust(analysis: Analysis, caveats: int) -> Iterator[str]:
     """What the figures rest on, then what makes them less reliable."""
     yield from _steadiness(analysis)
     yield from _reliability_of_modules(analysis)
@@ -220,8 +220,8 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
     silent = sum(rank.status != "ok" for rank in profile.ranks)
     if silent:
         yield f"{counted(silent, 'rank')} did not report"
-    if doubts:
-        yield f"{counted(doubts, 'note')} below"
+    if caveats:
+        yield f"{counted(caveats, 'note')} below"
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _units_timed(analysis: Analysis) -> str:
 
 def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
     """How reliable the times of modules are."""
-    caveat = analysis.outliers.doubt
+    caveat = analysis.outliers.caveat
     if caveat and not analysis.outliers.found:
         reason = CAVEATS[caveat]
         yield f"cannot tell whether a module is slower than identical modules: {reason}"

@@ -65,7 +65,7 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
     The head, which is not compiled, has its 424 bytes as dispatched.
     """
     found = roofline(compiled_profile())
-    own = {(point.module, point.phase): point.fused_bytes for point in found.own}
+    own = {(point.module, point.phase): point.fused_bytes for point in found.self_work}
     names: tuple[tuple[str, Phase], ...] = (
         ("encoder.0", "forward"),
         ("encoder.1", "forward"),
@@ -85,7 +85,7 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
 def test_repeated_modules_add_their_bytes_up() -> None:
     """Two parts of 960 bytes; unknown where one of them is."""
     part = next(
-        part for part in LazyRoofline(compiled_profile(), None).own if part.fused_bytes == 960
+        part for part in LazyRoofline(compiled_profile(), None).self_work if part.fused_bytes == 960
     )
     patterns = {"a.0": "a.*", "a.1": "a.*"}
     for other, total in ((960, 1920), (None, None)):

@@ -84,13 +84,13 @@ def test_a_slow_block_is_named_with_its_excess() -> None:
     (found,) = said(15).outliers.found
     assert (SLOW, 5) == (found.module, found.others)
     assert (15 * MS, 10 * MS) == pytest.approx((found.seconds, found.usual_seconds))
-    assert said(15).outliers.doubt is None
+    assert said(15).outliers.caveat is None
 
 
 @pytest.mark.parametrize("slow", [10, 11.9])
 def test_less_than_a_fifth_more_is_nothing(slow: float) -> None:
     """Blocks at the ends of a stack take a tenth more than the others in clean trainings."""
-    assert ([], None) == (names(said(slow)), said(slow).outliers.doubt)
+    assert ([], None) == (names(said(slow)), said(slow).outliers.caveat)
 
 
 def test_the_threshold_is_a_share_of_the_step_and_not_of_what_has_a_time() -> None:
@@ -121,8 +121,8 @@ def test_a_block_with_attention_can_be_accused() -> None:
 
 def test_three_hooked_steps_are_too_few() -> None:
     """There is a doubt where something seems slow, and else there is none."""
-    assert ([], "few_steps") == (names(said(15, n=3)), said(15, n=3).outliers.doubt)
-    assert said(10, n=3).outliers.doubt is None
+    assert ([], "few_steps") == (names(said(15, n=3)), said(15, n=3).outliers.caveat)
+    assert said(10, n=3).outliers.caveat is None
 
 
 def test_steps_that_vary_accuse_nobody() -> None:
@@ -130,7 +130,7 @@ def test_steps_that_vary_accuse_nobody() -> None:
 
     Four of these are more than 5 ms.
     """
-    assert ([], "varied") == (names(said(15, spread=0.6)), said(15, spread=0.6).outliers.doubt)
+    assert ([], "varied") == (names(said(15, spread=0.6)), said(15, spread=0.6).outliers.caveat)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_other_processes_took_is_no_excess(lost: float | None, accused: lis
     Nothing is known outside of Linux.
     """
     found = said(15, lost=lost)
-    assert (accused, None if accused else "busy") == (names(found), found.outliers.doubt)
+    assert (accused, None if accused else "busy") == (names(found), found.outliers.caveat)
 
 
 def test_on_a_gpu_the_processor_is_no_excuse() -> None:
@@ -155,4 +155,4 @@ def test_times_that_are_far_off_are_a_doubt() -> None:
     far = replace(
         said(15).profile, notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),)
     )
-    assert ([], "scaled") == (names(analyze(far)), analyze(far).outliers.doubt)
+    assert ([], "scaled") == (names(analyze(far)), analyze(far).outliers.caveat)

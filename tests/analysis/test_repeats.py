@@ -52,7 +52,7 @@ def test_layers_are_one_line() -> None:
     assert (27.0, 20.0, 7.0, 20 / 27, 50.0) == (
         both.seconds,
         both.roof_seconds,
-        both.seconds_to_win,
+        both.potential_seconds,
         both.share,
         both.roof_flops_per_second,
     )
@@ -117,6 +117,6 @@ def test_layers_at_two_places_of_a_block_are_two_lines() -> None:
     given = profile(rows, cells, run=run(hardware=CHIP))
     found = {
         each.label: len(each.parts)
-        for each in fold_parts(LazyRoofline(given, CHIP).own, given.patterns())
+        for each in fold_parts(LazyRoofline(given, CHIP).self_work, given.patterns())
     }
     assert {"blocks.*.mlp.0": 2, "blocks.*.mlp.2": 2} == found

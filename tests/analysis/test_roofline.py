@@ -71,7 +71,7 @@ def test_a_module_is_placed_below_its_roof() -> None:
         roof_flops_per_second=1000.0,
         bound="compute",
         share=0.5,
-        seconds_to_win=20.0,
+        potential_seconds=20.0,
         over=None,
     )
     assert expected == module(roofline(blocks({("block.linear", "forward"): 40.0})), "block.linear")
@@ -85,7 +85,7 @@ def test_what_moves_more_than_it_multiplies_is_below_the_slope() -> None:
         norm.roof_seconds,
         norm.roof_flops_per_second,
         norm.share,
-        norm.seconds_to_win,
+        norm.potential_seconds,
     )
 
 
@@ -286,9 +286,9 @@ def test_what_a_module_runs_itself_is_apart_from_what_is_below_it() -> None:
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
     found = roofline(
         clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
-    ).own
+    ).self_work
     assert [("block", 100, 8.0, 5.0, 3.0), ("block.linear", 20_000, 40.0, 20.0, 20.0)] == [
-        (point.module, point.flops, point.seconds, point.roof_seconds, point.seconds_to_win)
+        (point.module, point.flops, point.seconds, point.roof_seconds, point.potential_seconds)
         for point in found
     ]
 
@@ -297,7 +297,7 @@ def test_what_modules_run_themselves_is_all_of_it_once() -> None:
     """In every phase the points' FLOPs and bytes add up to the root's."""
     given = small_profile()
     for phase in PHASES:
-        points = [point for point in roofline(given).own if point.phase == phase]
+        points = [point for point in roofline(given).self_work if point.phase == phase]
         whole = given.modules[""].work(phase)
         assert (whole.flops, whole.bytes_moved) == (
             sum(point.flops for point in points),
@@ -361,7 +361,7 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
     """Unknown is null; an other chip judges by its own figures."""
     assert 0 == main(["roofline", str(file), "--json", "--hardware", "NVIDIA H200"])
     shown = json.loads(capsys.readouterr().out)
-    assert ["ceilings", "modules", "operators", "op_counts", "own"] == list(shown)
+    assert ["ceilings", "modules", "operators", "op_counts", "self_work"] == list(shown)
     assert shown["operators"][0]["seconds"] is None
     assert "H200" in shown["ceilings"][0]["hardware"]
 
@@ -435,7 +435,9 @@ def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
 def test_an_empty_profile_has_an_empty_figure() -> None:
     """And no roof."""
     empty = profile({"": {}}, [])
-    assert Roofline(ceilings=(), modules=(), operators=(), op_counts=(), own=()) == roofline(empty)
+    assert Roofline(ceilings=(), modules=(), operators=(), op_counts=(), self_work=()) == roofline(
+        empty
+    )
     assert 0 == len(roofline_figure(analyze(empty).roofline, {}).axes[0].collections)
 
 
@@ -506,6 +508,6 @@ def test_an_operator_has_its_time_from_a_trace() -> None:
         addmm.flops,
         addmm.flops_per_second,
         addmm.share,
-        addmm.seconds_to_win,
+        addmm.potential_seconds,
     )
     assert (None, "forward") == (found["aten::mul"].seconds, found["aten::mul"].phase)

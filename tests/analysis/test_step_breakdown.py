@@ -74,9 +74,9 @@ def stepped(
     return profile(ROWS, cells, run=run(**facts), steps=(step,), **fields)
 
 
-def budget(given_profile: Profile, hardware: Hardware | None = None) -> StepBreakdown:
+def breakdown(given_profile: Profile, hardware: Hardware | None = None) -> StepBreakdown:
     """It is known."""
-    found = utilization(given_profile, hardware).budget
+    found = utilization(given_profile, hardware).breakdown
     assert found is not None
     return found
 
@@ -91,20 +91,35 @@ def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for
 
     Beyond: 0.1 + the norm's 0.25, its whole time, + 0.1 again. Left: root 0.25, linear 0.3, 0.6.
     """
-    found = budget(clocked(stepped(), OWN))
+    found = breakdown(clocked(stepped(), OWN))
     expected = {
-        "useful": 0.3,
+        "ideal_compute": 0.3,
         "recompute": 0.1,
         "memory_bound": 0.45,
-        "below_roof": 1.15,
+        "inefficient_kernels": 1.15,
         "data": 0.5,
         "optimizer": 0.75,
         "other": 0.75,
     }
     assert pytest.approx(expected) == seconds(found)
-    linear = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.2, "below_roof": 0.9}
-    norm = {"useful": 0.0, "recompute": 0.0, "memory_bound": 0.25, "below_roof": 0.0}
-    root = {"useful": 0.0, "recompute": 0.0, "memory_bound": 0.0, "below_roof": 0.25}
+    linear = {
+        "ideal_compute": 0.3,
+        "recompute": 0.1,
+        "memory_bound": 0.2,
+        "inefficient_kernels": 0.9,
+    }
+    norm = {
+        "ideal_compute": 0.0,
+        "recompute": 0.0,
+        "memory_bound": 0.25,
+        "inefficient_kernels": 0.0,
+    }
+    root = {
+        "ideal_compute": 0.0,
+        "recompute": 0.0,
+        "memory_bound": 0.0,
+        "inefficient_kernels": 0.25,
+    }
     told = {
         name: {part: share * 4 for part, share in parts.items()}
         for name, parts in found.modules.items()
@@ -120,11 +135,13 @@ def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for
 def test_useful_and_recompute_are_what_was_executed() -> None:
     """0.4 s of 4, where nothing is clipped."""
     found = utilization(clocked(stepped(), OWN))
-    assert found.budget is not None
+    assert found.breakdown is not None
     assert (
         pytest.approx(0.1)
         == found.executed
-        == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
+        == pytest.approx(
+            found.breakdown.parts["ideal_compute"] + found.breakdown.parts["recompute"]
+        )
     )
 
 
@@ -144,10 +161,10 @@ def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) ->
 
 def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
     """Linear's 0.15 s of forward: 0.1 useful, 0.05 of the 0.1 that its bytes ask for, nothing left."""
-    found = budget(
+    found = breakdown(
         clocked(stepped(CELLS[:1], {"forward": 0.15}, 0.15), {("linear", "forward"): 0.15})
     )
-    assert pytest.approx({"useful": 0.1, "memory_bound": 0.05}) == seconds(found)
+    assert pytest.approx({"ideal_compute": 0.1, "memory_bound": 0.05}) == seconds(found)
 
 
 def test_what_no_module_has_the_time_of_is_the_nearest_ones_above() -> None:
@@ -155,8 +172,10 @@ def test_what_no_module_has_the_time_of_is_the_nearest_ones_above() -> None:
 
     What is left is 1 - 0.1 - 0.5.
     """
-    found = budget(clocked(stepped(CELLS[:2], {"forward": 1.0}, 1.0), {("", "forward"): 1.0}))
-    assert pytest.approx({"useful": 0.1, "memory_bound": 0.5, "below_roof": 0.4}) == seconds(found)
+    found = breakdown(clocked(stepped(CELLS[:2], {"forward": 1.0}, 1.0), {("", "forward"): 1.0}))
+    assert pytest.approx(
+        {"ideal_compute": 0.1, "memory_bound": 0.5, "inefficient_kernels": 0.4}
+    ) == seconds(found)
     assert [""] == list(found.modules)
 
 
@@ -165,8 +184,13 @@ def test_without_times_of_modules_a_phase_is_cut_as_a_whole() -> None:
 
     1 + 1 - 1.
     """
-    found = budget(stepped())
-    inside = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 1.0}
+    found = breakdown(stepped())
+    inside = {
+        "ideal_compute": 0.3,
+        "recompute": 0.1,
+        "memory_bound": 0.6,
+        "inefficient_kernels": 1.0,
+    }
     assert pytest.approx(inside) == {
         name: took for name, took in seconds(found).items() if name not in PHASE_SECONDS
     }
@@ -176,25 +200,29 @@ def test_without_times_of_modules_a_phase_is_cut_as_a_whole() -> None:
 def test_a_step_without_phases_is_cut_as_a_whole() -> None:
     """3 s of the 4 are left."""
     assert pytest.approx(
-        {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 3.0}
-    ) == seconds(budget(stepped(phases={})))
+        {"ideal_compute": 0.3, "recompute": 0.1, "memory_bound": 0.6, "inefficient_kernels": 3.0}
+    ) == seconds(breakdown(stepped(phases={})))
 
 
 def test_time_of_a_phase_that_is_in_no_module_shown_keeps_its_name() -> None:
     """Half of forward was an ignored module's."""
-    found = budget(clocked(stepped(CELLS[1:2], {"forward": 1.0}, 1.0), {("norm", "forward"): 0.5}))
-    assert pytest.approx({"memory_bound": 0.4, "below_roof": 0.1, "forward": 0.5}) == seconds(found)
+    found = breakdown(
+        clocked(stepped(CELLS[1:2], {"forward": 1.0}, 1.0), {("norm", "forward"): 0.5})
+    )
+    assert pytest.approx(
+        {"memory_bound": 0.4, "inefficient_kernels": 0.1, "forward": 0.5}
+    ) == seconds(found)
 
 
 def test_what_no_phase_tells_of_is_other() -> None:
     """3 of the 4 seconds."""
-    assert pytest.approx(3.0) == seconds(budget(stepped(CELLS[1:2], {"forward": 1.0})))["other"]
+    assert pytest.approx(3.0) == seconds(breakdown(stepped(CELLS[1:2], {"forward": 1.0})))["other"]
 
 
 def test_the_parts_of_generating_are_in_forward_already() -> None:
     """Nothing is counted twice."""
-    found = budget(stepped(CELLS[1:2], {"forward": 4.0, "prefill": 1.0, "decode": 3.0}))
-    assert pytest.approx({"memory_bound": 0.4, "below_roof": 3.6}) == seconds(found)
+    found = breakdown(stepped(CELLS[1:2], {"forward": 4.0, "prefill": 1.0, "decode": 3.0}))
+    assert pytest.approx({"memory_bound": 0.4, "inefficient_kernels": 3.6}) == seconds(found)
 
 
 def test_a_part_is_a_share_of_the_summed_steps() -> None:
@@ -208,7 +236,7 @@ def test_a_part_is_a_share_of_the_summed_steps() -> None:
         Step(index=i, kind="unprofiled", seconds=sum(each.values()), phases=each)
         for i, each in enumerate(phases)
     )
-    assert pytest.approx(6 / 16) == budget(replace(stepped(), steps=steps)).parts["data"]
+    assert pytest.approx(6 / 16) == breakdown(replace(stepped(), steps=steps)).parts["data"]
 
 
 def test_a_causal_mask_leaves_less_to_be_useful() -> None:
@@ -216,8 +244,8 @@ def test_a_causal_mask_leaves_less_to_be_useful() -> None:
     masked = replace(
         product("linear", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60
     )
-    assert pytest.approx({"useful": 0.12, "below_roof": 0.88}) == seconds(
-        budget(stepped([masked], {"forward": 1.0}, 1.0))
+    assert pytest.approx({"ideal_compute": 0.12, "inefficient_kernels": 0.88}) == seconds(
+        breakdown(stepped([masked], {"forward": 1.0}, 1.0))
     )
 
 
@@ -230,20 +258,20 @@ def test_a_causal_mask_leaves_less_to_be_useful() -> None:
 )
 def test_without_a_peak_there_is_no_budget(changed: dict[str, Any], why: str) -> None:
     """Unknown, not 0."""
-    assert utilization(stepped(facts=changed)).budget is None, why
+    assert utilization(stepped(facts=changed)).breakdown is None, why
 
 
 def test_without_times_or_counts_there_is_no_budget() -> None:
     """Neither of a count, nor of times alone."""
-    assert utilization(replace(stepped(), steps=())).budget is None
-    assert utilization(stepped(())).budget is None
+    assert utilization(replace(stepped(), steps=())).breakdown is None
+    assert utilization(stepped(())).breakdown is None
 
 
 def test_what_cannot_be_told_apart_is_said() -> None:
     """Without a bandwidth nothing is memory-bound; on a device that nobody traced idle is unknown."""
-    found = budget(stepped(facts={"device_type": "cuda"}), Hardware("chip", {"fp32": 1000.0}))
+    found = breakdown(stepped(facts={"device_type": "cuda"}), Hardware("chip", {"fp32": 1000.0}))
     assert ("idle", "memory_bound") == found.inside_rest
-    assert pytest.approx({"useful": 0.3, "recompute": 0.1, "below_roof": 1.6}) == {
+    assert pytest.approx({"ideal_compute": 0.3, "recompute": 0.1, "inefficient_kernels": 1.6}) == {
         name: took for name, took in seconds(found).items() if name not in PHASE_SECONDS
     }
 
@@ -298,12 +326,17 @@ def test_a_traced_devices_work_is_that_of_the_clean_step() -> None:
     Forward: linear 1 s, of which 0.1 + 0.1; norm 1 s, of which 0.4. Backward: linear 1 s: 0.2
         useful, 0.1 again, 0.1 of its bytes.
     """
-    found = budget(traced(KERNELS))
-    expected = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 2.0}
+    found = breakdown(traced(KERNELS))
+    expected = {
+        "ideal_compute": 0.3,
+        "recompute": 0.1,
+        "memory_bound": 0.6,
+        "inefficient_kernels": 2.0,
+    }
     apart = {"optimizer": 1.0, "communication": 2.0, "copy": 1.0, "idle": 3.0}
     assert pytest.approx(expected | apart) == seconds(found)
     assert () == found.inside_rest
-    assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
+    assert pytest.approx(0.06) == found.modules["norm"]["inefficient_kernels"]
     assert {"forward": pytest.approx(0.3), "backward": pytest.approx(0.3)} == found.idle
     idle = "30.0 % of the step (3.00 s) is idle time of the device, mostly in forward."
     assert idle in report_of(analyze(traced(KERNELS))).verdict.why
@@ -311,21 +344,27 @@ def test_a_traced_devices_work_is_that_of_the_clean_step() -> None:
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
     """4 s of kernels in the 9 of forward and backward, of whose rest 3 have another name."""
-    inside = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 3.0, "idle": 2.0}
+    inside = {
+        "ideal_compute": 0.3,
+        "recompute": 0.1,
+        "memory_bound": 0.6,
+        "inefficient_kernels": 3.0,
+        "idle": 2.0,
+    }
     assert pytest.approx(inside | {"communication": 2.0, "copy": 1.0, "optimizer": 1.0}) == seconds(
-        budget(traced({}))
+        breakdown(traced({}))
     )
 
 
 def test_a_host_that_tracing_slows_down_makes_no_idle_time() -> None:
     """It is what a clean step has, however long the device had nothing to do while it was traced."""
-    assert seconds(budget(traced(KERNELS))) == seconds(budget(traced(KERNELS, idle=60.0)))
+    assert seconds(breakdown(traced(KERNELS))) == seconds(breakdown(traced(KERNELS, idle=60.0)))
 
 
 def test_copies_outside_of_all_phases_are_no_kernels_of_a_pass() -> None:
     """As of a batch: forward and backward computed for as long as without them."""
-    assert seconds(budget(traced(KERNELS))) == seconds(
-        budget(traced(KERNELS | {("", "other"): 9.0}))
+    assert seconds(breakdown(traced(KERNELS))) == seconds(
+        breakdown(traced(KERNELS | {("", "other"): 9.0}))
     )
 
 
@@ -345,14 +384,14 @@ def test_kernels_of_collectives_compute_nothing() -> None:
         seconds=2.0,
     )
     longer = traced(KERNELS | {("", "backward"): 3.0, ("linear", "backward"): 3.0})
-    assert seconds(budget(traced(KERNELS))) == seconds(
-        budget(replace(longer, communication=(sent,)))
+    assert seconds(breakdown(traced(KERNELS))) == seconds(
+        breakdown(replace(longer, communication=(sent,)))
     )
 
 
 def test_a_device_without_work_while_the_loader_is_waited_for_waits_for_data() -> None:
     """2 s of forward's 5 are the loader's: so much less is idle, and no kernel was."""
-    without, waiting = (seconds(budget(traced(KERNELS, data=data))) for data in (0.0, 2.0))
+    without, waiting = (seconds(breakdown(traced(KERNELS, data=data))) for data in (0.0, 2.0))
     assert pytest.approx(without | {"data": 2.0, "idle": 1.0}) == waiting
 
 
@@ -396,10 +435,10 @@ def test_a_budget_adds_up_whatever_was_measured(
         Step(index=i, kind="unprofiled", seconds=took, phases=phases)
         for i, (took, phases) in enumerate(made)
     )
-    found = budget(clocked(replace(stepped(cells), steps=steps), own))
+    found = breakdown(clocked(replace(stepped(cells), steps=steps), own))
     assert math.isclose(1.0, sum(found.parts.values()), abs_tol=1e-3)
     assert [] == [name for name, share in found.parts.items() if share < 0]
-    for part in ("useful", "recompute", "memory_bound", "below_roof"):
+    for part in ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels"):
         assert (
             sum(parts[part] for parts in found.modules.values())
             <= found.parts.get(part, 0.0) + 1e-9
@@ -407,9 +446,9 @@ def test_a_budget_adds_up_whatever_was_measured(
 
 
 def test_a_part_counted_twice_would_be_found() -> None:
-    """The sum that guards the budget: with a recompute that is also useful it is no longer 1."""
-    found = budget(clocked(stepped(), OWN))
-    twice = found.parts | {"useful": found.parts["useful"] + found.parts["recompute"]}
+    """The sum that guards the breakdown: with a recompute that is also useful it is no longer 1."""
+    found = breakdown(clocked(stepped(), OWN))
+    twice = found.parts | {"ideal_compute": found.parts["ideal_compute"] + found.parts["recompute"]}
     assert not math.isclose(1.0, sum(twice.values()), abs_tol=1e-3)
 
 
@@ -456,7 +495,7 @@ SLOW_CHIP = Hardware("abacus", {"fp32": 1e6}, 128.0)
 def trained(
     monkeypatch: pytest.MonkeyPatch, *, data: float = 0.0, idle: float = 0.0, pointwise: int = 0
 ) -> dict[str, float]:
-    """Seconds of each part of a training's budget, on a clock that only what is planted moves, and the 4 s of its step."""
+    """Seconds of each part of a training's breakdown, on a clock that only what is planted moves, and the 4 s of its step."""
     clock = StillClock()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
     monitor = watching(hardware=SLOW_CHIP)
@@ -465,7 +504,7 @@ def trained(
         monitor,
         data=loader(30, look=lambda: clock.advance(data)),
     )
-    found = budget(monitor.profiles[0])
+    found = breakdown(monitor.profiles[0])
     assert math.isclose(1.0, sum(found.parts.values()), abs_tol=1e-3)
     return seconds(found)
 
@@ -501,13 +540,13 @@ def test_a_measured_model_adds_up() -> None:
         repeats=2,
         hardware=Hardware("toy", {"fp32": 1e9}, 1e9),
     )
-    assert math.isclose(1.0, sum(budget(measured).parts.values()), abs_tol=1e-3)
-    assert {"", "0", "1", "2"} == set(budget(measured).modules)
+    assert math.isclose(1.0, sum(breakdown(measured).parts.values()), abs_tol=1e-3)
+    assert {"", "0", "1", "2"} == set(breakdown(measured).modules)
 
 
 def test_a_profile_that_was_only_counted_has_none() -> None:
     """There is no time to cut."""
-    assert utilization(lflops.count(nn.Linear(2, 2), Tensor(1, 2)), CHIP).budget is None
+    assert utilization(lflops.count(nn.Linear(2, 2), Tensor(1, 2)), CHIP).breakdown is None
 
 
 def test_the_verdict_names_the_largest_parts_in_words() -> None:
@@ -522,7 +561,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     told = report_of(analyze(clocked(stepped(), OWN))).verdict
     assert (
         "Another 18.8 % of the step (750 ms) is lost to inefficient kernels, mostly in linear."
-        == told.findings[3].said
+        == told.findings[3].sentence
     )
     assert (
         "18.8 % of the step (750 ms) is optimizer work.",
@@ -562,7 +601,7 @@ def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
         replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),))
         for by in (3.0, 1.5)
     )
-    told = [each.said for each in report_of(analyze(doubtful)).verdict.findings]
+    told = [each.sentence for each in report_of(analyze(doubtful)).verdict.findings]
     assert "Another 18.8 % of the step (750 ms) is lost to inefficient kernels." in told
     assert "18.8 % of the step (750 ms) is optimizer work." == told[0]
     assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
@@ -581,6 +620,6 @@ def test_show_writes_the_budget_as_json(tmp_path: Path, capsys: pytest.CaptureFi
     """The parts add up there too."""
     clocked(stepped(), OWN).save(tmp_path / "step.json")
     assert 0 == main(["show", str(tmp_path / "step.json"), "--json"])
-    shown = json.loads(capsys.readouterr().out)["utilization"]["budget"]
+    shown = json.loads(capsys.readouterr().out)["utilization"]["breakdown"]
     assert math.isclose(1.0, sum(shown["parts"].values()), abs_tol=1e-3)
     assert {"", "linear", "norm"} == shown["modules"].keys()

@@ -72,7 +72,7 @@ def repeats(rows: tuple[ModuleRow, ...]) -> list[tuple[str, int]]:
 
 def test_the_tree_is_the_one_of_the_names() -> None:
     """One root, and below each row the modules whose names go on from its own."""
-    rows = [(row.depth, row.name, row.label, row.kind) for row in walk(tree(small_profile()))]
+    rows = [(row.depth, row.name, row.label, row.class_name) for row in walk(tree(small_profile()))]
     assert [
         (0, "", "", "Model"),
         (1, "encoder", "encoder", "Sequential"),
@@ -99,7 +99,7 @@ def test_a_row_holds_the_inclusive_figures_of_its_module() -> None:
     )
     assert [512, 512, 0, 0, 0] == [encoder.one(phase).macs for phase in PHASES]
     assert 512 / 640 == encoder.share
-    assert not encoder.own
+    assert not encoder.is_self
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_a_flat_row_holds_own_figures_only() -> None:
     How many of its own parameters are trainable is not known.
     """
     root = next(row for row in flat(small_profile(), phase="other") if not row.name)
-    assert root.own
+    assert root.is_self
     assert (0, None, None) == (root.parameters, root.trainable_parameters, root.parameter_bytes)
     assert WorkCounts(calls=1, flops=24, bytes_moved=68) == root.phases["other"]
     assert () == root.children

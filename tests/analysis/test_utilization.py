@@ -46,7 +46,7 @@ def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
         dtype="fp32",
         hardware="chip",
     )
-    assert expected == replace(utilization(timed(*training())), budget=None)
+    assert expected == replace(utilization(timed(*training())), breakdown=None)
 
 
 def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:

@@ -131,8 +131,8 @@ def test_times_of_a_busy_machine_are_doubted(
         index=9, kind="module_timing", seconds=100.0, phases={}, cpu_lost=30.0, cpu_user=60.0
     )
     busy = replace(given, steps=(*given.steps, hooked), run=replace(given.run, device_type="cpu"))
-    assert what_if(busy, without="data").doubts == ("busy",)
-    assert what_if(given, without="data").doubts == ()
+    assert what_if(busy, without="data").caveats == ("busy",)
+    assert what_if(given, without="data").caveats == ()
     busy.save(tmp_path / "train.profile.json")
     assert 0 == main(["what-if", str(tmp_path), "--without", "data"])  # the last window of a folder
     assert b"unreliable: " in (drawn := capfdbinary.readouterr().out)
@@ -143,8 +143,8 @@ def test_modules_that_were_timed_too_roughly_are_doubted_where_one_is_asked_for(
     """Their times were scaled by three."""
     note = Note(code="time_scaled", subject="", values={"forward": 3.0})
     rough = replace(profile(), notes=(note,))
-    assert what_if(rough, without="0").doubts == ("modules",)
-    assert what_if(rough, without="data").doubts == ()
+    assert what_if(rough, without="0").caveats == ("modules",)
+    assert what_if(rough, without="data").caveats == ()
 
 
 def test_exposed_communication_may_be_replaced_by_another_wait() -> None:

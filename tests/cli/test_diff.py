@@ -268,7 +268,7 @@ def test_a_broken_limit_is_status_1(
     assert 1 == main(["diff", *runs, *option])
     assert "limit broken" in capsys.readouterr().out
     assert 1 == main(["diff", *runs, *option, "--json"])
-    assert [True] == [limit["broken"] for limit in json.loads(capsys.readouterr().out)["limits"]]
+    assert [True] == [limit["is_broken"] for limit in json.loads(capsys.readouterr().out)["limits"]]
 
 
 def _with_peak(path: Path, peak: int) -> Profile:
@@ -316,7 +316,7 @@ def test_a_regress_within_the_noise_breaks_nothing() -> None:
         for middle in (0.1,)
     ]
     (limit,) = limits(noisy[0], max_regress=0.01)
-    assert (pytest.approx(0.02), False) == (limit.found, limit.broken)
+    assert (pytest.approx(0.02), False) == (limit.found, limit.is_broken)
 
 
 def _beside_others(seconds: float, lost: float) -> Profile:
@@ -358,7 +358,7 @@ def test_a_busy_machine_breaks_no_limit(
     found = json.loads(capsys.readouterr().out)
     cannot = seconds > 0.1 and not status
     assert ("cannot tell" if cannot else "slower" if status else "same") == found["status"]
-    assert ["busy" if cannot else None] == [limit["doubt"] for limit in found["limits"]]
+    assert ["busy" if cannot else None] == [limit["caveat"] for limit in found["limits"]]
     assert (1 if cannot else status) == main(["diff", *paths, "--max-regress", "5%", "--strict"])
     assert (
         f"cannot tell {'the step takes'}" in " ".join(capsys.readouterr().out.split())
@@ -368,7 +368,7 @@ def test_a_busy_machine_breaks_no_limit(
 def test_an_idle_machine_after_a_busy_one_is_no_progress(tmp_path: Path) -> None:
     """Nor is the code faster where the first run was beside others."""
     found = diff(_beside_others(0.25, 0.4), _beside_others(0.1, 0.0))
-    assert ("cannot tell", "busy", ()) == (found.status, found.step.doubt, found.faster)
+    assert ("cannot tell", "busy", ()) == (found.status, found.step.caveat, found.faster)
     assert headline(found)[0] == (
         "Cannot tell whether the step is slower or faster, because other processes took a part of the CPU time that the step needed, "
         "40.0 % before and 0 % after: 250 ms before, 100 ms after."
@@ -379,9 +379,11 @@ def test_a_low_mfu_on_a_busy_machine_is_no_proof() -> None:
     """20 % where 40 % is the least: others took enough to halve it. Of a tenth it is too little."""
     given = diff(_beside_others(0.1, 0.0), _beside_others(0.2, 0.4))
     found = replace(given, mfu=Change(before=0.4, after=0.2))
-    assert [(None, "busy")] == [(each.broken, each.doubt) for each in limits(found, min_mfu=0.4)]
+    assert [(None, "busy")] == [
+        (each.is_broken, each.caveat) for each in limits(found, min_mfu=0.4)
+    ]
     assert [(True, None)] == [
-        (each.broken, each.doubt)
+        (each.is_broken, each.caveat)
         for each in limits(replace(found, mfu=Change(before=0.4, after=0.04)), min_mfu=0.4)
     ]
 
@@ -460,8 +462,8 @@ def test_json_has_all_of_it(runs: list[str], capsys: pytest.CaptureFixture[str])
     slow = next(module for module in shown["modules"] if module["after"] == "encoder.b")
     assert ("encoder.b", {"before": 100, "after": 100}, "slower") == (
         slow["before"],
-        slow["own"]["macs"],
-        slow["own"]["time"]["verdict"],
+        slow["self_work"]["macs"],
+        slow["self_work"]["time"]["verdict"],
     )
     assert {"before": None, "after": None} == shown["mfu"]
 

@@ -44,7 +44,7 @@ def test_a_broken_limit_is_the_exit_status(
     assert "limit broken      max regress: 33.3 %, 10.0 % allowed" in capsys.readouterr().out
     assert 0 == main(["diff", *files, "--max-regress", "40%", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert [False] == [limit["broken"] for limit in found["limits"]]
+    assert [False] == [limit["is_broken"] for limit in found["limits"]]
     assert {"name": "window", "before": 1200.0, "after": 1600.0} == found["window"]
     assert 2 == main(["diff", *files, "--max-memory", "1GiB"])
     assert "record with profile_memory=True" in capsys.readouterr().err

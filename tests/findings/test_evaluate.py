@@ -18,7 +18,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import Phase, Trace
 from lflops.profile.steps import Step
-from lflops.ranks.stragglers import Row, Stragglers
+from lflops.ranks.stragglers import Straggler, Stragglers
 from tests.support.profile_builders import clocked, product, profile, run
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, None)
@@ -64,7 +64,7 @@ def evidence(given: Profile, **lost: Any) -> StepEvidence:
         "seconds": 2.0,
         "usual": 1.0,
     }
-    rows = (Row(**facts | lost),) if lost else ()
+    rows = (Straggler(**facts | lost),) if lost else ()
     times = step_times(given)
     return StepEvidence(
         profile=given,
@@ -84,9 +84,11 @@ def found(given: Profile, **lost: Any) -> dict[str, float | None]:
 
 def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
     """Outside the layers are 0.25 s each way; the layers have 1.5 s, and need 0.3 of these."""
-    expected = {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}
+    expected = {"inefficient_kernels": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}
     assert pytest.approx(expected) == found(waiting(waiting=1.0))
-    assert pytest.approx({"below_roof": 1.2, "optimizer": 1.0, "outside": 1.5}) == found(waiting())
+    assert pytest.approx({"inefficient_kernels": 1.2, "optimizer": 1.0, "outside": 1.5}) == found(
+        waiting()
+    )
 
 
 def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
@@ -94,7 +96,12 @@ def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
     given = waiting(waiting=1.0)
     divided = step_breakdown(given, CHIP, step_times(given))
     assert divided is not None
-    expected = {"useful": 0.3, "below_roof": 1.7, "communication": 1.0, "optimizer": 1.0}
+    expected = {
+        "ideal_compute": 0.3,
+        "inefficient_kernels": 1.7,
+        "communication": 1.0,
+        "optimizer": 1.0,
+    }
     assert pytest.approx(expected) == {name: share * 4 for name, share in divided.parts.items()}
 
 
@@ -122,7 +129,7 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
         return replace(waiting(), communication=rows, trace=Trace(files={}))
 
     assert pytest.approx(
-        {"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}
+        {"inefficient_kernels": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}
     ) == found(exchanged(0.5))
     assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == step_times(
         exchanged(2.0)
@@ -143,26 +150,26 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
             "linear",
             "forward",
             0.5,
-            {"below_roof": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5},
+            {"inefficient_kernels": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5},
         ),
         ("linear", "recompute", 1.5, {"communication": 0.7, "optimizer": 1.0, "outside": 0.5}),
         (
             "",
             "backward",
             0.25,
-            {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25},
+            {"inefficient_kernels": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25},
         ),
         (
             "",
             "optimizer",
             0.5,
-            {"below_roof": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5},
+            {"inefficient_kernels": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5},
         ),
         (
             "",
             "data",
             0.5,
-            {"below_roof": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5},
+            {"inefficient_kernels": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5},
         ),
     ],
 )
@@ -183,7 +190,7 @@ BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
 
 
 @pytest.mark.parametrize(
-    ("fields", "cause", "seconds", "is_fault"),
+    ("fields", "cause", "seconds", "is_issue"),
     [
         ({}, None, 0.5, True),
         ({}, None, 0.15, False),
@@ -194,7 +201,7 @@ BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
     ],
 )
 def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
-    fields: dict[str, float], cause: str | None, seconds: float, is_fault: bool
+    fields: dict[str, float], cause: str | None, seconds: float, is_issue: bool
 ) -> None:
     """From 5 % of the 4 s on.
 
@@ -208,4 +215,4 @@ def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
         cause=cause,
     )
     (rank,) = (each for each in candidates_of_step(step) if each.rule.name == "rank")
-    assert is_fault == rank.rule.is_issue(rank, step)
+    assert is_issue == rank.rule.is_issue(rank, step)

@@ -128,7 +128,7 @@ def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: 
         ran(FIVE, device_name="cpu", samples_per_step=4),
         ran(FIVE, device_name="cuda", samples_per_step=8),
     )
-    told = seen.page.locator(".sentences .doubt").inner_text()
+    told = seen.page.locator(".sentences .caveat").inner_text()
     assert "The runs differ in device name: cpu → cuda; samples per step: 4 → 8." == told
     assert (
         "The work is the same, to the last FLOP and byte."

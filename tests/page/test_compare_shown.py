@@ -76,11 +76,12 @@ def columns_of(module: ModuleDiff) -> dict[str, Any]:
         "after": module.after,
         "kind": module.kind,
         "pattern": module.pattern,
-        "own": module.news is module.own.time,
+        "own": module.news is module.self_work.time,
     }
     values |= {f"time.{name}": getattr(module.news, name) for name in TIMES}
     changes = {
-        name: getattr(module.own, name) for name in ("macs", "flops", "bytes_moved", "parameters")
+        name: getattr(module.self_work, name)
+        for name in ("macs", "flops", "bytes_moved", "parameters")
     } | {"peak_bytes": module.peak_bytes}
     return values | {
         f"{name}.{side}": getattr(change, side)
@@ -169,7 +170,7 @@ def word(module: ModuleDiff) -> str | None:
     """What changed, in a word."""
     if module.before is None or module.after is None:
         return "added" if module.before is None else "removed"
-    if module.news.verdict in {"slower", "faster"} or module.own.differs:
+    if module.news.verdict in {"slower", "faster"} or module.self_work.differs:
         return (
             module.news.verdict if module.news.verdict in {"slower", "faster"} else "work changed"
         )

@@ -48,7 +48,7 @@ def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> N
     seen = operators_of(small_profile())
     assert (
         "1 operator ran without a formula: it is not in any total"
-        in seen.page.locator(".operators .doubt").inner_text()
+        in seen.page.locator(".operators .caveat").inner_text()
     )
     for _ in range(2):
         assert "my_ops::scan" == order(seen)[0]
@@ -106,7 +106,7 @@ def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) ->
     seen.page.locator(SHEET).first.wait_for()
     assert ["aten::gelu", "aten::gelu_backward"] == order(seen)
     assert "2 of 6 match" == seen.page.locator(".bar-of-controls .quiet").inner_text()
-    assert 0 == seen.page.locator(".operators .doubt").count()
+    assert 0 == seen.page.locator(".operators .caveat").count()
 
 
 def test_an_operator_leads_to_its_modules(operators_of: Callable[..., Seen]) -> None:

@@ -560,7 +560,7 @@ def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> 
 
 
 def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:
-    """The sentences of the report, the budget below them; a part leads to its modules."""
+    """The sentences of the report, the breakdown below them; a part leads to its modules."""
     given = replace(
         timed_blocks(1, 2, 3, 4),
         run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
@@ -570,7 +570,7 @@ def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:
     assert [text for _, text in verdict_lines(told)] == "\n".join(
         seen.page.locator(".verdict dd").all_inner_texts()
     ).splitlines()
-    seen.page.locator(".parts-of-budget .leading").first.click()
+    seen.page.locator(".parts-of-breakdown .leading").first.click()
     seen.page.locator(ROW).first.wait_for()
     assert "blocks" in seen.labels()
 
@@ -599,7 +599,7 @@ def test_the_page_shows_each_fact_as_the_report_has_it(page_of: Callable[..., Se
     )
     report, page = report_of(analyze(given)), page_of(given).page
     facts = [*report.speed, *report.model, *report.subject, *report.remarks]
-    parts = [*report.budget, *(fact for fact in report.speed if fact.of == "step")]
+    parts = [*report.breakdown, *(fact for fact in report.speed if fact.of == "step")]
     listed = page.locator(".parts li").all_inner_texts()
     shown = dict(
         zip(

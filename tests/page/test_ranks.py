@@ -101,7 +101,7 @@ def test_every_rank_is_listed_with_what_became_of_it(page_of: Callable[..., Seen
     seen = shown(page_of, four_ranks())
     assert ["2", "0", "1", "3"] == numbers(seen)
     assert "missing: no report arrived" == seen.page.locator(ROW).nth(3).locator(
-        ".doubt"
+        ".caveat"
     ).get_attribute("title")
     assert "failed" not in seen.page.locator(".ranks").inner_text()
     assert "missing: 3 (data 3)" in seen.page.locator(".ranks .facts").inner_text()

@@ -199,7 +199,7 @@ def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[...,
     Without a time there is no chart, and still the table.
     """
     seen = roofline_of(blocks(hardware=None, device_name="abacus"))
-    assert "what abacus can do is not known" in seen.page.locator(".doubt").inner_text()
+    assert "what abacus can do is not known" in seen.page.locator(".caveat").inner_text()
     assert (2, 0) == tuple(
         seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof")
     )

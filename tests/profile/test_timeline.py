@@ -14,7 +14,7 @@ from lflops.profile.timeline import (
 def slices(*stretches: SelfTime) -> set[tuple[str, str, int, int, int]]:
     """Row, phase, start, length and depth of each slice."""
     return {
-        (each.row, each.phase, each.start, each.length, each.depth) for each in nested(stretches)
+        (each.fqn, each.phase, each.start, each.length, each.depth) for each in nested(stretches)
     }
 
 

@@ -17,7 +17,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
 from lflops.ranks.merge.unprofiled_steps import MOST_STEPS, UnprofiledSteps
-from lflops.ranks.stragglers import Row, _merged
+from lflops.ranks.stragglers import Straggler, _merged
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
 
@@ -112,7 +112,7 @@ def given(
     )
 
 
-def first(found: Profile) -> Row:
+def first(found: Profile) -> Straggler:
     """The one culprit."""
     (row,) = lflops.stragglers(found).rows
     return row
@@ -137,7 +137,7 @@ def test_a_phase_that_takes_longer_in_each_step_is_named(phase: str) -> None:
 def test_what_comes_in_some_steps_is_named(period: int, steps: int) -> None:
     """Once in so many, as a checkpoint or a log; it costs a step that share of 30 ms."""
     row = first(given(shared(steps, {(0, "forward"): every(period, 30e-3)})))
-    assert (0, "forward", "burst", -(-steps // period)) == (
+    assert (0, "forward", "intermittent", -(-steps // period)) == (
         row.slow_rank,
         row.phase,
         row.pattern,
@@ -157,7 +157,9 @@ def test_on_a_busy_machine_a_few_bursts_are_chance(
     Of many steps it is no chance.
     """
     clean = shared(steps, {(0, "forward"): every(6, 30e-3)}, thread_waited=lambda *_: waited)
-    assert ["burst"] * is_named == [row.pattern for row in lflops.stragglers(given(clean)).rows]
+    assert ["intermittent"] * is_named == [
+        row.pattern for row in lflops.stragglers(given(clean)).rows
+    ]
 
 
 def test_what_begins_late_is_named_with_its_first_step() -> None:
@@ -196,7 +198,7 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
     ):
         found = given(shared(60, turns, tokens=tokens))
         result = lflops.stragglers(found)
-        assert ((), True, differ) == (result.rows, result.take_turns, result.lengths_differ)
+        assert ((), True, differ) == (result.rows, result.is_alternating, result.lengths_differ)
         assert differ == ("the lengths of their batches differ" in said(found))
         assert pytest.approx(10 / 43.5, rel=0.03) == result.lost_share
 
@@ -217,13 +219,13 @@ def test_of_several_that_take_turns_none_is_accused(ranks: int) -> None:
             ranks=ranks,
         )
     )
-    assert ((), True) == (result.rows, result.take_turns)
+    assert ((), True) == (result.rows, result.is_alternating)
     alone = lflops.stragglers(
         given(shared(120, {(1, "forward"): turn(1)}, ranks=ranks), ranks=ranks)
     )
     assert ([(1, "forward")], False) == (
         [(row.slow_rank, row.phase) for row in alone.rows],
-        alone.take_turns,
+        alone.is_alternating,
     )
 
 
@@ -234,7 +236,7 @@ def test_on_a_busy_machine_nobody_takes_turns() -> None:
         (1, "forward"): lambda step: 10e-3 * (step % 2),
     }
     result = lflops.stragglers(found := given(shared(60, turns, thread_waited=lambda *_: 5e-3)))
-    assert ((), False, True) == (result.rows, result.take_turns, result.busy_machine)
+    assert ((), False, True) == (result.rows, result.is_alternating, result.busy_machine)
     assert said(found).startswith("cannot tell: this machine was busy")
 
 
@@ -252,7 +254,7 @@ def test_hooked_steps_say_which_module_it_is() -> None:
     )
     other = replace(excess, module="", phase="optimizer", rank=0)
     hooked = RankComparison(
-        steps=3, seconds=43e-3, lost_seconds=10e-3, excesses=(excess, other), waits=(), places=4
+        steps=3, seconds=43e-3, lost_seconds=10e-3, delays=(excess, other), waits=(), places=4
     )
     row = first(given(shared(30, {(1, "forward"): every(1)}), hooked=hooked))
     assert ("slow", "forward", 1, 30) == (row.module, row.phase, row.slow_rank, row.steps)
@@ -274,9 +276,9 @@ def test_where_ranks_wait_within_a_phase_hooked_steps_have_to_be_enough() -> Non
         intervals=(0,),
     )
     many = RankComparison(
-        steps=6, seconds=43e-3, lost_seconds=2e-3, excesses=(excess,), waits=(), places=4
+        steps=6, seconds=43e-3, lost_seconds=2e-3, delays=(excess,), waits=(), places=4
     )
-    few = replace(many, steps=3, excesses=(replace(excess, excess=(2e-3,) * 3, late=(2e-3,) * 3),))
+    few = replace(many, steps=3, delays=(replace(excess, excess=(2e-3,) * 3, late=(2e-3,) * 3),))
     waits = WAITS | {ModulePhase("slow", "forward"), ModulePhase("slow", "backward")}
     clean = shared(30, {})
     assert "slow" == first(given(clean, waits=waits, hooked=many)).module
@@ -379,7 +381,7 @@ def test_the_cause_is_named_with_its_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "steps", "phase", "is_fault"),
+    ("device", "steps", "phase", "is_issue"),
     [
         ("cpu", 30, "all", False),
         ("cpu", 60, "all", True),
@@ -388,7 +390,7 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     ],
 )
 def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
-    device: str, steps: int, phase: str, is_fault: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, steps: int, phase: str, is_issue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes 30 % longer, for no known cause.
 
@@ -405,10 +407,10 @@ def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
         found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6
     )
     (finding,) = (each for each in lflops.explain(found).findings if each.cause == "rank")
-    assert (1, phase, is_fault) == (finding.rank, finding.phase, finding.is_fault)
+    assert (1, phase, is_issue) == (finding.rank, finding.phase, finding.is_issue)
     monkeypatch.setattr(slow_rank, "OBSERVED_SECONDS", 0.5)
     assert [True] == [
-        each.is_fault for each in lflops.explain(found).findings if each.cause == "rank"
+        each.is_issue for each in lflops.explain(found).findings if each.cause == "rank"
     ]
 
 
@@ -496,7 +498,7 @@ def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_the
         clean.add(rank, steps, ranks=2)
     found = given(clean)
     (row,) = lflops.stragglers(found).rows
-    assert (event, 1, "burst", 5, 100) == (
+    assert (event, 1, "intermittent", 5, 100) == (
         row.phase,
         row.slow_rank,
         row.pattern,
@@ -571,7 +573,7 @@ def test_a_cause_in_no_single_place_has_one_row_with_all_that_it_costs() -> None
 
     Another one in forward.
     """
-    row = Row(
+    row = Straggler(
         module="",
         phase="all",
         modules=1,

@@ -11,7 +11,7 @@ import lflops
 from lflops.profile.records import ModulePhase, Rank
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import table_of
-from lflops.ranks.stragglers import Row, culprits
+from lflops.ranks.stragglers import Straggler, find_stragglers
 from tests.support.profile_builders import profile, run, weights
 from tests.support.simulated_ranks import (
     DATA,
@@ -40,7 +40,7 @@ def named(
         table_of(simulation.run(ranks, steps, seed, plants), simulation.waits, patterns=patterns())
     )
     assert compared is not None
-    return [(row.module, row.phase, row.slow_rank) for row in culprits(compared, ranks)]
+    return [(row.module, row.phase, row.slow_rank) for row in find_stragglers(compared, ranks)]
 
 
 PLANTED: dict[str, tuple[Plant, tuple[str, str]]] = {
@@ -103,7 +103,7 @@ def test_the_slow_module_of_a_pipeline_is_named_with_its_stage(stages: int) -> N
             )
         )
         assert compared is not None
-        return [(row.module, row.phase, row.slow_rank) for row in culprits(compared, stages)]
+        return [(row.module, row.phase, row.slow_rank) for row in find_stragglers(compared, stages)]
 
     assert [(*slow, stage)] == found([Plant(rank=stage, place=slow, seconds=10e-3)])
     assert [] == found([])
@@ -134,7 +134,7 @@ def test_a_stage_that_was_given_more_layers_is_named_with_its_work() -> None:
         times, {waits}, patterns={f"layers.{number}": "layers.*" for number in range(8)}
     )
 
-    def found(macs: Sequence[int]) -> Sequence[Row]:
+    def found(macs: Sequence[int]) -> Sequence[Straggler]:
         ranks = tuple(
             Rank(rank=n, node=None, host=None, device=None, coordinates={}, status="ok", macs=each)
             for n, each in enumerate(macs)

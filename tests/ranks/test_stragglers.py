@@ -17,7 +17,7 @@ from lflops.profile.records import Rank, RankComparison, RankDelay, RankWait
 from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.stragglers import Row
+from lflops.ranks.stragglers import Straggler
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.timing.measure import ASIDE, Divide, Pass, time_passes
@@ -58,7 +58,7 @@ def comparison(*excesses: RankDelay, **fields: Any) -> RankComparison:
         "steps": 6,
         "seconds": 0.1,
         "lost_seconds": 5e-3,
-        "excesses": excesses,
+        "delays": excesses,
         "waits": (),
         "places": 10,
     }
@@ -82,7 +82,7 @@ def compared(*excesses: RankDelay, **fields: Any) -> Profile:
     return profile(rows, [], **(given | fields))
 
 
-def culprits(*excesses: RankDelay, **fields: Any) -> list[tuple[str, str, int]]:
+def find_stragglers(*excesses: RankDelay, **fields: Any) -> list[tuple[str, str, int]]:
     """Module, phase and rank of each row."""
     given = compared(rank_comparison=comparison(*excesses, **fields))
     return [(row.module, row.phase, row.slow_rank) for row in lflops.stragglers(given).rows]
@@ -108,7 +108,7 @@ def test_only_what_makes_the_rank_late_is_its_cost() -> None:
     """
     (row,) = lflops.stragglers(compared(excess("head", late=(1.5e-3,) * 6))).rows
     assert pytest.approx(1.5e-3) == row.seconds_lost
-    assert [] == culprits(excess("head", late=(0.5e-3,) * 6))
+    assert [] == find_stragglers(excess("head", late=(0.5e-3,) * 6))
 
 
 NOISE = {
@@ -121,7 +121,7 @@ NOISE = {
 @pytest.mark.parametrize("seconds", NOISE.values(), ids=NOISE)
 def test_noise_accuses_nobody(seconds: tuple[float, ...]) -> None:
     """A difference that comes and goes is none of the rank's."""
-    assert [] == culprits(excess("head", seconds))
+    assert [] == find_stragglers(excess("head", seconds))
 
 
 def test_the_slowest_of_many_ranks_is_slow_by_chance() -> None:
@@ -129,8 +129,8 @@ def test_the_slowest_of_many_ranks_is_slow_by_chance() -> None:
 
     By 0.4 ms it is a culprit.
     """
-    assert [] == culprits(excess("head", noise=1e-3))
-    assert [("head", "forward", 5)] == culprits(excess("head", noise=0.4e-3))
+    assert [] == find_stragglers(excess("head", noise=1e-3))
+    assert [("head", "forward", 5)] == find_stragglers(excess("head", noise=0.4e-3))
 
 
 THIRD = (0.0, 0.1e-3, 20e-3, -0.1e-3, 0.0, 20e-3, 0.1e-3, 0.0, 20.1e-3)
@@ -139,45 +139,53 @@ THIRD = (0.0, 0.1e-3, 20e-3, -0.1e-3, 0.0, 20e-3, 0.1e-3, 0.0, 20.1e-3)
 def test_bursts_are_told_from_noise_by_how_often_ranks_are_so_late() -> None:
     """20 ms in a third of the steps: 6.67 ms a step on the mean.
 
-    Where any place of 10 s in all has 300 such jolts, it is noise.
+    Where any place of 10 s in all has 300 such excesses, it is noise.
     """
     given = compared(rank_comparison=comparison(excess("head", THIRD), steps=9))
     (row,) = lflops.stragglers(given).rows
-    assert ("burst", 3, 9, pytest.approx(20e-3 / 3), None) == (
+    assert ("intermittent", 3, 9, pytest.approx(20e-3 / 3), None) == (
         row.pattern,
         row.slow_steps,
         row.steps,
         row.seconds_lost,
         row.ratio,
     )
-    jolts: dict[str, Any] = {"steps": 9, "jolts": (0, 0, 0, 0, 0, 300), "jolted_seconds": 10.0}
-    assert [] == culprits(excess("head", THIRD), **jolts)
+    large_excesses: dict[str, Any] = {
+        "steps": 9,
+        "large_excesses": (0, 0, 0, 0, 0, 300),
+        "large_excess_seconds": 10.0,
+    }
+    assert [] == find_stragglers(excess("head", THIRD), **large_excesses)
 
 
 def test_bursts_that_other_ranks_have_too_are_noise() -> None:
     """Eight of 63 steps of the seven others are as slow there."""
-    assert [] == culprits(excess("head", THIRD, largest_of_others=(20e-3,) * 8), steps=9)
+    assert [] == find_stragglers(excess("head", THIRD, largest_of_others=(20e-3,) * 8), steps=9)
 
 
 def test_one_long_disturbance_is_no_burst() -> None:
     """Three slow steps in a row, as when another process runs."""
     in_a_row = (0.0, 0.1e-3, 20e-3, 20e-3, 20e-3, 0.0, 0.1e-3, 0.0, 0.0)
-    jolts: dict[str, Any] = {"steps": 9, "jolts": (0, 0, 0, 0, 0, 4), "jolted_seconds": 10.0}
-    assert [] == culprits(excess("head", in_a_row), **jolts)
-    assert [("head", "forward", 5)] == culprits(excess("head", THIRD), **jolts)
+    large_excesses: dict[str, Any] = {
+        "steps": 9,
+        "large_excesses": (0, 0, 0, 0, 0, 4),
+        "large_excess_seconds": 10.0,
+    }
+    assert [] == find_stragglers(excess("head", in_a_row), **large_excesses)
+    assert [("head", "forward", 5)] == find_stragglers(excess("head", THIRD), **large_excesses)
 
 
 def test_a_collective_that_begins_there_comes_in_bursts_of_its_own() -> None:
     """Steady work there is the module's; bursts are those of the threads that reduce."""
-    assert [] == culprits(excess("head", THIRD, begins_collective=True), steps=9)
-    assert [("head", "forward", 5)] == culprits(excess("head", begins_collective=True))
+    assert [] == find_stragglers(excess("head", THIRD, begins_collective=True), steps=9)
+    assert [("head", "forward", 5)] == find_stragglers(excess("head", begins_collective=True))
 
 
 def test_a_rank_that_is_slow_in_everything_is_one_row() -> None:
     """1 ms longer in each of 40 modules of 10 ms, 40 in all: each of them is explained by that."""
     modules = [excess(f"layers.{n}.mlp", (1e-3,) * 6, late=(40e-3,) * 6) for n in range(40)]
     everything = excess("", (40e-3,) * 6, phase="all", usual=0.4, seconds=0.44)
-    assert [("", "all", 5)] == culprits(everything, *modules)
+    assert [("", "all", 5)] == find_stragglers(everything, *modules)
 
 
 def test_one_module_does_not_make_a_rank_slow_in_everything() -> None:
@@ -187,14 +195,14 @@ def test_one_module_does_not_make_a_rank_slow_in_everything() -> None:
     """
     head = excess("head", (30e-3,) * 6, late=(32e-3,) * 6)
     everything = excess("", (2e-3,) * 6, phase="all", usual=0.1, seconds=0.102, late=(32e-3,) * 6)
-    assert ("head", "forward", 5) == culprits(everything, head)[0]
+    assert ("head", "forward", 5) == find_stragglers(everything, head)[0]
 
 
 def test_one_of_several_like_modules_is_named_alone() -> None:
     """Not the four of its kind. Where all are slow, they are one row."""
     one = excess("layers.1.mlp", (8e-3,) * 6)
     kind = excess("layers.*.mlp", (8.2e-3,) * 6, modules=4)
-    assert [("layers.1.mlp", "forward", 5)] == culprits(kind, one)
+    assert [("layers.1.mlp", "forward", 5)] == find_stragglers(kind, one)
     much = excess("layers.*.mlp", (9.5e-3,) * 6, modules=4, late=(12e-3,) * 6)
     assert [
         ("layers.1.mlp", 1, pytest.approx(8e-3)),
@@ -218,7 +226,7 @@ def test_what_one_culprit_explains_is_not_explained_twice() -> None:
     assert [("data", pytest.approx(9e-3)), ("forward", pytest.approx(1e-3))] == [
         (row.phase, row.seconds_lost) for row in found
     ]
-    assert 2 == len(culprits(data, excess("head", (8.9e-3,) * 6, intervals=(1,))))
+    assert 2 == len(find_stragglers(data, excess("head", (8.9e-3,) * 6, intervals=(1,))))
 
 
 def test_of_medians_no_steps_are_said() -> None:
@@ -441,7 +449,7 @@ def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> Non
         gather.push(*reports[rank])
         found = gather.finish()
     (row,) = lflops.stragglers(found[0]).rows
-    expected = Row(
+    expected = Straggler(
         module="second",
         phase="forward",
         modules=1,

@@ -30,8 +30,8 @@ from lflops.report import explanation
 from lflops.report.explanation import (
     Explanation,
     explain,
-    fault_changes,
-    fault_lines,
+    issue_changes,
+    issue_lines,
     lines_of,
     markdown,
 )
@@ -98,7 +98,7 @@ def faults(given: Profile | Ledger) -> list[tuple[str, float | None]]:
     return [
         (each.cause, None if each.seconds is None else round(each.seconds, 9))
         for each in explain(given).findings
-        if each.is_fault
+        if each.is_issue
     ]
 
 
@@ -109,7 +109,7 @@ def test_a_training_like_any_other_has_no_fault_though_its_time_goes_somewhere()
     assert {"data", "optimizer", "other"} == {
         each.cause for each in found.findings if each.cause in USUAL
     }
-    assert not any(each.is_fault for each in found.findings)
+    assert not any(each.is_issue for each in found.findings)
 
 
 def test_few_steps_or_a_busy_machine_cannot_tell() -> None:
@@ -201,13 +201,13 @@ def test_a_loop_of_the_users_own_has_its_own_words(
     found = {
         each.cause: each
         for each in explain(replace(given, run=replace(given.run, strategy=strategy))).findings
-        if each.is_fault
+        if each.is_issue
     }
     assert {"clip", "outside"} == found.keys()
-    assert clip in found["clip"].said
-    assert outside[0] in found["outside"].said
-    assert outside[1] in found["outside"].next
-    assert ("training_step" in found["outside"].next) == (strategy == "DDPStrategy")
+    assert clip in found["clip"].sentence
+    assert outside[0] in found["outside"].sentence
+    assert outside[1] in found["outside"].fix
+    assert ("training_step" in found["outside"].fix) == (strategy == "DDPStrategy")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(8e-3, []), (9e-3, [("optimizer", 9e-3)])])
@@ -267,7 +267,7 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     assert [("backward_twice", 10e-3)] == faults(given)
     assert (
         "Backward multiplies 4.0× as much as forward, where twice is usual"
-        in explain(given).findings[0].said
+        in explain(given).findings[0].sentence
     )
 
 
@@ -301,7 +301,7 @@ def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
     assert [("unused", "c", 4e-3)] == [
         (each.cause, each.module, each.seconds)
         for each in explain(with_third(4)).findings
-        if each.is_fault
+        if each.is_issue
     ]
     assert [] == faults(with_third(0))
 
@@ -363,7 +363,7 @@ def test_time_of_a_module_without_operators_is_python() -> None:
         "11.3 % of the step (3.85 ms) is spent in block (Sequential) itself, which runs no operator",
     ) == (
         found.module,
-        found.said.partition(" of its")[0],
+        found.sentence.partition(" of its")[0],
     )
     assert "no_products" not in {each.cause for each in explain(of_block(4)).findings}
     assert [] == faults(of_block(1))
@@ -393,7 +393,7 @@ def test_frozen_layers_learn_nothing() -> None:
 
     found = explain(with_backward("c"))
     assert [("frozen", None)] == faults(with_backward("c"))
-    assert found.findings[0].said.startswith(
+    assert found.findings[0].sentence.startswith(
         "75.0 % of the matmuls in forward are in frozen layers"
     )
     assert [] == faults(with_backward("c", "b"))
@@ -473,10 +473,10 @@ def test_on_a_busy_machine_what_modules_take_is_judged_by_their_phases() -> None
 
 
 @pytest.mark.parametrize(
-    ("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 2e-3, False)]
+    ("workers", "on_core", "is_issue"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 2e-3, False)]
 )
 def test_to_take_a_batch_from_a_worker_is_no_waiting(
-    workers: int, on_core: float, is_fault: bool
+    workers: int, on_core: float, is_issue: bool
 ) -> None:
     """Of 39 ms 6 are data, 15 %.
 
@@ -488,11 +488,11 @@ def test_to_take_a_batch_from_a_worker_is_no_waiting(
     found = faults(
         replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked))
     )
-    assert ([("data", 6e-3)] if is_fault else []) == found
+    assert ([("data", 6e-3)] if is_issue else []) == found
 
 
-@pytest.mark.parametrize(("on_core", "is_fault"), [(0.0, True), (0.06, False)])
-def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fault: bool) -> None:
+@pytest.mark.parametrize(("on_core", "is_issue"), [(0.0, True), (0.06, False)])
+def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_issue: bool) -> None:
     """Of 90 s of training 10 are data, 11 %, in 100 steps.
 
     If the thread computes for 6 of them, 4 % are left; 0.2 % is handing over.
@@ -501,7 +501,7 @@ def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fa
     hooked = Step(index=9, kind="module_timing", seconds=34e-3, phases={}, fetching_cpu=on_core)
     given = replace(given, run=replace(given.run, workers=1), steps=(*given.steps, hooked))
     found = explanation._explained(given, account(training__data=10.0))
-    assert is_fault == any(each.is_fault for each in found.findings if each.cause == "data")
+    assert is_issue == any(each.is_issue for each in found.findings if each.cause == "data")
 
 
 def test_on_a_busy_machine_workers_that_are_late_are_no_fault() -> None:
@@ -534,7 +534,7 @@ def test_what_is_between_steps_takes_longer_on_a_busy_machine_as_steps_do(
     for is_busy, expected in ((False, quiet), (True, busy)):
         given = on_busy_machine(trained(), USUAL) if is_busy else trained()
         found = explanation._explained(given, account(**{cause: seconds}))
-        assert expected == any(each.is_fault for each in found.findings if each.cause == cause)
+        assert expected == any(each.is_issue for each in found.findings if each.cause == cause)
 
 
 @pytest.mark.parametrize(
@@ -569,7 +569,7 @@ def test_a_training_in_float64_could_take_half() -> None:
     assert [("dtype", 15e-3)] == faults(replace(given, run=replace(given.run, dtype="float64")))
     assert (
         "The model multiplies in float64"
-        in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].said
+        in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].sentence
     )
 
 
@@ -599,7 +599,7 @@ def test_tf32_is_slower_than_bfloat16() -> None:
         given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
         assert saved == dict(faults(given)).get("tensor_cores")
         said = "The model multiplies in tf32. By the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
-        assert (saved is not None) == any(said == each.said for each in explain(given).findings)
+        assert (saved is not None) == any(said == each.sentence for each in explain(given).findings)
 
 
 def test_gradients_that_are_averaged_by_hand_are_communication() -> None:
@@ -643,7 +643,7 @@ def test_what_was_left_on_is_a_fault_whose_cost_is_unknown(
     assert [(code, None), ("data", 20e-3)] == [
         (each.cause, each.seconds) for each in found.findings[:2]
     ]
-    assert found.findings[0].said.startswith(words)
+    assert found.findings[0].sentence.startswith(words)
 
 
 def test_padding_costs_its_share_of_forward_and_backward() -> None:
@@ -652,7 +652,7 @@ def test_padding_costs_its_share_of_forward_and_backward() -> None:
     assert [("padding", pytest.approx(18e-3))] == faults(trained(facts={"notes": (note,)}))
     assert (
         "60.0 % of each batch is padding"
-        in explain(trained(facts={"notes": (note,)})).findings[0].said
+        in explain(trained(facts={"notes": (note,)})).findings[0].sentence
     )
 
 
@@ -692,7 +692,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     ]
     assert (
         "17.0 % of the run after its start-up is spent on validation: 170 ms per step."
-        == found.findings[0].said
+        == found.findings[0].sentence
     )
     assert ("found", "validation") == (found.status, found.cause)
     assert 50.0 == (found.run or {})["start_up"]
@@ -700,10 +700,10 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiling", "is_fault"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)]
+    ("compiling", "is_issue"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)]
 )
 def test_compilation_is_a_fault_where_it_goes_on(
-    compiling: tuple[float, ...], is_fault: bool
+    compiling: tuple[float, ...], is_issue: bool
 ) -> None:
     """Four spans of 25 steps and 10 s each.
 
@@ -720,7 +720,7 @@ def test_compilation_is_a_fault_where_it_goes_on(
         for n, took in enumerate(compiling)
     ]
     (finding,) = explain(replace(made, spans=tuple(spans))).findings
-    assert ("compilation", is_fault) == (finding.cause, finding.is_fault)
+    assert ("compilation", is_issue) == (finding.cause, finding.is_issue)
 
 
 def with_ledger(
@@ -739,7 +739,7 @@ def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(
     ledger = account(training__data=20.0)
     assert [("data", 0.2)] == faults(ledger)
     assert [("data", True)] == [
-        (each.cause, each.is_fault)
+        (each.cause, each.is_issue)
         for each in with_ledger(trained(), ledger, tmp_path, monkeypatch).findings
         if each.cause == "data"
     ]
@@ -766,13 +766,13 @@ def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
     found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
     assert (status, said) == (
         found.status,
-        [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_fault],
+        [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_issue],
     )
     assert found.because.endswith(
         "; this machine was busy in some of the run, or the process was stopped"
     ) == (seconds > 5)
     assert (seconds > 5) == any(
-        each.cause == "not_scheduled" and not each.is_fault for each in found.findings
+        each.cause == "not_scheduled" and not each.is_issue for each in found.findings
     )
 
 
@@ -791,7 +791,7 @@ def test_one_stop_of_the_process_excuses_nothing(
     )
     ledger = replace(account(training__data=20.0, slow__not_scheduled=60.0), slow_steps=(stopped,))
     found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
-    assert ["data"] == [each.cause for each in found.findings if each.is_fault]
+    assert ["data"] == [each.cause for each in found.findings if each.is_issue]
     assert "busy" not in found.because
 
 
@@ -808,10 +808,10 @@ def test_garbage_explains_what_is_in_no_phase(
         tmp_path,
         monkeypatch,
     )
-    assert ["other"] == [each.cause for each in found.findings if each.is_fault]
+    assert ["other"] == [each.cause for each in found.findings if each.is_issue]
     found = with_ledger(trained(other=10e-3), account(gc=10.0, slow__gc=6.0), tmp_path, monkeypatch)
     assert [("gc", 0.16)] == [
-        (each.cause, each.seconds) for each in found.findings if each.is_fault
+        (each.cause, each.seconds) for each in found.findings if each.is_issue
     ]
 
 
@@ -819,7 +819,7 @@ def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of them, besides the first ones; the ledger has 9 s of it, and no span that is late."""
-    for recompiled, is_fault in ((3, True), (2, False)):
+    for recompiled, is_issue in ((3, True), (2, False)):
         given = trained()
         again = [
             Step(index=9 + n, kind="unprofiled", seconds=1.0, phases={}, marks=("recompiled",))
@@ -834,8 +834,8 @@ def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(
             tmp_path,
             monkeypatch,
         )
-        assert [is_fault] == [
-            each.is_fault for each in found.findings if each.cause == "compilation"
+        assert [is_issue] == [
+            each.is_issue for each in found.findings if each.cause == "compilation"
         ]
 
 
@@ -903,7 +903,7 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(
     assert of_run == {name: each for name, each in found.figures.items() if name.startswith("run_")}
     assert "A step takes 34.0 ms. Over the whole run, the time per step is 1.00 s." == found.said
     assert [("validation", "run", 0.2)] == [
-        (each.cause, each.of, each.share) for each in found.findings if each.is_fault
+        (each.cause, each.of, each.share) for each in found.findings if each.is_issue
     ]
     assert "A step takes 34.0 ms." == explain(trained()).said
 
@@ -949,7 +949,7 @@ def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(explanation, "load_run", lambda _path: waits)
             assert [("data", True)] == [
-                (each.cause, each.is_fault)
+                (each.cause, each.is_issue)
                 for each in explain(tmp_path).findings
                 if each.cause == "data"
             ]
@@ -1061,7 +1061,7 @@ def test_the_shell_prints_it_in_three_forms(
     )
     assert ("found", sentence) == (
         (shown := json.loads(printed("--format", "json")))["status"],
-        shown["findings"][0]["said"],
+        shown["findings"][0]["sentence"],
     )
     assert f"lflops show {path}" == shown["more"]["the modules"]
     assert 2 == main(["why", str(path), "--format", "xml"])
@@ -1076,7 +1076,7 @@ def test_two_runs_are_compared_by_their_faults() -> None:
     Both runs are long enough to see it.
     """
     before, after = analyze(trained(data=40e-3)), analyze(trained(clip=10e-3))
-    changes = fault_changes(before, after)
+    changes = issue_changes(before, after)
     assert [("new", "clip", None, 10e-3), ("gone", "data", 40e-3, None)] == [
         (
             each.status,
@@ -1086,11 +1086,11 @@ def test_two_runs_are_compared_by_their_faults() -> None:
         )
         for each in changes
     ]
-    assert ["new issue", "no longer"] == [label for label, _ in fault_lines(changes)]
+    assert ["new issue", "no longer"] == [label for label, _ in issue_lines(changes)]
     assert ["still"] == [
-        each.status for each in fault_changes(before, analyze(trained(data=20e-3)))
+        each.status for each in issue_changes(before, analyze(trained(data=20e-3)))
     ]
-    ((_, said),) = fault_lines(fault_changes(before, analyze(trained(data=20e-3))))
+    ((_, said),) = issue_lines(issue_changes(before, analyze(trained(data=20e-3))))
     assert said.endswith("Before it cost 40.0 ms.")
 
 
@@ -1103,10 +1103,10 @@ def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
     short = analyze(trained(steps=4))
     assert ["cannot tell"] == [
         each.status
-        for each in fault_changes(analyze(trained(facts={"notes": (eval_mode,)})), short)
+        for each in issue_changes(analyze(trained(facts={"notes": (eval_mode,)})), short)
     ]
-    assert ["gone"] == [each.status for each in fault_changes(analyze(trained(data=40e-3)), short)]
-    assert () == fault_changes(analyze(trained()), analyze(trained()))
+    assert ["gone"] == [each.status for each in issue_changes(analyze(trained(data=40e-3)), short)]
+    assert () == issue_changes(analyze(trained()), analyze(trained()))
 
 
 def test_diff_analyzes_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

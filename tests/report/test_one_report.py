@@ -90,7 +90,7 @@ def test_every_drawing_says_the_one_value() -> None:
 
 
 def test_parts_add_up_to_their_whole() -> None:
-    """Phases and budget to the summed steps, modules to the root.
+    """Phases and breakdown to the summed steps, modules to the root.
 
     A cost in a sentence is its share of the step.
     """

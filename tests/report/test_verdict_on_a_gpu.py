@@ -59,10 +59,10 @@ def profile(name: str, folder: Path) -> lflops.Profile:
 def test_the_first_fault_is_the_planted_one(name: str, tmp_path: Path) -> None:
     """Or none."""
     given = profile(name, tmp_path)
-    faults = [each for each in explain(given).findings if each.is_fault]
+    faults = [each for each in explain(given).findings if each.is_issue]
     assert FIRST[name] == (faults[0].cause if faults else "")
     assert all(each.right is None for each in faults)  # nobody has counted that on a GPU
-    parts = analyze(given).budget
+    parts = analyze(given).breakdown
     assert parts is not None
     assert pytest.approx(1.0) == sum(parts.parts.values())
 
@@ -98,7 +98,7 @@ def test_the_one_fault_of_another_model_costs_about_what_a_stopwatch_says(
 
     A bound by the peaks, or the second forward alone, is about half of it.
     """
-    found = [each for each in explain(profile(name, tmp_path)).findings if each.is_fault]
+    found = [each for each in explain(profile(name, tmp_path)).findings if each.is_issue]
     assert ([] if said is None else [said]) == [each.cause for each in found]
     assert all(0.5 * seconds <= (each.seconds or 0.0) <= 1.2 * seconds for each in found)
 
@@ -139,14 +139,14 @@ def test_where_memory_is_short_recomputing_may_take_a_tenth(tmp_path: Path) -> N
     assert [] == [
         each
         for each in explain(replace(given, run=replace(given.run, hardware=small))).findings
-        if each.is_fault
+        if each.is_issue
     ]
 
 
 def test_recomputing_is_told_next_to_an_idle_device(tmp_path: Path) -> None:
     """A second forward of 4.75 ms."""
     found = [
-        each for each in explain(profile("checkpoints_all", tmp_path)).findings if each.is_fault
+        each for each in explain(profile("checkpoints_all", tmp_path)).findings if each.is_issue
     ]
     assert ["idle", "recomputed"] == [each.cause for each in found]
     assert found[1].seconds == pytest.approx(4.75e-3, rel=0.01)
@@ -160,11 +160,11 @@ def test_a_loop_that_reads_scalars_is_told_how_often_it_waits(tmp_path: Path) ->
     }
     assert (
         "idle time of the device, for which the host waits 200 times, mostly in forward"
-        in said["reads_scalars"].said
+        in said["reads_scalars"].sentence
     )
-    assert said["reads_scalars"].next.startswith("Keep .item()")
-    assert "waits" not in said["batch_of_one"].said
-    assert "larger batches" in said["batch_of_one"].next
+    assert said["reads_scalars"].fix.startswith("Keep .item()")
+    assert "waits" not in said["batch_of_one"].sentence
+    assert "larger batches" in said["batch_of_one"].fix
 
 
 def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path
 
     With 16 the step was not 16 times as long: 13 ms in place of 15.
     """
-    assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).doubts
-    assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").doubts
+    assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).caveats
+    assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").caveats
     assert ("idle",) == lflops.what_if(
         profile("checkpoints_all", tmp_path), without="recompute"
-    ).doubts  # its launches cost idle time
-    assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).doubts
+    ).caveats  # its launches cost idle time
+    assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).caveats
 
 
 def test_a_layer_that_waits_for_memory_is_not_slow(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_layer_that_waits_for_memory_is_not_slow(tmp_path: Path) -> None:
     """
     given = profile("empties_the_cache", tmp_path)
     found = analyze(given).outliers
-    assert ((), "allocating") == (found.found, found.doubt)
+    assert ((), "allocating") == (found.found, found.caveat)
     assert given.trace is not None
     free = replace(
         given.trace,

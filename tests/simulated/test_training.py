@@ -135,16 +135,16 @@ def test_idle_time_tells_whether_the_host_keeps_up(
     assert idle is not None
     assert busy is not None
     assert idle < 0.2 * (idle + busy) if ahead else idle > 0.9 * (idle + busy)
-    budget = lflops.utilization(
+    breakdown = lflops.utilization(
         profile, lflops.Hardware("simulated", {"fp32": 2 * RATE / slower})
-    ).budget
-    assert budget is not None
-    assert ahead or {"forward", "backward"} == set(budget.idle)
-    computing = sum(budget.parts.get(name, 0.0) for name in IN_MODULES)
+    ).breakdown
+    assert breakdown is not None
+    assert ahead or {"forward", "backward"} == set(breakdown.idle)
+    computing = sum(breakdown.parts.get(name, 0.0) for name in IN_MODULES)
     assert (
-        budget.parts.get("idle", 0.0) < computing / 2
+        breakdown.parts.get("idle", 0.0) < computing / 2
         if ahead
-        else budget.parts["idle"] > 5 * computing
+        else breakdown.parts["idle"] > 5 * computing
     )
 
 

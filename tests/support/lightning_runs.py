@@ -101,7 +101,7 @@ def fit(
 ) -> Trainer:
     """Train for an epoch.
 
-    Files go where no one looks for them. The budget of every profile has to add up.
+    Files go where no one looks for them. The breakdown of every profile has to add up.
     """
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(

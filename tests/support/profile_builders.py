@@ -318,10 +318,10 @@ def small_comparison() -> RankComparison:
         steps=6,
         seconds=3e-3,
         lost_seconds=2e-4,
-        excesses=(excess,),
+        delays=(excess,),
         waits=(wait,),
-        jolts=(0, 6),
-        jolted_seconds=18e-3,
+        large_excesses=(0, 6),
+        large_excess_seconds=18e-3,
         places=2,
     )
 
@@ -329,11 +329,11 @@ def small_comparison() -> RankComparison:
 def small_clean_comparison() -> RankComparison:
     """The same in six clean steps: it is forward, and nothing of the system's."""
     hooked = small_comparison()
-    (excess,), (wait,) = hooked.excesses, hooked.waits
+    (excess,), (wait,) = hooked.delays, hooked.waits
     usual = RankActivity(rank=1, late=2e-4, waited=0.0, other_threads=0.0, units_ratio=1.0)
     return replace(
         hooked,
-        excesses=(replace(excess, module=""),),
+        delays=(replace(excess, module=""),),
         waits=(replace(wait, phase="wait"),),
         usual_lost_seconds=2e-4,
         at=(2, 3, 4, 5, 6, 7),

@@ -64,9 +64,9 @@ ABACUS = Hardware("abacus", dict.fromkeys(DTYPES, 1e9), 1e9)
 
 
 def spent(profile: Profile) -> Profile:
-    """The profile, once its step's budget is seen to add up, where it has the times for one."""
-    budget = utilization(profile, ABACUS).budget
-    assert budget is None or math.isclose(1.0, sum(budget.parts.values()), abs_tol=1e-3)
+    """The profile, once its step's breakdown is seen to add up, where it has the times for one."""
+    breakdown = utilization(profile, ABACUS).breakdown
+    assert breakdown is None or math.isclose(1.0, sum(breakdown.parts.values()), abs_tol=1e-3)
     return profile
 
 

@@ -123,10 +123,10 @@ def wrong_sums(given: Profile) -> list[str]:
         and _equal(sum(fact.share or 0.0 for fact in parts), 1.0)
     ):
         wrong.append(f"phases: {[fact.share for fact in parts]}")
-    if report.budget and not _equal(sum(part.share for part in report.budget), 1.0):
-        wrong.append(f"budget: {[part.share for part in report.budget]}")
-    if report.budget and not _equal(sum(part.seconds for part in report.budget), times.mean):
-        wrong.append(f"budget: {[part.seconds for part in report.budget]}")
+    if report.breakdown and not _equal(sum(part.share for part in report.breakdown), 1.0):
+        wrong.append(f"breakdown: {[part.share for part in report.breakdown]}")
+    if report.breakdown and not _equal(sum(part.seconds for part in report.breakdown), times.mean):
+        wrong.append(f"breakdown: {[part.seconds for part in report.breakdown]}")
     for phase in PHASES:
         own = [module.work(phase).self_seconds for module in given.modules.values()]
         whole = given.modules[""].work(phase).seconds

@@ -1,4 +1,4 @@
-"""Tables of the steps of many ranks that wait for each other, with noise as on a cluster, and planted culprits."""
+"""Tables of the steps of many ranks that wait for each other, with noise as on a cluster, and planted find_stragglers."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -26,8 +26,8 @@ from lflops.analysis.compare.compared_run import (
 from lflops.analysis.compare.significance import (
     CHANGED,
     LEAST_SHARE,
+    Caveat,
     CommonFactor,
-    Doubt,
     Judge,
     Measured,
     Timing,
@@ -266,7 +266,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         after: Name after; `None` if it was removed.
         kind: Class, of the second run if it is there.
         pattern: Name with `*` for the numbers of repeated modules.
-        own: Figures without submodules.
+        self_work: Figures without submodules.
         inclusive: Figures with submodules. The time is judged by the change that no submodule
             explains.
         peak_bytes: Most bytes alive while it ran.
@@ -276,7 +276,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     after: str | None
     kind: str
     pattern: str
-    own: ModuleFigures
+    self_work: ModuleFigures
     inclusive: ModuleFigures
     peak_bytes: Change
 
@@ -288,7 +288,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     @property
     def news(self) -> Timing:
         """The self time if it is slower, faster or costs more for other work; else the inclusive."""
-        own = self.own.time
+        own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         return own if own.verdict in CHANGED or costs_more else self.inclusive.time
 
@@ -327,8 +327,8 @@ class Diff(Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step; `cannot tell` if it has times that `step.doubt` forbids to judge."""
-        return self.step.verdict or ("cannot tell" if self.step.doubt else None)
+        """Verdict on the step; `cannot tell` if it has times that `step.caveat` forbids to judge."""
+        return self.step.verdict or ("cannot tell" if self.step.caveat else None)
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
@@ -511,7 +511,7 @@ def _modules(
                 after=after.name if after else None,
                 kind=kind,
                 pattern=pattern,
-                own=own,
+                self_work=own,
                 inclusive=inclusive,
                 peak_bytes=pair.change(ModuleSide.peak),
             )
@@ -531,15 +531,15 @@ class Limit(Struct, frozen=True, kw_only=True):
         name: Name of the limit.
         allowed: Largest allowed figure, or for MFU the smallest.
         found: Figure of the second run; `None` if unknown.
-        broken: Whether the limit is broken; `None` if unknown.
-        doubt: Why `broken` cannot be decided although the figure is known.
+        is_broken: Whether the limit is broken; `None` if unknown.
+        caveat: Why `is_broken` cannot be decided although the figure is known.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]
     allowed: float
     found: float | None
-    broken: bool | None
-    doubt: Doubt | None = None
+    is_broken: bool | None
+    caveat: Caveat | None = None
 
 
 def limits(
@@ -566,29 +566,31 @@ def limits(
     if max_memory is not None:
         peak = diff.peak_bytes.after
         broken = None if peak is None else peak > max_memory
-        checked.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=broken))
+        checked.append(Limit(name="max_memory", allowed=max_memory, found=peak, is_broken=broken))
     return tuple(checked)
 
 
 def _regress_limit(step: Timing, allowed: float) -> Limit:
-    doubt = None if step.doubt == "few_steps" else step.doubt
+    caveat = None if step.caveat == "few_steps" else step.caveat
     regress = None
     broken = None
     if step.ratio is not None:
-        if step.low is not None or doubt is not None:
+        if step.low is not None or caveat is not None:
             regress = step.ratio - 1
         if step.low is not None:
             broken = step.low > 1 and step.ratio - 1 > allowed
-    return Limit(name="max_regress", allowed=allowed, found=regress, broken=broken, doubt=doubt)
+    return Limit(
+        name="max_regress", allowed=allowed, found=regress, is_broken=broken, caveat=caveat
+    )
 
 
 def _mfu_limit(mfu: float | None, lost: float, allowed: float) -> Limit:
     if mfu is None:
-        return Limit(name="min_mfu", allowed=allowed, found=None, broken=None)
+        return Limit(name="min_mfu", allowed=allowed, found=None, is_broken=None)
     is_less = mfu < allowed
     if is_less and mfu * slowed_by(lost) >= allowed:
-        return Limit(name="min_mfu", allowed=allowed, found=mfu, broken=None, doubt="busy")
-    return Limit(name="min_mfu", allowed=allowed, found=mfu, broken=is_less)
+        return Limit(name="min_mfu", allowed=allowed, found=mfu, is_broken=None, caveat="busy")
+    return Limit(name="min_mfu", allowed=allowed, found=mfu, is_broken=is_less)
 
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
@@ -686,14 +688,14 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         verdict = module.news.verdict
         if verdict in ("slower", "faster"):
             changed.append((verdict, module))
-        elif module.own.time.lost is not None and _has_other_work(module, explained):
+        elif module.self_work.time.lost is not None and _has_other_work(module, explained):
             changed.append(("work", module))
     for kind, name, modules in _grouped(diff, changed):
         times = [module.news for module in modules]
         low = high = None
         if kind == "work":
-            ratio = _ratio(module.own.macs for module in modules)
-            ratio = ratio or _ratio(module.own.flops for module in modules)
+            ratio = _ratio(module.self_work.macs for module in modules)
+            ratio = ratio or _ratio(module.self_work.flops for module in modules)
         else:
             ratio = _ratio(times)
             low, high = _interval(times, diff.whole)
@@ -720,7 +722,7 @@ def _interval(
 
 def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
     """Return whether the module's work changed, by another factor than that of the batch."""
-    own = module.own
+    own = module.self_work
     if not own.differs:
         return False
     ratio = own.macs.ratio if own.macs.before else own.flops.ratio
@@ -757,7 +759,9 @@ def _grouped(
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
         kind, module = change
-        by_class = kind in ("added", "removed") or (kind == "work" and not module.own.macs.differs)
+        by_class = kind in ("added", "removed") or (
+            kind == "work" and not module.self_work.macs.differs
+        )
         return kind, module.kind if by_class and module.kind else module.pattern
 
     sizes = Counter(module.pattern for module in diff.modules)

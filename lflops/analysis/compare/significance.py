@@ -71,7 +71,7 @@ Verdict = Literal["slower", "faster", "same"]
 CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 """Verdicts of a time that changed by more than noise."""
 
-Doubt = Literal["busy", "few_steps", "varied"]
+Caveat = Literal["busy", "few_steps", "varied"]
 """Why a time is not judged.
 
 Other processes had the CPU, fewer than two steps were timed, or the steps vary too much.
@@ -107,7 +107,7 @@ class Timing(Struct, frozen=True, kw_only=True):
             known only if it is more than noise.
         verdict: `same` if the change is within the noise, too small to matter, or, for an inclusive
             time, explained by submodules. `None`, without an interval, if it cannot be decided.
-        doubt: Why it cannot be decided.
+        caveat: Why it cannot be decided.
     """
 
     before: float | None
@@ -119,7 +119,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     high: float | None = None
     lost: float | None = None
     verdict: Verdict | None = None
-    doubt: Doubt | None = None
+    caveat: Caveat | None = None
 
 
 class Measured(NamedTuple):
@@ -160,7 +160,7 @@ class Judge(NamedTuple):
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
-            return replace(given, doubt="few_steps") if given.ratio else given
+            return replace(given, caveat="few_steps") if given.ratio else given
         whole, error_of_whole = self._common_factor()
         expected = given.before * whole
         beyond = given.ratio / whole
@@ -169,10 +169,10 @@ class Judge(NamedTuple):
         unexplained = (lost - explained) / expected
         if not self._is_changed(unexplained, given.before, error):
             if self.reach * error > math.log(WIDEST):
-                return replace(given, beyond=beyond, doubt="varied")
+                return replace(given, beyond=beyond, caveat="varied")
             verdict: Verdict = "same"
         elif self.explains(1 + unexplained):
-            return replace(given, beyond=beyond, doubt="busy")
+            return replace(given, beyond=beyond, caveat="busy")
         else:
             verdict = "slower" if unexplained > 0 else "faster"
         return replace(

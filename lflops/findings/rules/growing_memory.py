@@ -20,4 +20,4 @@ class GrowingMemory(RunRule):
         growth = memory_growth(run.ledger)
         if growth is not None:
             said = f"Memory of the process grows by {units.size(growth)} an hour."
-            yield Finding(cause=self.name, said=said, of="run", next=self.fix, is_fault=True)
+            yield Finding(cause=self.name, sentence=said, of="run", fix=self.fix, is_issue=True)

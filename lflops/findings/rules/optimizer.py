@@ -42,7 +42,7 @@ class SlowOptimizer(PartRule):
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         needed = needed_seconds(step)
-        if not step.times.own:
+        if not step.times.uncontended:
             needed *= allowance(step.lost_cpu_share)
         return self.judged_seconds(candidate, step) > needed
 

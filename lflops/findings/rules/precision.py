@@ -117,6 +117,6 @@ class UnusedTensorCores(StepRule):
         if not faster_peak:
             return
         peak = peak_of(run.dtype, chip) or faster_peak
-        matmuls = step.breakdown.parts.get("useful", 0.0) * step.breakdown.seconds
+        matmuls = step.breakdown.parts.get("ideal_compute", 0.0) * step.breakdown.seconds
         facts: Facts = {"dtype": run.dtype, "faster": faster}
         yield Candidate(rule=self, seconds=(1 - peak / faster_peak) * matmuls, facts=facts)

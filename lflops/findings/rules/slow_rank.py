@@ -9,7 +9,7 @@ from lflops.findings.rule import Candidate, StepRule, Threshold, cost_of
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, step_phase
-from lflops.ranks.stragglers import MANY_STEPS, Row
+from lflops.ranks.stragglers import MANY_STEPS, Straggler
 
 SHARE_OF_SLOW_RANK = 0.05
 """The share of the step from which on a rank is reported by name."""
@@ -63,7 +63,7 @@ class SlowRank(StepRule):
         )
 
     def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
-        if step.times.own or candidate.facts["reason"] in REASONS_BEYOND_LOAD:
+        if step.times.uncontended or candidate.facts["reason"] in REASONS_BEYOND_LOAD:
             return 1.0
         return math.sqrt(allowance(step.lost_cpu_share))
 
@@ -99,11 +99,11 @@ class AlternatingStragglers(StepRule):
         stragglers = step.stragglers
         if stragglers.worst_share is not None:
             return
-        if stragglers.take_turns and stragglers.lost_share is not None:
+        if stragglers.is_alternating and stragglers.lost_share is not None:
             yield Candidate(rule=self, seconds=stragglers.lost_share * step.mean)
 
 
-def _may_be_brief(row: Row, step: StepEvidence) -> bool:
+def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
     """Whether a rank is slow in everything for so short that other programs may be the reason."""
     if step.profile.run.device_type != "cpu":
         return False
@@ -113,7 +113,7 @@ def _may_be_brief(row: Row, step: StepEvidence) -> bool:
     return (row.steps or 0) < enough
 
 
-def _why(worst: Row, profile: Profile) -> str:
+def _why(worst: Straggler, profile: Profile) -> str:
     if worst.cause is not None:
         return reason_of(worst, profile)
     place = "everything" if worst.phase == "all" else place_of(worst.module, worst.phase)
@@ -138,7 +138,7 @@ def hosts_by_rank(profile: Profile) -> dict[int, str]:
     return {rank: plain(f" on {host}") for rank, host in hosts.items()}
 
 
-def reason_of(row: Row, profile: Profile) -> str:
+def reason_of(row: Straggler, profile: Profile) -> str:
     """The known reason for a slow rank, as a clause."""
     if row.cause == "chip":
         chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
@@ -177,7 +177,7 @@ def _part_of(slow_rank: Candidate) -> str:
     phase = step_phase(slow_rank.phase)
     if phase not in PASSES:
         return phase
-    return "below_roof" if slow_rank.module else "outside"
+    return "inefficient_kernels" if slow_rank.module else "outside"
 
 
 def _reduced(candidate: Candidate, seconds: float) -> Candidate:

@@ -12,17 +12,17 @@ type Columns = Record<string, Value[] | Value>;
 type Lists = Record<string, any[]>;
 
 interface Fact {
-  name: string; label: string; value: number | null; unit: string; text: string; remark: string; of: string; share: number | null; doubt: boolean;
+  name: string; label: string; value: number | null; unit: string; text: string; remark: string; of: string; share: number | null; is_caveat: boolean;
 }
 interface Part {
   name: string; label: string; seconds: number; share: number; text: string; what: string; advice: string; modules: [string, number][];
 }
-interface Finding { cause: string; said: string; module: string; rank: number | null; seconds: number | null; share: number | null; next: string }
+interface Finding { cause: string; sentence: string; module: string; rank: number | null; seconds: number | null; share: number | null; fix: string; is_issue: boolean }
 interface Verdict {
-  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; trust: string; doubts: number;
+  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; trust: string; caveats: number;
 }
 interface Report {
-  verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; budget: Part[]; why_no_budget: string; remarks: Fact[];
+  verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; breakdown: Part[]; why_no_breakdown: string; remarks: Fact[];
 }
 interface Trace { rank: string; file: string; address?: string }
 

@@ -211,7 +211,7 @@ export async function open(source, root) {
       showMessage(`The windows cannot be listed: ${messageOf(error)}`);
       return;
     }
-    problems.replaceChildren(...listed.problems.map((text) => element("p", { class: "doubt" }, text)));
+    problems.replaceChildren(...listed.problems.map((text) => element("p", { class: "caveat" }, text)));
     const here = shown && listed.windows.find((each) => shown !== null && isSameWindow(each, shown) && each.wall_time === shown.wall_time);
     if (!here) {
       await show();

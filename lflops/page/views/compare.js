@@ -74,13 +74,13 @@ function windowBefore(windows, others, window) {
 function verdict({ headline, is_news: isNews, step, facts }) {
   /** @type {(values: Value[]) => string} */
   const either = (values) => values.map((value) => value ?? "unknown").join(" → ");
-  const doubts = Object.entries(facts).map(([name, values]) => `${words(name)}: ${either(values)}`);
+  const caveats = Object.entries(facts).map(([name, values]) => `${words(name)}: ${either(values)}`);
   const [first, ...others] = headline;
   return element(
     "div", { class: "sentences" },
     element("p", { class: `verdict ${step.verdict ?? ""}` }, first),
     isNews ? null : element("p", { class: "no-news" }, "Nothing changed beyond noise."),
-    doubts.length ? element("p", { class: "doubt", role: "note" }, `The runs differ in ${doubts.join("; ")}.`) : null,
+    caveats.length ? element("p", { class: "caveat", role: "note" }, `The runs differ in ${caveats.join("; ")}.`) : null,
     element("ul", {}, ...others.map((text) => element("li", {}, text))),
   );
 }

@@ -70,7 +70,7 @@ function drawOperators(payload, context) {
   draw();
   return element(
     "section", { class: "operators", "aria-label": "operators" },
-    element("div", { class: "bar-of-controls" }, data.kernels ? tables("", go) : null, field, choice, status), doubt(data.unsupported), rows.node, within,
+    element("div", { class: "bar-of-controls" }, data.kernels ? tables("", go) : null, field, choice, status), caveat(data.unsupported), rows.node, within,
   );
 }
 
@@ -135,10 +135,10 @@ export function nothingCounted() {
 }
 
 /** @type {(unsupported: number) => HTMLElement | null} */
-function doubt(uncounted) {
+function caveat(uncounted) {
   if (!uncounted) return null;
   const ran = uncounted === 1 ? "1 operator ran without a formula: it is" : `${exact(uncounted)} operators ran without a formula: they are`;
-  return element("p", { class: "doubt", role: "note" }, `${ran} not in any total. lflops.register_formula gives one.`);
+  return element("p", { class: "caveat", role: "note" }, `${ran} not in any total. lflops.register_formula gives one.`);
 }
 
 // The columns that have a value in the rows that are shown.

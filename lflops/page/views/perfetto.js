@@ -14,7 +14,7 @@ export async function perfetto(address, title) {
     if (!response.ok) throw new Error(await response.text());
     buffer = await response.arrayBuffer();
   } catch (error) {
-    return element("p", { class: "doubt", role: "note" }, `This trace cannot be shown: ${messageOf(error)}.`);
+    return element("p", { class: "caveat", role: "note" }, `This trace cannot be shown: ${messageOf(error)}.`);
   }
   const status = element("p", { class: "remark", role: "status" }, `Waiting for ${PERFETTO}…`);
   const frame = element("iframe", { class: "perfetto", title: `Perfetto: ${title}`, src: PERFETTO });

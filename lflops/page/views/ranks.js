@@ -120,7 +120,7 @@ function everyRank(data, { state, remember, rank }) {
       rows: sorted(), level: () => 1, isOpen: () => null, toggle: () => {},
       cells: (row) => COLUMNS_OF_RANKS.map(({ id, label, text, title }) => {
         const value = columns[id][row];
-        const kind = [WORDED.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "doubt" : ""];
+        const kind = [WORDED.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "caveat" : ""];
         const shown = title ? title(value) : `${label}: ${exact(value)}`;
         return element("div", { role: "gridcell", class: kind.join(" "), title: shown }, element("span", { class: "digits" }, text(value)));
       }),

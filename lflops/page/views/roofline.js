@@ -132,7 +132,7 @@ function drawView(payload, { state, remember, go }) {
       "div", { class: "bar-of-controls" }, choice,
       element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), unzoom, signs(),
     ),
-    data.why_unknown ? element("p", { class: "doubt", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
+    data.why_unknown ? element("p", { class: "caveat", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
     picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)),
     data.fusion ? element("p", { class: "remark fusion" }, `${data.fusion}.`) : null, rows.node,
   );
@@ -194,7 +194,7 @@ function cardOf(point) {
   return [
     element("b", {}, point.name), element("div", { class: "quiet" }, of.filter(Boolean).join(", ")),
     element("dl", {}, ...rows.flatMap(([label, field, text]) => [element("dt", {}, label), element("dd", {}, text(point[field]))])),
-    ...(point.over ? [element("div", { class: "doubt" }, point.over)] : []),
+    ...(point.over ? [element("div", { class: "caveat" }, point.over)] : []),
   ];
 }
 

@@ -1,4 +1,4 @@
-// The view Summary: the verdict, the budget of the step right below it, the step's phases, the large figures with their trends, and a table
+// The view Summary: the verdict, the breakdown of the step right below it, the step's phases, the large figures with their trends, and a table
 // of the rest. With one rank chosen, its figures come first.
 
 import { colourOfPart } from "../lib/colours.js";
@@ -12,7 +12,7 @@ import { trend } from "../charts/trend.js";
 /** @type {View} */
 export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
-const OPEN = 3; // parts of the budget with their advice
+const OPEN = 3; // parts of the breakdown with their advice
 const WORTH = 0.01; // of the step: advice for less would be noise
 
 /** The figures that are shown large, in this order. */
@@ -20,7 +20,7 @@ const LARGE = ["step", "pass", "least time", "MFU", "samples/s", "tokens/s", "pe
 
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawSummary(payload, { source, listed, window, rank, follow, go }) {
-  const { verdict, subject, speed, model, budget, why_no_budget: whyNoBudget, remarks } = payload.report;
+  const { verdict, subject, speed, model, breakdown, why_no_breakdown: whyNoBreakdown, remarks } = payload.report;
   const all = [...speed, ...model];
   const usual = LARGE.flatMap((name) => all.filter((fact) => fact.name === name));
   const figures = rank === null || !payload.ranks ? usual : figuresOfRank(usual, payload.ranks.ranks, rank);
@@ -34,11 +34,11 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
   const phases = speed.filter(({ of }) => step && of === step).map((fact) => ({ ...fact, text: `${percent(fact.share ?? 0)}, ${fact.text}`, share: fact.share ?? 0 }));
   return element(
     "section", { class: "summary", "aria-label": "summary" },
-    payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: training ended before this window did.") : null,
+    payload.partial ? element("p", { class: "caveat", role: "note" }, "Partial: training ended before this window did.") : null,
     said(verdict),
-    budget.length ? stacked("Where the step's time went", budget, "", "budget", openModules) : null,
+    breakdown.length ? stacked("Where the step's time went", breakdown, "", "breakdown", openModules) : null,
     stacked("The step by phase", phases, "no unprofiled step was timed", "phase", openModules),
-    budget.length ? null : stacked("Where the step's time went", budget, whyNoBudget, "budget", openModules),
+    breakdown.length ? null : stacked("Where the step's time went", breakdown, whyNoBreakdown, "breakdown", openModules),
     cards,
     rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. The rest is of the whole run.`),
     tracesOf(payload, source),
@@ -49,10 +49,10 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
 
 // The verdict, why, what next, and how far to trust it, which leads to the notes below.
 /** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, judgement, why, also, next, trust, doubts }) {
+function said({ said: first, judgement, why, also, next, trust, caveats }) {
   /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
   const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
-  const basis = doubts ? element("a", { class: "doubt", href: "#facts", onclick: toFacts }, trust) : trust;
+  const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, trust) : trust;
   const top = element("strong", {}, judgement ? `${first} ${judgement}` : first);
   return element(
     "dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, top), ...rows("why", why), ...rows("also", also), ...rows("next", next),
@@ -105,9 +105,9 @@ function stacked(title, parts, missing, kind, openModules) {
 /** @type {(lines: Fact[]) => HTMLElement} */
 function facts(lines) {
   const list = element("dl", { class: "facts" });
-  for (const { label, text, remark, doubt } of lines) {
+  for (const { label, text, remark, is_caveat } of lines) {
     const value = [text, remark].filter(Boolean).join(", ");
-    list.append(element("dt", { title: explanation(label) || null }, label), element("dd", doubt ? { class: "doubt" } : {}, value));
+    list.append(element("dt", { title: explanation(label) || null }, label), element("dd", is_caveat ? { class: "caveat" } : {}, value));
   }
   return list;
 }

@@ -15,7 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from lflops.profile.records import JOLT_RATIO, ModulePhase, RankComparison, RankDelay, RankWait
+from lflops.profile.records import (
+    LARGE_EXCESS_RATIO,
+    ModulePhase,
+    RankComparison,
+    RankDelay,
+    RankWait,
+)
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
@@ -39,7 +45,7 @@ FEW_RANKS = 5
 LARGEST = 8
 # With this many steps, the single slowest step is ignored.
 MANY_STEPS = 5
-# Number of sizes in which jolts are counted: a step and smaller ones.
+# Number of sizes in which large excesses are counted: a step and smaller ones.
 JOLT_SIZES = 20
 # Factor from the median absolute deviation to the standard deviation of a normal distribution.
 ROBUST = 1.4826
@@ -120,7 +126,7 @@ def compare_ranks(
     worst = heapq.nlargest(KEPT, excesses, key=lambda excess: excess.cost)
     least_cost = WORTH_KEEPING * table.step_seconds
     beyond = {place: table.seconds[place].minus(usual.series[place]) for place in usual.series}
-    jolts, jolted_seconds = _jolts(table, beyond)
+    large_excesses, large_excess_seconds = _large_excesses(table, beyond)
     for pattern, repeated in table.repeated.items():
         beyond[pattern] = repeated.seconds.beyond_others()
     if not table.staged:
@@ -129,7 +135,7 @@ def compare_ranks(
         steps=table.steps,
         seconds=table.step_seconds,
         lost_seconds=None if table.staged else _lost(table),
-        excesses=tuple(
+        delays=tuple(
             _delay(
                 excess,
                 beyond.get(excess.place, RankSeries()),
@@ -139,8 +145,8 @@ def compare_ranks(
             if excess.cost >= least_cost
         ),
         waits=tuple(heapq.nlargest(WAITS_KEPT, _waits(table), key=lambda wait: wait.seconds)),
-        jolts=jolts,
-        jolted_seconds=jolted_seconds,
+        large_excesses=large_excesses,
+        large_excess_seconds=large_excess_seconds,
         places=len(usual.series),
         from_quartiles=table.are_quartiles,
     )
@@ -379,11 +385,11 @@ def _noise(beyond: RankSeries, rank: int) -> float | None:
     return ROBUST * statistics.median(abs(median - middle) for median in medians)
 
 
-def _jolts(
+def _large_excesses(
     table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
     """Count how often an excess reaches each size, and the seconds in which that could happen."""
-    sizes = [table.step_seconds * JOLT_RATIO**number for number in range(JOLT_SIZES)]
+    sizes = [table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(JOLT_SIZES)]
     large = []
     seconds = 0.0
     for place, series in beyond.items():

@@ -100,12 +100,12 @@ class UnprofiledSteps:
         comparison = compare_ranks(table, whole=True)
         if comparison is None:
             return None
-        kept = comparison.excesses[:KEPT]
+        kept = comparison.delays[:KEPT]
         busy = table.busy_in_all()
         lost = [max(step) - statistics.median_low(step) for step in busy.by_step()]
         return replace(
             comparison,
-            excesses=tuple(
+            delays=tuple(
                 replace(
                     delay, excess=_in_microseconds(delay.excess), late=_in_microseconds(delay.late)
                 )

@@ -276,7 +276,7 @@ def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figu
     Where none was timed, operators on the roof that they could reach.
     """
     figure, axes = drawn_on(9, 6)
-    points = [repeats.point for repeats in fold_parts(roofline.own, patterns)]
+    points = [repeats.point for repeats in fold_parts(roofline.self_work, patterns)]
     timed = [point for point in points if point.intensity and point.flops_per_second]
     reachable = (
         []
@@ -342,7 +342,7 @@ def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> N
         for key, (x, y) in spots.items()
     }
     taken: list[Bbox] = []
-    for point in sorted(timed, key=lambda point: -(point.seconds_to_win or 0.0)):
+    for point in sorted(timed, key=lambda point: -(point.potential_seconds or 0.0)):
         if len(taken) == _NAMED:
             break
         x, y = spots[id(point)]

@@ -141,7 +141,7 @@ def _shown(comparison: Comparison) -> ComparisonShown:
 def _modules(comparison: Comparison) -> Columns:
     modules = comparison.diff.modules
     times = [module.news for module in modules]
-    is_own = [module.news is module.own.time for module in modules]
+    is_own = [module.news is module.self_work.time for module in modules]
     columns: Columns = {}
     for name in ("before", "after", "kind", "pattern"):
         columns[name] = column(map(attrgetter(name), modules))
@@ -150,7 +150,7 @@ def _modules(comparison: Comparison) -> Columns:
         columns[f"time.{name}"] = column(map(attrgetter(name), times))
     for name in _WORK:
         for side in _SIDES:
-            columns[f"{name}.{side}"] = column(map(attrgetter(f"own.{name}.{side}"), modules))
+            columns[f"{name}.{side}"] = column(map(attrgetter(f"self_work.{name}.{side}"), modules))
     for side in _SIDES:
         columns[f"peak_bytes.{side}"] = column(map(attrgetter(f"peak_bytes.{side}"), modules))
     for phase in PASS_PHASES:

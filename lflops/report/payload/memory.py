@@ -212,7 +212,7 @@ def _of_rank(step: StepTimeline) -> RankTimeline:
         return table | {field: [getattr(row, field) for row in rows] for field in fields}
 
     work = ("start", "length", "lane")
-    slices = columns(step.slices, ("phase", "start", "length", "depth", "lane"), "row")
+    slices = columns(step.slices, ("phase", "start", "length", "depth", "lane"), "fqn")
     operators = columns(step.operators, work)
     kernels = columns(step.kernels, work)
     return RankTimeline(
@@ -279,7 +279,7 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
     )
     counted = gathered((key, (run[0].index, run[-1].index + 1)) for key, run in runs)
     timed = gathered(
-        (_key(each.row, each.phase), (each.start, each.start + each.length))
+        (_key(each.fqn, each.phase), (each.start, each.start + each.length))
         for each in _innermost(step.slices)
     )
     if _UPDATE in timed:

@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.roofline import Ceiling, Part, Point, point_of
+from lflops.analysis.roofline import Ceiling, Point, RooflinePart, point_of
 from lflops.analysis.tree import Repeats, fold_parts
 from lflops.report.payload.columns import Columns, column
 from lflops.report.text import OVER, saved_by_fusion, why_no_roof
 
-Timed = TypeVar("Timed", Part, Repeats, Point)
+Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
 
 MAX_POINTS = 2000
 """The most points in a table: more do not fit a chart, nor the size of the page."""
@@ -30,7 +30,7 @@ _FIGURES = {
     "bound": "bound",
     "achieved": "flops_per_second",
     "reachable": "roof_flops_per_second",
-    "to_win": "seconds_to_win",
+    "to_win": "potential_seconds",
 }
 
 
@@ -83,15 +83,15 @@ def roofs(analysis: Analysis) -> Roofs | None:
     """The view, or `None` if nothing was counted."""
     profile = analysis.profile
     overview = analysis.roofline
-    if not profile.is_counted or not overview.own:
+    if not profile.is_counted or not overview.self_work:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
     own = [
         _PointRow(point_of(part), rows[part.module], has_below=part.module in below)
-        for part in _longest(overview.own)
+        for part in _longest(overview.self_work)
     ]
-    folded = list(fold_parts(overview.own, analysis.patterns))
+    folded = list(fold_parts(overview.self_work, analysis.patterns))
     repeats = []
     for group in _longest(folded):
         first = group.parts[0].module
@@ -112,7 +112,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
     return Roofs(
         ceilings=overview.ceilings,
         why_unknown=why_no_roof(profile.run, overview.ceilings),
-        modules=_points(own, len(overview.own)),
+        modules=_points(own, len(overview.self_work)),
         repeats=_points(repeats, len(folded)),
         operators=_points(operators, len(overview.operators)),
         fusion=saved_by_fusion(analysis.fusion),
@@ -123,7 +123,7 @@ def _longest(items: Sequence[Timed]) -> list[Timed]:
     return nlargest(MAX_POINTS, items, key=_seconds)
 
 
-def _seconds(item: Part | Repeats | Point) -> float:
+def _seconds(item: RooflinePart | Repeats | Point) -> float:
     seconds = item.roof_seconds if item.seconds is None else item.seconds
     return seconds or 0.0
 

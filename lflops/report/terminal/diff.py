@@ -49,14 +49,14 @@ def _fact(value: object) -> str:
 
 def _is_changed(module: ModuleDiff) -> bool:
     is_in_both = module.before is not None and module.after is not None
-    return not is_in_both or module.news.verdict in CHANGED or module.own.differs
+    return not is_in_both or module.news.verdict in CHANGED or module.self_work.differs
 
 
 def _limit_row(limit: Limit, diff: Diff) -> tuple[str, RenderableType]:
     sentence = _limit(limit, diff)
-    if limit.doubt:
-        return "cannot tell", prose(f"{sentence}: {reason(limit.doubt, diff)}", "yellow")
-    if limit.broken:
+    if limit.caveat:
+        return "cannot tell", prose(f"{sentence}: {reason(limit.caveat, diff)}", "yellow")
+    if limit.is_broken:
         return "limit broken", prose(sentence, "red")
     return "limit held", prose(sentence)
 
@@ -117,9 +117,9 @@ def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
         "change": [signed(time.ratio) for time in times],
         "judged": list(map(_verdict, modules)),
         "beyond the whole": list(map(interval, times)),
-        "own MACs": [_signed(module.own.macs) for module in modules],
-        "own FLOPs": [_signed(module.own.flops) for module in modules],
-        "own params": [_signed(module.own.parameters) for module in modules],
+        "own MACs": [_signed(module.self_work.macs) for module in modules],
+        "own FLOPs": [_signed(module.self_work.flops) for module in modules],
+        "own params": [_signed(module.self_work.parameters) for module in modules],
         "peak": [_signed(module.peak_bytes) for module in modules],
         "time a MAC": [signed(time.per_mac) for time in times],
     }
@@ -132,7 +132,7 @@ def _verdict(module: ModuleDiff) -> str:
         return "added"
     if module.after is None:
         return "removed"
-    return module.news.verdict or ("other work" if module.own.differs else units.UNKNOWN)
+    return module.news.verdict or ("other work" if module.self_work.differs else units.UNKNOWN)
 
 
 def _signed(change: Change) -> str:

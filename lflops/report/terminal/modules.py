@@ -30,15 +30,15 @@ def header(analysis: Analysis) -> Group:
     ]
     if report.speed:
         blocks.append(margin(speed_lines(report.speed)))
-    if report.budget:
-        blocks.append(_step_breakdown(report.budget))
+    if report.breakdown:
+        blocks.append(_step_breakdown(report.breakdown))
     blocks.append(_totals(analysis))
     blocks.append(
         margin((fact.label, prose(fact.said)) for fact in report.model if fact.name != "MACs")
     )
     remarks: list[tuple[str, RenderableType]] = []
     for fact in report.remarks:
-        remarks.append((fact.label, prose(fact.text, "yellow" if fact.doubt else "")))
+        remarks.append((fact.label, prose(fact.text, "yellow" if fact.is_caveat else "")))
     parts: list[RenderableType] = []
     for block in blocks:
         parts += [block, ""]
@@ -158,7 +158,7 @@ class _Modules:
             padding=(0, 1, 0, 0),
             header_style="bold",
         )
-        is_flat = any(line.row.own for line in self._lines)
+        is_flat = any(line.row.is_self for line in self._lines)
         heading = "module, own work" if is_flat else "module"
         table.add_column(heading, vertical="bottom", no_wrap=True)
         for column in layout.columns:
@@ -221,12 +221,12 @@ class _Modules:
 
 def _is_listed(row: ModuleRow) -> bool:
     """Return whether to list a row: rows of a flat list without work and parameters are left out."""
-    return not row.own or bool(row.parameters) or bool(row.one(None).calls)
+    return not row.is_self or bool(row.parameters) or bool(row.one(None).calls)
 
 
 def _level(line: ModuleLine) -> int:
     """The level of a line; a flat list has a single level."""
-    return 0 if line.row.own else line.row.depth
+    return 0 if line.row.is_self else line.row.depth
 
 
 def _full_width(line: ModuleLine) -> int:
@@ -236,14 +236,14 @@ def _full_width(line: ModuleLine) -> int:
 
 
 def _label(line: ModuleLine) -> str:
-    name = line.path if line.row.own else line.path.rpartition(".")[2]
-    label = name or line.row.kind or "all of it"
+    name = line.path if line.row.is_self else line.path.rpartition(".")[2]
+    label = name or line.row.class_name or "all of it"
     return plain(f"{label} ×{line.times}" if line.row.repeat else label)
 
 
 def _kind(line: ModuleLine) -> str:
     row = line.row
-    kind = row.kind if row.name else ""
+    kind = row.class_name if row.name else ""
     if row.compiled:
         kind += ", compiled"
     if row.owner:

@@ -55,7 +55,7 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 
 
 def _most_seconds_first(point: Point) -> tuple[float, float]:
-    return -(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0)
+    return -(point.potential_seconds or 0.0), -(point.roof_seconds or 0.0)
 
 
 def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
@@ -78,7 +78,7 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     if timed:
         columns["time"] = [units.duration(point.seconds) for point in points]
         columns["of the roof"] = list(map(_share_of_roof, points))
-        columns["to win"] = [units.duration(point.seconds_to_win) for point in points]
+        columns["to win"] = [units.duration(point.potential_seconds) for point in points]
     columns["bound by"] = [point.bound or units.UNKNOWN for point in points]
     columns["FLOPs/byte"] = [units.rate(point.intensity) for point in points]
     if timed:

@@ -199,7 +199,7 @@ def diff_traces(
         write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
     else:
         draw(render_trace_diff(compared, checked, top=sys.maxsize if everything else _LISTED))
-    return int(any(limit.broken for limit in checked))
+    return int(any(limit.is_broken for limit in checked))
 
 
 def show_trace_roofline(file: Path, hardware: str | None, top: int, *, as_json: bool) -> None:

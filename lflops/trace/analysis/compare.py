@@ -161,16 +161,16 @@ def trace_limits(
         if regress is not None:
             is_broken = regress > max_regress and diff.is_beyond_noise is True
         limits.append(
-            Limit(name="max_regress", allowed=max_regress, found=regress, broken=is_broken)
+            Limit(name="max_regress", allowed=max_regress, found=regress, is_broken=is_broken)
         )
     if min_mfu is not None:
         mfu = diff.mfu[1]
         is_broken = None if mfu is None else mfu < min_mfu
-        limits.append(Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=is_broken))
+        limits.append(Limit(name="min_mfu", allowed=min_mfu, found=mfu, is_broken=is_broken))
     if max_memory is not None:
         peak = diff.allocated_bytes[1]
         is_broken = None if peak is None else peak > max_memory
-        limits.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=is_broken))
+        limits.append(Limit(name="max_memory", allowed=max_memory, found=peak, is_broken=is_broken))
     return tuple(limits)
 
 

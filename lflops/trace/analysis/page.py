@@ -33,7 +33,7 @@ _LISTED = 200
 """Most rows of a table: a page with all kernels of a trace is too large for a browser."""
 
 _STATE_COLOURS = {
-    "computing": "var(--part-useful)",
+    "computing": "var(--part-ideal-compute)",
     "exposed_communication": "var(--part-communication)",
     "exposed_copies": "var(--part-transfer)",
     "idle": "var(--part-idle)",

@@ -204,7 +204,7 @@ def _limit_line(limit: Limit) -> _MarginRow:
         figures = f"{units.percent(limit.found)}, at least {units.percent(limit.allowed)} required"
     else:
         figures = f"{units.percent(limit.found)}, {units.percent(limit.allowed)} allowed"
-    if limit.broken:
+    if limit.is_broken:
         return "limit broken", text(f"{name}: {figures}", "red")
     return "limit held", text(f"{name}: {figures}")
 

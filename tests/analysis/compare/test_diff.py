@@ -52,7 +52,7 @@ def test_a_module_that_is_slower_is_found_and_nothing_else() -> None:
         ran(MODULES, width=0.01), ran(slowed(MODULES, 1.1, "encoder.b"), width=0.01)
     )
     assert {"encoder.b": "slower"} == news(found)
-    time = module(found, "encoder.b").own.time
+    time = module(found, "encoder.b").self_work.time
     assert (pytest.approx(1.1), pytest.approx(2e-3)) == (time.beyond, time.lost)
     assert {"same"} == {
         module(found, name).inclusive.time.verdict
@@ -104,7 +104,7 @@ def test_a_slower_module_is_found_on_a_slower_machine() -> None:
     after = {name: 1.1 * each for name, each in slowed(MODULES, 1.25, "head").items()}
     found = diff(ran(MODULES), ran(after))
     assert {"head": "slower"} == news(found)
-    time = module(found, "head").own.time
+    time = module(found, "head").self_work.time
     assert (pytest.approx(1.375), pytest.approx(1.25), pytest.approx(5.5e-3)) == (
         time.ratio,
         time.beyond,
@@ -126,7 +126,7 @@ def test_the_interval_is_what_the_docstring_derives() -> None:
     """
     time = module(
         diff(ran(MODULES, width=0.01, n=25), ran(MODULES, width=0.01, n=25)), "head"
-    ).own.time
+    ).self_work.time
     reach, error = (
         3.8906,
         0.93 * 0.02 * 5 / 24 * math.sqrt(2 + 2 * 1.2533**2 / 5),
@@ -206,7 +206,8 @@ def test_two_modules_are_not_judged() -> None:
     found = diff(ran({"a": 1e-3, "b": 1e-3}), ran({"a": 2e-3, "b": 1e-3}))
     assert found.whole is None
     assert [(2.0, None), (1.0, None)] == [
-        (module(found, name).own.time.ratio, module(found, name).own.time.verdict) for name in "ab"
+        (module(found, name).self_work.time.ratio, module(found, name).self_work.time.verdict)
+        for name in "ab"
     ]
 
 
@@ -227,18 +228,22 @@ def test_a_single_step_is_not_judged() -> None:
         ran(slowed(MODULES, 2.0, "head"), n=1, steps=clean(0.2)),
     )
     assert (None, 2.0, None) == (found.whole, found.step.ratio, found.step.verdict)
-    assert {None} == {each.own.time.verdict for each in found.modules}
+    assert {None} == {each.self_work.time.verdict for each in found.modules}
 
 
 def test_time_of_other_work_is_compared_a_mac_and_not_judged() -> None:
     """The head has twice the MACs and takes half as long again: 0.75 of the time a MAC."""
     found = diff(ran(MODULES), ran(slowed(MODULES, 1.5, "head"), macs={"head": 200}))
     head = module(found, "head")
-    assert (100, 200, 2.0) == (head.own.macs.before, head.own.macs.after, head.own.macs.ratio)
+    assert (100, 200, 2.0) == (
+        head.self_work.macs.before,
+        head.self_work.macs.after,
+        head.self_work.macs.ratio,
+    )
     assert (pytest.approx(1.5), pytest.approx(0.75), None) == (
-        head.own.time.ratio,
-        head.own.time.per_mac,
-        head.own.time.verdict,
+        head.self_work.time.ratio,
+        head.self_work.time.per_mac,
+        head.self_work.time.verdict,
     )
     assert (500, 600) == (
         found.modules[0].inclusive.macs.before,
@@ -277,7 +282,11 @@ def test_without_times_work_and_memory_are_compared() -> None:
     assert {None} == {
         value
         for each in found.modules
-        for value in (each.own.time.before, each.own.time.ratio, each.inclusive.time.verdict)
+        for value in (
+            each.self_work.time.before,
+            each.self_work.time.ratio,
+            each.inclusive.time.verdict,
+        )
     }
     assert (None, 3e-3, None) == (found.step.before, found.step.after, found.step.ratio)
 
@@ -300,7 +309,10 @@ def test_what_only_one_run_has_is_in_no_figure() -> None:
     """
     found = diff(worked(forward=100), worked(forward=100, backward=200, optimizer=10))
     assert ("forward", "forward, backward, optimizer") == found.facts["phases"]
-    assert (100, 100) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
+    assert (100, 100) == (
+        module(found, "fc").self_work.macs.before,
+        module(found, "fc").self_work.macs.after,
+    )
 
 
 def test_recomputing_is_work_that_changed() -> None:
@@ -308,7 +320,10 @@ def test_recomputing_is_work_that_changed() -> None:
     found = diff(
         worked(forward=100, backward=200), worked(forward=100, backward=200, recompute=100)
     )
-    assert (300, 400) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
+    assert (300, 400) == (
+        module(found, "fc").self_work.macs.before,
+        module(found, "fc").self_work.macs.after,
+    )
     assert {} == found.facts
 
 
@@ -318,11 +333,14 @@ def test_what_was_not_counted_is_no_equal_work() -> None:
         replace(ran(seconds), op_counts=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head"))
     )
     found = diff(before, after)
-    assert (None, None) == (found.modules[0].own.macs.before, found.modules[0].own.macs.after)
+    assert (None, None) == (
+        found.modules[0].self_work.macs.before,
+        found.modules[0].self_work.macs.after,
+    )
     assert (None, 2.0, None) == (
         found.whole,
-        module(found, "head").own.time.ratio,
-        module(found, "head").own.time.verdict,
+        module(found, "head").self_work.time.ratio,
+        module(found, "head").self_work.time.verdict,
     )
 
 

@@ -129,8 +129,8 @@ def test_own_work_of_what_is_wrapped_is_the_wrappers() -> None:
 
     root = lflops.diff(counted(Product()), counted(Wrapper("module", Product()))).modules[0]
     assert (3 * 4 * 3, 3 * 4 * 3, False) == (
-        root.own.macs.before,
-        root.own.macs.after,
+        root.self_work.macs.before,
+        root.self_work.macs.after,
         root.inclusive.differs,
     )
 
@@ -213,8 +213,14 @@ def test_added_and_removed_modules_are_told() -> None:
         module.after for module in found.added
     ]
     assert ["pooler"] == [module.before for module in found.removed]
-    assert (100, None) == (found.removed[0].own.macs.before, found.removed[0].own.macs.after)
-    assert (None, 100) == (found.added[1].own.macs.before, found.added[1].own.macs.after)
+    assert (100, None) == (
+        found.removed[0].self_work.macs.before,
+        found.removed[0].self_work.macs.after,
+    )
+    assert (None, 100) == (
+        found.added[1].self_work.macs.before,
+        found.added[1].self_work.macs.after,
+    )
 
 
 def test_modules_that_moved_are_found_elsewhere() -> None:

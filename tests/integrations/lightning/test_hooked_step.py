@@ -480,7 +480,7 @@ def test_more_steps_are_hooked_where_a_module_seems_slow(
     assert hooked == sum(step.kind == "module_timing" for step in made.steps)
     assert (accused, None) == (
         [each.module for each in analysis.outliers.found],
-        analysis.outliers.doubt,
+        analysis.outliers.caveat,
     )
     assert len(model.hooked()) == hooked
 

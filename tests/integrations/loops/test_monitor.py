@@ -120,7 +120,7 @@ def test_what_was_left_on_is_a_cause_of_unknown_cost(
     left_on = [
         each.cause
         for each in lflops.explain(profile).findings
-        if each.cause in codes and each.is_fault and each.seconds is None
+        if each.cause in codes and each.is_issue and each.seconds is None
     ]
     assert [code for code, is_on in codes.items() if is_on] == left_on
 

@@ -237,7 +237,7 @@ def test_ranks_are_compared_step_by_step() -> None:
     )
     assert whole.rank_comparison is not None
     excess = next(
-        each for each in whole.rank_comparison.excesses if (each.module, each.rank) == ("body", 1)
+        each for each in whole.rank_comparison.delays if (each.module, each.rank) == ("body", 1)
     )
     assert ((-0.25, 0.625), 2) == (excess.excess, whole.rank_comparison.steps)
     assert [0, 1, 1] == [rank.slowest for rank in whole.ranks]
@@ -251,7 +251,7 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
     whole = gathered({0: (timed(counted(), first), first), 1: (late, second)})
     assert whole.rank_comparison is not None
     assert {("body", 1, (1.5,))} == {
-        (e.module, e.rank, e.excess) for e in whole.rank_comparison.excesses if e.phase != "all"
+        (e.module, e.rank, e.excess) for e in whole.rank_comparison.delays if e.phase != "all"
     }
 
 

@@ -63,7 +63,7 @@ def test_the_steps_of_all_ranks_are_compared_all_through_the_run() -> None:
             rank.add("train", steps(begin, 10, slow))
             rank.send()
     assert 20 == (first.improve(WINDOW).unprofiled_comparison or small_clean_comparison()).steps
-    (excess, *_) = first.comparisons["train"].excesses
+    (excess, *_) = first.comparisons["train"].delays
     assert (1, {0.25}) == (excess.rank, set(excess.excess))
 
 

@@ -50,7 +50,7 @@ def of(found: RankComparison, rank: int) -> dict[tuple[str, str], RankDelay]:
     """A rank's excesses by place."""
     return {
         (each.module, each.phase): each
-        for each in found.excesses
+        for each in found.delays
         if each.rank == rank and each.phase != "all"
     }
 
@@ -154,7 +154,7 @@ def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:
     )
     assert found is not None
     assert [("body", "forward", 1, (3.5,))] == [
-        (e.module, e.phase, e.rank, e.excess) for e in found.excesses if e.phase != "all"
+        (e.module, e.phase, e.rank, e.excess) for e in found.delays if e.phase != "all"
     ]
     (wait,) = found.waits
     assert ("head", "forward", 1, 3.5, 3.5, 0.5) == (
@@ -213,7 +213,7 @@ def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> No
     work = {ModulePhase(f"layers.{n}", "forward"): SelfWork(100, 10) for n in range(2)}
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}, patterns=PATTERNS), work)
     assert found is not None
-    rows = [(each.module, each.phase, each.rank, each.excess, each.late) for each in found.excesses]
+    rows = [(each.module, each.phase, each.rank, each.excess, each.late) for each in found.delays]
     whole = ("", "stage", 1, (4,) * 3, (6,) * 3)
     assert [whole, ("layers.1", "forward", 1, (4,) * 3, (6,) * 3)] == rows
 
@@ -234,7 +234,7 @@ def test_a_module_like_no_other_is_held_against_its_share_of_the_work() -> None:
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}), work)
     assert found is not None
     assert [("down", 1, (3.0,) * 3)] == [
-        (each.module, each.rank, each.excess) for each in found.excesses if each.module
+        (each.module, each.rank, each.excess) for each in found.delays if each.module
     ]
 
 
@@ -256,6 +256,6 @@ def test_a_rank_that_is_slower_everywhere_has_one_excess_for_all(factor: float) 
         }
 
     found = compared({0: [one(1)] * 3, 1: [one(factor)] * 3})
-    (everything,) = (each for each in found.excesses if each.phase == "all")
+    (everything,) = (each for each in found.delays if each.phase == "all")
     assert (1, "", 30.0) == (everything.rank, everything.module, everything.usual)
     assert [30 * (factor - 1)] * 3 == pytest.approx(everything.excess)

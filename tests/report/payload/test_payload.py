@@ -135,15 +135,15 @@ def test_the_facts_say_what_was_reached() -> None:
 def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
     """Phases as the step tells them, and the quarter of it that is in none.
 
-    The budget's parts add up to 1, and each says what helps.
+    The breakdown's parts add up to 1, and each says what helps.
     """
     shown = timed()
     parts = [fact for fact in shown.report.speed if fact.of == "step"]
     assert [("data", 0.25, 0.25), ("forward", 0.5, 0.5), ("other", 0.25, 0.25)] == [
         (part.name, part.value, part.share) for part in parts
     ]
-    assert pytest.approx(1.0) == sum(part.share for part in shown.report.budget)
-    assert all(part.advice for part in shown.report.budget)
+    assert pytest.approx(1.0) == sum(part.share for part in shown.report.breakdown)
+    assert all(part.advice for part in shown.report.breakdown)
     assert (True, "Linear, train", "window 1, step 7") == (
         shown.partial,
         shown.title,
@@ -152,21 +152,21 @@ def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    """Without times there are no phases and no budget, but a reason.
+    """Without times there are no phases and no breakdown, but a reason.
 
     What was not counted and the ranks' notes are doubts.
     """
     shown = payload(analyze(untimed(small_profile())))
-    assert ((), ()) == (shown.report.speed, shown.report.budget)
-    assert shown.report.why_no_budget
-    doubts = [fact.text for fact in shown.report.remarks if fact.doubt]
+    assert ((), ()) == (shown.report.speed, shown.report.breakdown)
+    assert shown.report.why_no_breakdown
+    doubts = [fact.text for fact in shown.report.remarks if fact.is_caveat]
     assert any("my_ops::scan" in text for text in doubts)
     assert (
-        1 == shown.report.verdict.doubts
+        1 == shown.report.verdict.caveats
     )  # the rank's note: the line of trust says itself that an operator is not counted
     assert 2 == len(doubts)
     nothing = payload(analyze(profile({"": {}}, []))).report.remarks
-    assert not [fact for fact in nothing if fact.doubt and fact.label == "not counted"]
+    assert not [fact for fact in nothing if fact.is_caveat and fact.label == "not counted"]
 
 
 def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:

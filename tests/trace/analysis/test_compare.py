@@ -91,10 +91,10 @@ def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(
     tmp_path: Path, diff: TraceDiff
 ) -> None:
     """Half as long again, of steps that are all the same; and a tenth, of steps that vary by more."""
-    assert (Limit(name="max_regress", allowed=0.4, found=0.5, broken=True),) == trace_limits(
+    assert (Limit(name="max_regress", allowed=0.4, found=0.5, is_broken=True),) == trace_limits(
         diff, max_regress=0.4
     )
-    assert (Limit(name="max_regress", allowed=0.6, found=0.5, broken=False),) == trace_limits(
+    assert (Limit(name="max_regress", allowed=0.6, found=0.5, is_broken=False),) == trace_limits(
         diff, max_regress=0.6
     )
     noisy = compare(
@@ -102,16 +102,16 @@ def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(
         trace(tmp_path, steps=4, length=1100, kernel=300, jitter=400),
     )
     (limit,) = trace_limits(noisy, max_regress=0.01)
-    assert (False, False) == (noisy.is_beyond_noise, limit.broken)
+    assert (False, False) == (noisy.is_beyond_noise, limit.is_broken)
     single = compare(
         trace(tmp_path, steps=1, length=1000, kernel=300),
         trace(tmp_path, steps=1, length=1500, kernel=300),
     )
-    assert [None] == [limit.broken for limit in trace_limits(single, max_regress=0.1)]
+    assert [None] == [limit.is_broken for limit in trace_limits(single, max_regress=0.1)]
 
 
 def test_mfu_and_memory_are_held_to_limits(diff: TraceDiff) -> None:
     """48 FLOPs in 1500 ns are far from an H100's peak; the peak of memory was not recorded."""
     mfu, memory = trace_limits(diff, min_mfu=0.1, max_memory=1e9)
-    assert (True, 48 / 1500e-9 / 989.5e12) == (mfu.broken, pytest.approx(mfu.found))
-    assert (None, None) == (memory.found, memory.broken)
+    assert (True, 48 / 1500e-9 / 989.5e12) == (mfu.is_broken, pytest.approx(mfu.found))
+    assert (None, None) == (memory.found, memory.is_broken)

@@ -30,7 +30,7 @@ def test_the_step_of_median_length_is_shown() -> None:
     assert found is not None
     assert (200, ["", "late"], [10, 10]) == (
         found.length,
-        [each.row for each in found.slices],
+        [each.fqn for each in found.slices],
         [each.start for each in found.slices],
     )
     assert timeline_of(recorded(steps), calls, [False] * 4) is None
@@ -65,7 +65,7 @@ def test_phases_and_calls_are_slices() -> None:
         ("a.x", "forward", 30, 10, 2),
         ("", "backward", 65, 30, 0),
         ("a", "backward", 70, 20, 1),
-    ] == [(each.row, each.phase, each.start, each.length, each.depth) for each in found.slices]
+    ] == [(each.fqn, each.phase, each.start, each.length, each.depth) for each in found.slices]
     assert {0} == {each.lane for each in found.slices}
 
 
@@ -74,7 +74,7 @@ def test_threads_that_run_at_once_have_lanes() -> None:
     calls = [call("a", "forward", 0, 50), call("b", "forward", 10, 60, thread=1)]
     found = timeline_of(recorded([step(0, 0, 100)]), calls, [True])
     assert found is not None
-    assert {("a", 0), ("b", 1)} == {(each.row, each.lane) for each in found.slices if each.row}
+    assert {("a", 0), ("b", 1)} == {(each.fqn, each.lane) for each in found.slices if each.fqn}
 
 
 def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:

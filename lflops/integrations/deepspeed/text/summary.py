@@ -138,7 +138,7 @@ def _detailed(analysis: Analysis, *, fold: bool = False) -> str:
 
 
 def _module(analysis: Analysis, row: ModuleRow, uncalled: frozenset[str]) -> Iterator[str]:
-    kind = f"{row.times} x {plain(row.kind)}" if row.repeat else plain(row.kind)
+    kind = f"{row.times} x {plain(row.class_name)}" if row.repeat else plain(row.class_name)
     figures = ", ".join(_figures(analysis.profile, row, never_called=row.name in uncalled))
     if not row.children:
         yield f"{kind}({figures})"

@@ -25,7 +25,7 @@ class IdealCompute(PartRule):
     It is never reported as a finding; the step breakdown shows it.
     """
 
-    name = "useful"
+    name = "ideal_compute"
     phrase = "useful matrix multiplication"
     fix = "Multiply in a lower precision"
 
@@ -92,7 +92,7 @@ class InefficientKernels(PartRule):
     recorded, its idle time is part of it.
     """
 
-    name = "below_roof"
+    name = "inefficient_kernels"
     label = "inefficient kernels"
     verb = "is lost to"
     phrase = "inefficient kernels"
