@@ -1,6 +1,6 @@
-"""The convention for all that is no multiply-accumulate.
+"""The cost of operators that compute no multiply-accumulates and have no formula.
 
-`conventions.toml` explains it, and lists the operators.
+`conventions.toml` explains the convention and lists the operators.
 """
 
 from pathlib import Path
@@ -10,9 +10,9 @@ from msgspec import Struct
 
 
 class _Tables(Struct, forbid_unknown_fields=True):
-    """The tables of `conventions.toml`.
+    """The tables of `conventions.toml`: names of operators, separated by spaces.
 
-    Names of operators as words, and by how many operations they are.
+    In `per_output` and `per_input`, the key is the number of operations per element.
     """
 
     free: str
@@ -21,11 +21,24 @@ class _Tables(Struct, forbid_unknown_fields=True):
     per_input: dict[int, str]
 
 
-def _operations(table: dict[int, str]) -> dict[str, int]:
-    return {name: operations for operations, names in table.items() for name in names.split()}
+def _operations_by_operator(table: dict[int, str]) -> dict[str, int]:
+    operations_by_operator = {}
+    for operations, operators in table.items():
+        for operator in operators.split():
+            operations_by_operator[operator] = operations
+    return operations_by_operator
 
 
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
 
-FREE, MOVES = frozenset(_TABLES.free.split()), frozenset(_TABLES.moves.split())
-PER_OUTPUT, PER_INPUT = _operations(_TABLES.per_output), _operations(_TABLES.per_input)
+FREE = frozenset(_TABLES.free.split())
+"""Operators without arithmetic and without memory traffic."""
+
+MOVES = frozenset(_TABLES.moves.split())
+"""Operators that move bytes and compute nothing."""
+
+PER_OUTPUT = _operations_by_operator(_TABLES.per_output)
+"""Operations per element of the first result."""
+
+PER_INPUT = _operations_by_operator(_TABLES.per_input)
+"""Operations per element of the first input."""

@@ -1,48 +1,45 @@
-"""Losses and optimizers' updates in one kernel that are more than an operation an element."""
+"""Losses and fused optimizers that need more than one operation per element."""
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from lflops.formulas.table import Cost, Shape, Values, formula
 
-_SUM_OF_EXPONENTIALS = (
-    # operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them
-    4
-)
+Lengths = Values | list[int] | Shape
+"""Lengths of sequences: a list, the numbers in a tensor, or a tensor's shape if unknown."""
 
-# of sequences: a list, or the numbers in a tensor
-Lengths = tuple[int, ...] | list[int]
+# Operations per element of a logsumexp.
+_LOG_SUM_EXP = 4
 
+# A state is reached from three states, and multiplied by a probability.
+CTC_FORWARD = 3 * _LOG_SUM_EXP + 1
 
-def _ctc(
-    log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *, each: int = 0
-) -> Cost:
-    """So many operations a state and step; and so many an element of the input."""
-    known = all(isinstance(given, list | Values) for given in (inputs, targets))
-    if not known:
-        raise NotImplementedError("the lengths of the sequences are not known")
-    states = sum(
-        steps * (2 * labels + 1)
-        for steps, labels in zip(inputs, targets, strict=True)
-        # the labels, and a blank around each
-    )
-    return Cost(other_flops=states * operations + prod(log_probs) * each)
+# The same from the end. The product of both directions is added to the sums of its label.
+CTC_BACKWARD = CTC_FORWARD + 2 * _LOG_SUM_EXP + 1
+
+SOFTMAX_BACKWARD = 4
 
 
-# a state is reached from three, and times a probability
-FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1
-BACKWARD = (
-    FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1
-    # the same from the end; the product of both, added to those of its label
-)
+def _ctc_states(steps: Lengths, labels: Lengths) -> int:
+    """The states of all alignments, over all time steps.
+
+    A state is a label, or a blank before, between or after labels.
+    """
+    for lengths in (steps, labels):
+        if not isinstance(lengths, list | Values):
+            raise NotImplementedError("the lengths of the sequences are unknown")
+    states = 0
+    for step_count, label_count in zip(steps, labels, strict=True):
+        states += step_count * (2 * label_count + 1)
+    return states
 
 
 @formula("_ctc_loss", reads="input_lengths target_lengths")
 def ctc_loss(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """Every alignment, step by step."""
-    return _ctc(log_probs, input_lengths, target_lengths, FORWARD)
+    """All alignments, step by step."""
+    return Cost(other_flops=CTC_FORWARD * _ctc_states(input_lengths, target_lengths))
 
 
 @formula("_ctc_loss_backward", reads="input_lengths target_lengths")
@@ -54,74 +51,87 @@ def ctc_loss_backward(
     input_lengths: Lengths,
     target_lengths: Lengths,
 ) -> Cost:
-    """Every alignment from the end, and a softmax's gradient."""
-    return _ctc(log_probs, input_lengths, target_lengths, BACKWARD, each=4)
+    """All alignments from the end, and the gradient of a softmax."""
+    states = _ctc_states(input_lengths, target_lengths)
+    return Cost(other_flops=CTC_BACKWARD * states + SOFTMAX_BACKWARD * prod(log_probs))
 
 
 @formula("_cudnn_ctc_loss", "miopen_ctc_loss", reads="input_lengths target_lengths")
-def both_of_ctc_loss(
+def ctc_loss_and_gradient(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """These give the gradient with the loss."""
-    return _ctc(log_probs, input_lengths, target_lengths, FORWARD + BACKWARD, each=4)
+    """The loss and its gradient from one kernel."""
+    states = _ctc_states(input_lengths, target_lengths)
+    operations = CTC_FORWARD + CTC_BACKWARD
+    return Cost(other_flops=operations * states + SOFTMAX_BACKWARD * prod(log_probs))
 
 
-def _pairs(x: Shape, target: Values | Shape) -> tuple[int, bool]:
-    """Pairs of a label and a class that is none, over all rows; a row's labels end at the first below 0.
+def _margin_pairs(x: Shape, target: Values | Shape) -> int:
+    """The pairs of a label and a class that is no label, over all samples.
 
-    And whether that is known.
+    The labels of a sample end at the first -1. If they are unknown, this is the largest number of
+    pairs: half of the classes are labels.
     """
     classes = x[-1] if x else 1
     if not isinstance(target, Values):
-        return prod(x[:-1]) * (classes // 2) * (classes - classes // 2), False
+        labels = classes // 2
+        return prod(x[:-1]) * labels * (classes - labels)
     pairs = 0
     for begin in range(0, len(target), classes or 1):
-        row = target[begin : begin + classes]
-        labels = row[: row.index(-1)] if -1 in row else row
-        pairs += len(labels) * (classes - len(set(labels)))
-    return pairs, True
+        sample = target[begin : begin + classes]
+        end = sample.index(-1) if -1 in sample else len(sample)
+        pairs += end * (classes - len(set(sample[:end])))
+    return pairs
 
 
 @formula("multilabel_margin_loss_forward", reads="target")
 def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
-    """Two subtractions and an addition a pair."""
-    pairs, known = _pairs(x, target)
-    return Cost(other_flops=3 * pairs, is_upper_bound=not known)
+    """Two subtractions and an addition per pair."""
+    is_known = isinstance(target, Values)
+    return Cost(other_flops=3 * _margin_pairs(x, target), is_upper_bound=not is_known)
 
 
 @formula("multilabel_margin_loss_backward", reads="target")
 def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
-    """Two subtractions to see whether the pair counts, and two additions.
+    """Two subtractions and two additions per pair, and each element times the gradient.
 
-    Then each element times the gradient.
+    The subtractions decide whether the pair counts.
     """
-    pairs, known = _pairs(x, target)
-    return Cost(other_flops=4 * pairs + prod(x), is_upper_bound=not known)
+    is_known = isinstance(target, Values)
+    return Cost(other_flops=4 * _margin_pairs(x, target) + prod(x), is_upper_bound=not is_known)
 
 
-def _elements(parameters: Any) -> int:
-    return sum(prod(shape) for shape in parameters)
+def _elements(parameters: Sequence[Shape]) -> int:
+    return sum(map(prod, parameters))
 
 
 @formula("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")
-def fused_adam(parameters: Any, *, weight_decay: float, amsgrad: bool) -> Cost:
-    """Two running averages (2 + 3), a root, a division, an addition, the update (2).
+def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: bool) -> Cost:
+    """10 operations per element, one more for weight decay, and one more for AMSGrad's maximum.
 
-    10 an element; one more for a decay and a maximum.
+    The 10 are two running averages (2 + 3), a root, a division, an addition and the update (2).
     """
-    return Cost(other_flops=_elements(parameters) * (10 + bool(weight_decay) + amsgrad))
+    operations = 10 + bool(weight_decay) + amsgrad
+    return Cost(other_flops=operations * _elements(parameters))
 
 
 @formula("_fused_sgd", "_fused_sgd_")
 def fused_sgd(
-    parameters: Any, *, momentum: float, weight_decay: float, nesterov: bool, is_first_step: bool
+    parameters: Sequence[Shape],
+    *,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+    is_first_step: bool,
 ) -> Cost:
-    """The update; two more operations for a momentum that is there already, one for Nesterov's, one for a decay."""
+    """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
     averaging = 2 if momentum and not is_first_step else 0
-    return Cost(other_flops=_elements(parameters) * (1 + averaging + nesterov + bool(weight_decay)))
+    operations = 1 + averaging + nesterov + bool(weight_decay)
+    return Cost(other_flops=operations * _elements(parameters))
 
 
 @formula("_fused_adagrad", "_fused_adagrad_")
-def fused_adagrad(parameters: Any, *, weight_decay: float) -> Cost:
-    """A sum of squares (2), a root, an addition, the update (2); one more for a decay."""
-    return Cost(other_flops=_elements(parameters) * (6 + bool(weight_decay)))
+def fused_adagrad(parameters: Sequence[Shape], *, weight_decay: float) -> Cost:
+    """A sum of squares (2), a root, an addition, the update (2), and one for weight decay."""
+    operations = 6 + bool(weight_decay)
+    return Cost(other_flops=operations * _elements(parameters))

@@ -1,8 +1,7 @@
-"""Matrix products: every output element is a dot product over the inner dimension.
+"""Matrix products: each output element is a dot product over the inner dimension.
 
-A bias adds one operation an element.
-
-Distances and forms between all pairs of rows, and products of three tensors, are here too.
+A bias adds one operation per output element. Distances between all pairs of rows and products of
+three tensors are here too.
 """
 
 from collections.abc import Sequence
@@ -11,44 +10,53 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, SparseShape, Values, adapted, formula
 
 
+def _stored(x: Shape) -> int:
+    """The elements that a tensor stores: all, or fewer if it is sparse."""
+    return x.stored if isinstance(x, SparseShape) else prod(x)
+
+
 @formula("mm", "_int_mm", "hspmm")
 def mm(a: Shape, b: Shape) -> int:
-    """[n, k] x [k, m]; of a sparse matrix, what it stores."""
+    """[n, k] x [k, m]; only the stored elements of a sparse matrix."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
-        raise NotImplementedError("two sparse matrices: the places of their elements decide")
+        raise NotImplementedError("the cost of two sparse matrices depends on their elements")
     if isinstance(a, SparseShape):
         return a.stored * b[1]
-    return a[0] * (b.stored if isinstance(b, SparseShape) else prod(b))
+    return a[0] * _stored(b)
 
 
 @formula("_sparse_mm_reduce_impl")
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
-    """A sparse matrix by a dense one, where sums may be means, or the largest or smallest products."""
-    stored, columns = a.stored if isinstance(a, SparseShape) else prod(a), b[-1]
-    if reduce in ("sum", "mean"):
-        return Cost(stored * columns, other_flops=a[0] * columns if reduce == "mean" else 0)
-    return Cost(other_flops=2 * stored * columns)
+    """A sparse matrix by a dense one, reduced to the sum, mean, largest or smallest product."""
+    rows, columns = a[0], b[-1]
+    pairs = _stored(a) * columns
+    if reduce == "sum":
+        return Cost(pairs)
+    if reduce == "mean":
+        return Cost(pairs, other_flops=rows * columns)
+    # A multiplication and a comparison.
+    return Cost(other_flops=2 * pairs)
 
 
 @formula("_sparse_mm_reduce_impl_backward")
 def reduced_mm_backward(
     a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]
 ) -> Cost:
-    """The gradients of the matrices that are asked for.
+    """The requested gradients of both matrices.
 
-    Of the largest or smallest products only one in each place has any.
+    The largest or smallest of several products is the only one with a gradient.
     """
-    stored = a.stored if isinstance(a, SparseShape) else prod(a)
+    gradients = sum(output_mask)
     if reduce in ("sum", "mean"):
-        return Cost(stored * grad[-1] * sum(output_mask))
-    return Cost(other_flops=2 * prod(grad) * sum(output_mask))
+        return Cost(_stored(a) * grad[-1] * gradients)
+    return Cost(other_flops=2 * prod(grad) * gradients)
 
 
 @formula("quantized::matmul", "transformers::grouped_mm_fallback")
 def matmul(a: Shape, b: Shape) -> int:
     """[..., n, k] x [..., k, m].
 
-    Where torch or the chip has no grouped product, transformers runs [rows, k] x [groups, k, m].
+    For transformers, [rows, k] x [groups, k, m], where each row is multiplied by one matrix.
     """
     return prod(a) * b[-1]
 
@@ -73,14 +81,14 @@ def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
 
 @formula("sparse_sampled_addmm")
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """X + [n, k] x [k, m], only where the sparse x stores something."""
-    places = x.stored if isinstance(x, SparseShape) else prod(x)
-    return Cost(places * a[-1], other_flops=places if beta else 0)
+    """X + [n, k] x [k, m], only at the elements that the sparse x stores."""
+    k = a[-1]
+    return Cost(_stored(x) * k, other_flops=_stored(x) if beta else 0)
 
 
 @formula("_scaled_mm", "_scaled_mm_v2")
 def scaled_mm(a: Shape, b: Shape) -> Cost:
-    """[n, k] x [k, m] of scaled eight-bit floats; scaling the result is one operation an element."""
+    """[n, k] x [k, m] of scaled 8-bit floats, and one operation per element to scale the result."""
     return Cost(mm(a, b), other_flops=a[0] * b[1])
 
 
@@ -92,14 +100,17 @@ def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 
 @formula("_addmm_activation")
 def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """`addmm`, and one operation an element for the activation."""
-    return Cost(mm(a, b), other_flops=a[0] * b[1] * (2 if beta else 1))
+    """`addmm`, and one operation per element for the activation."""
+    operations = 2 if beta else 1
+    return Cost(mm(a, b), other_flops=operations * a[0] * b[1])
 
 
 @formula("bmm")
 def bmm(a: Shape, b: Shape) -> int:
-    """[batch, n, k] x [batch, k, m]; of a sparse batch, what it stores."""
-    return a.stored * b[2] if isinstance(a, SparseShape) else a[0] * mm(a[1:], b[1:])
+    """[batch, n, k] x [batch, k, m]; only the stored elements of a sparse batch."""
+    if isinstance(a, SparseShape):
+        return a.stored * b[2]
+    return a[0] * mm(a[1:], b[1:])
 
 
 @formula("baddbmm", "baddbmm_")
@@ -110,14 +121,14 @@ def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Bias + the sum over the batch of [n, k] x [k, m]: the sum is one longer dot product."""
+    """Bias + the sum of [n, k] x [k, m] over the batch, which is one longer dot product."""
     return Cost(bmm(a, b), other_flops=a[1] * b[2] if beta else 0)
 
 
 @formula("mv")
 def mv(a: Shape, x: Shape) -> int:
     """[n, k] x [k]."""
-    return a.stored if isinstance(a, SparseShape) else prod(a)
+    return _stored(a)
 
 
 @formula("addmv", "addmv_")
@@ -136,46 +147,60 @@ def dot(x: Shape, y: Shape) -> int:
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
     """Each group times its own matrix.
 
-    What the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both.
+    A 2-d operand is divided into groups: `a` by its rows, `b` by its columns, or both by their
+    inner dimension. The groups may end before the dimension does; the rest is not multiplied.
     """
-    # Groups may end before what they divide does: the rest is not multiplied
-    each = a[1:] if len(a) > len(b) else a
-    macs = prod(each) * b[-1]
-    if not isinstance(offs, Values) or not offs or (len(a) == 3 and len(b) == 3):
+    columns = b[-1]
+    if len(a) == 3 and len(b) == 3:
+        return Cost(prod(a) * columns)
+    if len(a) == 3:
+        rows, inner = a[1:]
+        divided = columns
+    else:
+        rows, inner = a
+        divided = rows if len(b) == 3 else inner
+    macs = rows * inner * columns
+    if not isinstance(offs, Values) or not offs:
         return Cost(macs)
-    divided = b[-1] if len(a) == 3 else a[-1] if len(b) == 2 else a[0]
-    return Cost(macs, macs // divided * min(offs[-1], divided) if divided else 0)
+    if not divided:
+        return Cost(macs, executed_macs=0)
+    end = min(offs[-1], divided)
+    return Cost(macs, executed_macs=macs // divided * end)
 
 
 @formula("transformers::grouped_mm_fallback_backward")
 def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
-    """The gradients of the rows and of the weights, both always."""
+    """The gradients of the rows and of the weights, always both."""
     return 2 * matmul(x, weights)
 
 
 @formula("affine_grid_generator")
 def affine_grid(theta: Shape, *, out: Shape) -> int:
-    """[positions, k] x [k, dimensions] a sample, k one more than the dimensions."""
+    """[positions, k] x [k, dimensions] per sample, where k is one more than the dimensions."""
     return prod(out) * theta[-1]
+
+
+def _distances(pairs: int, width: int) -> Cost:
+    """A difference and a multiply-accumulate per element, and a root per pair."""
+    return Cost(pairs * width, other_flops=pairs * (width + 1))
 
 
 @formula("_cdist_forward", "_euclidean_dist")
 def cdist(x: Shape, y: Shape) -> Cost:
-    """Each pair of rows once: a difference and a multiply-accumulate an element, a root a pair."""
+    """The distance of each row of x to each row of y."""
     batch = prod(x[:-2]) or 1
-    pairs = batch * x[-2] * y[-2]
-    return Cost(pairs * x[-1], other_flops=pairs * (x[-1] + 1))
+    return _distances(pairs=batch * x[-2] * y[-2], width=x[-1])
 
 
-# a difference, scaled and added to the gradient
+# The differences, scaled and added to the gradient.
 formula("_cdist_backward")(adapted(cdist, "grad"))
 
 
 @formula("_pdist_forward")
 def pdist(x: Shape) -> Cost:
-    """Each pair of different rows once."""
-    pairs = x[0] * (x[0] - 1) // 2
-    return Cost(pairs * x[1], other_flops=pairs * (x[1] + 1))
+    """The distances between all rows."""
+    rows, width = x
+    return _distances(rows * (rows - 1) // 2, width)
 
 
 formula("_pdist_backward")(adapted(pdist, "grad"))
@@ -191,18 +216,17 @@ def trilinear(
     expand2: Sequence[int],
     expand3: Sequence[int],
 ) -> Cost:
-    """The product of three tensors over all dimensions together.
+    """The sum of the products of three tensors, broadcast to all dimensions.
 
-    A multiplication, and a multiply-accumulate into the sum.
+    Each element is a multiplication, and a multiply-accumulate into the sum.
     """
-    expanded = [
-        _expand(shape, places) for shape, places in ((a, expand1), (b, expand2), (c, expand3))
-    ]
+    expanded = (_expand(a, expand1), _expand(b, expand2), _expand(c, expand3))
     elements = prod(map(max, zip(*expanded, strict=True)))
     return Cost(elements, other_flops=elements)
 
 
 def _expand(shape: Shape, places: Sequence[int]) -> list[int]:
+    """The shape with a dimension of length 1 inserted at each place."""
     expanded = list(shape)
     for place in sorted(places):
         expanded.insert(place, 1)

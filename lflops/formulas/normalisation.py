@@ -1,22 +1,26 @@
-"""Normalisations, by the convention.
+"""Normalisations.
 
-5 operations an element, 2 with known statistics, one for a weight and one for a bias.
+By the convention, they cost 5 operations per element, or 2 if the statistics are known. A weight
+and a bias cost one more each. Backward costs twice as much as forward.
 """
 
 from math import prod
-from typing import Any
 
 from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 
 
-def _normalised(x: Shape, weight: Any, bias: Any, each: int) -> int:
-    return prod(x) * (each + (weight is not None) + (bias is not None))
+def _normalised(
+    x: Shape, weight: Shape | None, bias: Shape | None, *, operations: int, times: int = 1
+) -> Cost:
+    """The operations per element, plus one each for a weight and a bias, all of it `times` over."""
+    operations += (weight is not None) + (bias is not None)
+    return Cost(other_flops=times * operations * prod(x))
 
 
 @formula("native_layer_norm")
 def layer_norm(x: Shape, normalized: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
     """Statistics over the last dimensions."""
-    return Cost(other_flops=_normalised(x, weight, bias, 5))
+    return _normalised(x, weight, bias, operations=5)
 
 
 @formula("native_layer_norm_backward")
@@ -29,36 +33,36 @@ def layer_norm_backward(
     weight: Shape | None,
     bias: Shape | None,
 ) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=2 * _normalised(x, weight, bias, 5))
+    """Twice the forward pass."""
+    return _normalised(x, weight, bias, operations=5, times=2)
 
 
 @formula("_fused_rms_norm")
 def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
     """Square, sum, scale."""
-    return Cost(other_flops=_normalised(x, weight, None, 3))
+    return _normalised(x, weight, None, operations=3)
 
 
 @formula("_fused_rms_norm_backward")
 def rms_norm_backward(
     grad: Shape, x: Shape, normalized: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=2 * _normalised(x, weight, None, 3))
+    """Twice the forward pass."""
+    return _normalised(x, weight, None, operations=3, times=2)
 
 
 @formula("native_group_norm")
 def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
     """Statistics over groups of channels."""
-    return Cost(other_flops=_normalised(x, weight, bias, 5))
+    return _normalised(x, weight, bias, operations=5)
 
 
 @formula("native_group_norm_backward")
 def group_norm_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Twice the forward; where there is a weight there is a bias."""
-    return Cost(other_flops=2 * _normalised(x, weight, weight, 5))
+    """Twice the forward pass. A weight implies a bias."""
+    return _normalised(x, weight, weight, operations=5, times=2)
 
 
 @formula(
@@ -71,8 +75,8 @@ def group_norm_backward(
 def batch_norm(
     x: Shape, weight: Shape | None, bias: Shape | None, *, training: bool = True
 ) -> Cost:
-    """Statistics over the batch in training, known ones otherwise."""
-    return Cost(other_flops=_normalised(x, weight, bias, 5 if training else 2))
+    """Statistics over the batch in training, known statistics otherwise."""
+    return _normalised(x, weight, bias, operations=5 if training else 2)
 
 
 @formula("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
@@ -90,30 +94,29 @@ def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost
 def batch_norm_backward(
     grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True, update: bool = True
 ) -> Cost:
-    """Twice the forward; where there is a weight there is a bias."""
-    return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train and update else 2))
+    """Twice the forward pass. A weight implies a bias."""
+    operations = 5 if train and update else 2
+    return _normalised(grad, weight, weight, operations=operations, times=2)
 
 
-formula("batch_norm_stats")(
-    per_element(4)
-    # the first part over several ranks: sum; subtract, square, sum
-)
+# Synchronised batch norm, first part: each rank computes its statistics by a sum, and by a
+# difference, a square and a sum.
+formula("batch_norm_stats")(per_element(4))
+
+# Second part: the ranks' statistics are combined into a mean and a variance, which are weighted by
+# the counts (3 operations per element each).
+formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 
 @formula("batch_norm_elemt")
 def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """The second part: scale."""
-    return Cost(other_flops=_normalised(x, weight, bias, 1))
-
-
-# Between them the ranks' statistics become one: a mean and a variance, weighted by the counts, 3 an
-# element each.
-formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
+    """Third part of synchronised batch norm: scale."""
+    return _normalised(x, weight, bias, operations=1)
 
 
 @formula("batch_norm_backward_reduce", "batch_norm_backward_elemt")
 def synchronised_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Sums before the ranks meet and the gradient after it: half of twice the forward each."""
-    return Cost(other_flops=_normalised(x, weight, weight, 5))
+    """Half of the backward pass: the sums before, or the gradient after, the ranks communicate."""
+    return _normalised(x, weight, weight, operations=5)

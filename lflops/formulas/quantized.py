@@ -1,6 +1,6 @@
 """Products with packed weights.
 
-The packing hides the weight's shape, but not the input's and the result's.
+Packing hides the shape of the weight, but not the shapes of the input and the result.
 """
 
 from math import prod
@@ -9,13 +9,26 @@ from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula(
-    """
-    quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic quantized::linear_dynamic_fp16
-    quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu quantized::linear_tanh
-    quantized::linear_with_input_q_dq_qweight_dq_output_fp32 quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32
-    onednn::qlinear_pointwise onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16 _weight_int8pack_mm _weight_int4pack_mm
-    _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear _dyn_quant_matmul_4bit mkldnn_linear
-    """
+    "quantized::linear",
+    "quantized::linear_relu",
+    "quantized::linear_leaky_relu",
+    "quantized::linear_tanh",
+    "quantized::linear_dynamic",
+    "quantized::linear_relu_dynamic",
+    "quantized::linear_dynamic_fp16",
+    "quantized::linear_relu_dynamic_fp16",
+    "quantized::linear_with_input_q_dq_qweight_dq_output_fp32",
+    "quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+    "onednn::qlinear_pointwise",
+    "onednn::linear_dynamic_fp16",
+    "onednn::linear_relu_dynamic_fp16",
+    "_weight_int8pack_mm",
+    "_weight_int4pack_mm",
+    "_weight_int4pack_mm_for_cpu",
+    "_weight_int4pack_mm_with_scales_and_zeros",
+    "_mixed_dtypes_linear",
+    "_dyn_quant_matmul_4bit",
+    "mkldnn_linear",
 )
 def packed_linear(x: Shape, *, out: Shape) -> int:
     """[..., k] x [k, m]."""
@@ -24,26 +37,28 @@ def packed_linear(x: Shape, *, out: Shape) -> int:
 
 @formula("_sparse_semi_structured_linear")
 def half_sparse_linear(x: Shape, weight: Shape, *, out: Shape) -> int:
-    """Two of every four weights are kept, and those are multiplied."""
-    return prod(x[:-1]) * out[-1] * (x[-1] // 2)
+    """[..., k] x [k, m], where two of every four weights are kept and multiplied."""
+    *batch, k = x
+    return prod(batch) * out[-1] * (k // 2)
 
 
 @formula("_sparse_semi_structured_mm")
 def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
-    """[n, k / 2] of [n, k] x [k, m]."""
+    """[n, k] x [k, m], where the weight is stored as [n, k / 2]."""
     return prod(weight) * x[-1]
 
 
 @formula("_sparse_semi_structured_addmm")
 def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost:
-    """[n, k / 2] of [n, k] x [k, m], and a bias."""
+    """`half_sparse_mm` with a bias."""
     return Cost(half_sparse_mm(weight, meta, x), other_flops=weight[0] * x[-1])
 
 
 @formula("_cslt_sparse_mm")
 def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: Shape) -> Cost:
-    """[n, k] x [k, m] of which the packing hides half of k."""
-    return Cost(prod(out) * x[0] // 2, other_flops=prod(out) if bias is not None else 0)
+    """[n, k] x [k, m], where half of the weights are kept."""
+    k = x[0]
+    return Cost(prod(out) * k // 2, other_flops=prod(out) if bias is not None else 0)
 
 
 @formula(
@@ -53,48 +68,59 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
     "onednn::qconv3d_pointwise",
 )
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
-    """A kernel's products at each position of the output, [batch, channels, *positions].
+    """The kernel at each position of the output, [batch, channels, *positions].
 
-    The packing keeps the weight's size.
+    Packing keeps the size of the weight.
     """
-    return prod(out) // out[1] * prod(qw)
+    channels = out[1]
+    positions = prod(out) // channels
+    return positions * prod(qw)
 
 
 @formula("quantized::embedding_bag_byte", "quantized::embedding_bag_4bit")
 def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Cost:
-    """One addition an element of the rows gathered."""
+    """One addition per element of the gathered rows."""
     return Cost(other_flops=prod(indices) * out[-1])
 
 
 @formula(
-    *(f"quantized::{kind}_{scalar}relu" for kind in ("add", "mul") for scalar in ("", "scalar_")),
-    *(f"quantized::{kind}_scalar" for kind in ("add", "mul")),
-    *(
-        f"quantized::batch_norm{dimensions}{kind}"
-        for dimensions in ("", "1d", "2d", "3d")
-        for kind in ("", "_relu")
-    ),
-    *(
-        f"quantized::{kind}"
-        for kind in ("layer_norm", "group_norm", "instance_norm", "softmax", "prelu")
-    ),
-    *(f"onednn::{kind}" for kind in ("qadd", "qadd_relu", "qmul", "qbatch_norm2d")),
-    *(
-        f"quantized::{kind}_prepack"
-        for kind in (
-            "linear",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "embedding_bag_byte",
-            "embedding_bag_4bit",
-        )
-    ),
-    *(f"quantized::conv_transpose{dimensions}d_prepack" for dimensions in (1, 2, 3)),
-    *(f"quantized::{kind}" for kind in ("embedding_byte", "embedding_4bit")),
+    "quantized::add_relu",
+    "quantized::add_scalar",
+    "quantized::add_scalar_relu",
+    "quantized::mul_relu",
+    "quantized::mul_scalar",
+    "quantized::mul_scalar_relu",
+    "quantized::batch_norm",
+    "quantized::batch_norm_relu",
+    "quantized::batch_norm1d",
+    "quantized::batch_norm1d_relu",
+    "quantized::batch_norm2d",
+    "quantized::batch_norm2d_relu",
+    "quantized::batch_norm3d",
+    "quantized::batch_norm3d_relu",
+    "quantized::layer_norm",
+    "quantized::group_norm",
+    "quantized::instance_norm",
+    "quantized::softmax",
+    "quantized::prelu",
+    "quantized::linear_prepack",
+    "quantized::conv1d_prepack",
+    "quantized::conv2d_prepack",
+    "quantized::conv3d_prepack",
+    "quantized::conv_transpose1d_prepack",
+    "quantized::conv_transpose2d_prepack",
+    "quantized::conv_transpose3d_prepack",
+    "quantized::embedding_bag_byte_prepack",
+    "quantized::embedding_bag_4bit_prepack",
+    "quantized::embedding_byte",
+    "quantized::embedding_4bit",
+    "onednn::qadd",
+    "onednn::qadd_relu",
+    "onednn::qmul",
+    "onednn::qbatch_norm2d",
     "onednn::qlinear_prepack",
     "onednn::qconv_prepack",
 )
-def of_integers(x: object) -> Cost:
-    """No floating result, and so no operation by the convention: bytes alone."""
+def integer_result(x: object) -> Cost:
+    """No operations, because the result is no floating-point tensor; only bytes."""
     return Cost()

@@ -1,9 +1,8 @@
-"""Recurrent layers as one kernel.
+"""Recurrent layers that run as one kernel.
 
-Every weight matrix, of gates, recurrence and projection, multiplies the vector of each time step.
-
-What is not a product costs what it costs operator by operator: an addition for each bias, and the
-gates' sums and functions.
+The MACs are the products of every weight matrix (of gates, recurrence and projection) with the
+vector of each time step. The other operations are the same as in a layer that runs operator by
+operator: an addition per bias, and the sums and functions of the gates.
 """
 
 from collections.abc import Sequence
@@ -11,27 +10,34 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 
-GATES = (
-    2,
-    2,
-    13,
-    10,
-    # operations a hidden unit and step without products and biases, by torch's number for relu, tanh,
-    # LSTM, GRU
-)
+# torch's numbers for the kinds of cells.
+RELU, TANH, LSTM, GRU = range(4)
+
+GATE_OPERATIONS = {RELU: 2, TANH: 2, LSTM: 13, GRU: 10}
+"""Operations per hidden unit and time step, without products and biases."""
+
+GATES = {LSTM: 4, GRU: 3}
+"""Gates of a cell. Each has a row in the weights for each hidden unit."""
 
 
 def recurrent(
-    x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, times: int = 1
+    x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, passes: int = 1
 ) -> Cost:
-    """One cell for each layer and direction, over the vectors of `x`.
+    """The cells of all layers and directions.
 
-    [time, batch, width], or packed [vectors, width].
+    Args:
+        x: [time, batch, width], or packed [vectors, width].
+        weights: The matrices and biases of all cells.
+        cells: Layers times directions.
+        mode: `RELU`, `TANH`, `LSTM` or `GRU`.
+        hidden: Hidden units of a cell.
+        passes: How many times the work is done: once in forward, and once for each gradient.
     """
-    steps = times * prod(x[:-1])
-    products = sum(prod(weight) for weight in weights if len(weight) > 1)
+    steps = passes * prod(x[:-1])
+    matrices = sum(prod(weight) for weight in weights if len(weight) > 1)
     biases = sum(prod(weight) for weight in weights if len(weight) == 1)
-    return Cost(steps * products, other_flops=steps * (biases + cells * GATES[mode] * hidden))
+    gates = cells * GATE_OPERATIONS[mode] * hidden
+    return Cost(macs=steps * matrices, other_flops=steps * (biases + gates))
 
 
 @formula("mkldnn_rnn_layer")
@@ -46,10 +52,9 @@ def mkldnn_rnn_layer(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """One layer in one direction; without biases the last two weights are fillers."""
-    return recurrent(
-        x, [w0, w1, *([w2, w3] if has_biases else [])], cells=1, mode=mode, hidden=hidden_size
-    )
+    """One layer in one direction. Without biases, the last two weights are placeholders."""
+    weights = [w0, w1, w2, w3] if has_biases else [w0, w1]
+    return recurrent(x, weights, cells=1, mode=mode, hidden=hidden_size)
 
 
 @formula("mkldnn_rnn_layer_backward")
@@ -64,15 +69,9 @@ def mkldnn_rnn_layer_backward(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """The gradients of the vectors and of the weights, both always."""
-    return recurrent(
-        x,
-        [w0, w1, *([w2, w3] if has_biases else [])],
-        cells=1,
-        mode=mode,
-        hidden=hidden_size,
-        times=2,
-    )
+    """The gradients of the vectors and of the weights, always both."""
+    weights = [w0, w1, w2, w3] if has_biases else [w0, w1]
+    return recurrent(x, weights, cells=1, mode=mode, hidden=hidden_size, passes=2)
 
 
 @formula("_cudnn_rnn", "miopen_rnn")
@@ -86,9 +85,8 @@ def cudnn_rnn(
     bidirectional: bool,
 ) -> Cost:
     """All layers and directions."""
-    return recurrent(
-        x, weight, cells=num_layers * (1 + bidirectional), mode=mode, hidden=hidden_size
-    )
+    cells = num_layers * (1 + bidirectional)
+    return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size)
 
 
 @formula("_cudnn_rnn_backward", "miopen_rnn_backward")
@@ -102,67 +100,69 @@ def cudnn_rnn_backward(
     bidirectional: bool,
     output_mask: Sequence[bool],
 ) -> Cost:
-    """The gradients of the vectors always, those of the weights where they are asked for."""
+    """The gradients of the vectors, and the gradients of the weights if requested."""
     cells = num_layers * (1 + bidirectional)
-    return recurrent(
-        x, weight, cells=cells, mode=mode, hidden=hidden_size, times=1 + output_mask[-1]
-    )
+    passes = 1 + output_mask[-1]
+    return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size, passes=passes)
+
+
+def _gates_of_a_step(gates: Shape, mode: int) -> Cost:
+    hidden_units = prod(gates) // GATES[mode]
+    return Cost(other_flops=hidden_units * GATE_OPERATIONS[mode])
 
 
 @formula("_thnn_fused_lstm_cell")
 def fused_lstm_cell(gates: Shape) -> Cost:
-    """The gates of one step: [batch, 4 hidden].
-
-    Their products and biases are separate operators.
-    """
-    return Cost(other_flops=prod(gates) // 4 * GATES[2])
+    """The gates of one step, [batch, 4 hidden]. Their products and biases are other operators."""
+    return _gates_of_a_step(gates, LSTM)
 
 
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
-    """The gates of one step: [batch, 3 hidden].
-
-    Their products and biases are separate operators.
-    """
-    return Cost(other_flops=prod(gates) // 3 * GATES[3])
+    """The gates of one step, [batch, 3 hidden]. Their products and biases are other operators."""
+    return _gates_of_a_step(gates, GRU)
 
 
-# As much: [batch, hidden].
-formula("_thnn_fused_lstm_cell_backward_impl")(adapted(per_element(GATES[2]), "grad_h grad_c"))
-formula("_thnn_fused_gru_cell_backward")(per_element(GATES[3]))
+# Backward costs as much as forward. The gradients are [batch, hidden].
+formula("_thnn_fused_lstm_cell_backward_impl")(
+    adapted(per_element(GATE_OPERATIONS[LSTM]), "grad_h grad_c")
+)
+formula("_thnn_fused_gru_cell_backward")(per_element(GATE_OPERATIONS[GRU]))
 
 
 @formula("_lstm_mps")
 def lstm_mps(
     x: Shape, hx: Sequence[Shape], params: Sequence[Shape], *, num_layers: int, bidirectional: bool
 ) -> Cost:
-    """All layers and directions, on Apple's GPUs."""
-    return recurrent(x, params, cells=num_layers * (1 + bidirectional), mode=2, hidden=hx[1][-1])
+    """All layers and directions, on Apple GPUs."""
+    cell_state = hx[1]
+    cells = num_layers * (1 + bidirectional)
+    return recurrent(x, params, cells=cells, mode=LSTM, hidden=cell_state[-1])
 
 
-def _quantized(
-    x: Shape, hidden: Shape, *, gates: int, mode: int, layers: int, directions: int
-) -> Cost:
-    """Packed weights hide their shapes; the hidden state has [layers x directions, batch, width]."""
+def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional: bool) -> Cost:
+    """Layers whose packed weights hide their shapes.
+
+    The hidden state is [layers x directions, batch, width].
+    """
+    directions = 1 + bidirectional
     width = hidden[-1]
-    weights = [
-        (gates * width, inner)
-        for layer in range(layers)
-        for inner in (x[-1] if not layer else directions * width, width)
-    ]
-    biases = [(gates * width,)] * (2 * layers)
-    return recurrent(
-        x, [*weights, *biases] * directions, cells=layers * directions, mode=mode, hidden=width
-    )
+    rows = GATES[mode] * width
+    weights: list[Shape] = []
+    for layer in range(layers):
+        inputs = directions * width if layer else x[-1]
+        weights += [(rows, inputs), (rows, width), (rows,), (rows,)]
+    cells = layers * directions
+    return recurrent(x, weights * directions, cells=cells, mode=mode, hidden=width)
 
 
 @formula("quantized_lstm")
 def quantized_lstm(x: Shape, *, hx: Sequence[Shape], num_layers: int, bidirectional: bool) -> Cost:
-    """All layers and directions, each with two biases."""
-    return _quantized(x, hx[0], gates=4, mode=2, layers=num_layers, directions=1 + bidirectional)
+    """All layers and directions, with two biases each."""
+    return _quantized(x, hx[0], mode=LSTM, layers=num_layers, bidirectional=bidirectional)
 
 
 @formula("quantized_gru")
 def quantized_gru(x: Shape, *, hx: Shape, num_layers: int, bidirectional: bool) -> Cost:
-    """All layers and directions, each with two biases."""
-    return _quantized(x, hx, gates=3, mode=3, layers=num_layers, directions=1 + bidirectional)
+    """All layers and directions, with two biases each."""
+    return _quantized(x, hx, mode=GRU, layers=num_layers, bidirectional=bidirectional)

@@ -1,6 +1,6 @@
-"""The table of formulas: operator name to a pure function of shapes.
+"""The table of formulas: from the name of an operator to a function of shapes.
 
-Nothing here imports torch, so traces are counted by it too.
+Traces are counted with it too, so nothing here imports torch.
 """
 
 import functools
@@ -18,13 +18,13 @@ Shape = tuple[int, ...]
 
 
 class Values(tuple[int, ...]):
-    """The numbers in a tensor of integers, which a formula asked for and which are known."""
+    """The numbers in a tensor of integers, for a formula that reads them."""
 
     __slots__ = ()
 
 
 class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
-    """The shape of a tensor that stores only some of its elements, and how many."""
+    """The shape of a sparse tensor, and the number of elements that it stores."""
 
     stored: int
 
@@ -35,87 +35,102 @@ class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
 
 
 class Cost(NamedTuple):
-    """What one call of an operator computes."""
+    """The work of one call of an operator.
 
-    # multiply-accumulates
+    Attributes:
+        macs: Multiply-accumulates.
+        executed_macs: Multiply-accumulates that are left if a mask lets the kernel skip some;
+            `None` if it skips none.
+        other_flops: Operations that are no multiply-accumulates, by `conventions.toml`.
+        recompute: Work that repeats earlier work whose result was thrown away.
+        is_upper_bound: Whether the count depends on unknown values, and this is its upper bound.
+    """
+
     macs: int = 0
-    executed_macs: int | None = (
-        # those left when a mask lets the kernel skip some; `None` where it skips none
-        None
-    )
-    # what is no multiply-accumulate, by the convention
+    executed_macs: int | None = None
     other_flops: int = 0
-    # the part that had been computed before and was thrown away
     recompute: "Cost | None" = None
-    is_upper_bound: bool = (
-        # whether the count depends on unknown values, and this is its upper bound
-        False
-    )
+    is_upper_bound: bool = False
 
 
 Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
-# by operator, with its namespace
 FORMULAS: dict[str, Formula] = {}
-READS: dict[
-    str, frozenset[str]
-    # by operator: the arguments that are tensors of integers and of which its formula takes the numbers
-] = {}
+"""By operator, with its namespace."""
+
+READS: dict[str, frozenset[str]] = {}
+"""By operator: the arguments that are tensors of integers and that its formula reads."""
+
+
+def _qualified(operator: str) -> str:
+    return operator if "::" in operator else f"aten::{operator}"
 
 
 def formula(
     *operators: str, writes_first: str = "", reads: str = ""
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for operators, as words; of ATen where no namespace is given.
+    """Add a formula to the table.
 
-    It takes shapes in the order of the schema, and by its keywords all else that it needs.
-    `writes_first` names an operator whose first argument is the tensor that it writes into, and
-    whose others are the same. `reads` has keywords, as words, that are tensors of integers and
-    decide by their numbers: it gets `Values`, or the shape where the numbers are not known, as on
-    the meta device.
+    The formula receives shapes in the order of the operator's schema. It receives everything else
+    that it needs as keyword arguments.
+
+    Args:
+        operators: Names of operators, several in one string if separated by spaces. A name without
+            a namespace belongs to ATen.
+        writes_first: An operator with the same arguments after one more: the tensor that it writes.
+        reads: Names of arguments, separated by spaces, that are tensors of integers. The formula
+            receives their `Values`, or their shape if the numbers are unknown, as on the meta
+            device.
     """
 
-    def enter(function: _AnyFormula) -> _AnyFormula:
-        of_each: dict[str, Formula] = dict.fromkeys(" ".join(operators).split(), function)
+    def add(operator: str, function: Formula) -> None:
+        name = _qualified(operator)
+        FORMULAS[name] = function
+        READS[name] = frozenset(reads.split())
+
+    def register(function: _AnyFormula) -> _AnyFormula:
+        for operator in " ".join(operators).split():
+            add(operator, function)
         if writes_first:
-            of_each[writes_first] = adapted(function, "result")
-        for operator, entered in of_each.items():
-            name = operator if "::" in operator else f"aten::{operator}"
-            FORMULAS[name] = entered
-            READS[name] = frozenset(reads.split())
+            add(writes_first, adapted(function, "result"))
         return function
 
-    return enter
+    return register
 
 
 def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
-    """The formula for an operator that takes other arguments first, or lacks some of the keywords.
+    """The formula for an operator with other arguments.
 
-    Both by name, as words.
+    Args:
+        function: The formula.
+        leading: Names of arguments, separated by spaces, that come first and are ignored.
+        without: Names of keyword arguments, separated by spaces, that the operator lacks.
     """
-    first = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in leading.split()
-    ]
+    first = []
+    for name in leading.split():
+        first.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD))
+    signature = inspect.signature(function)
+    rest = []
+    for name, parameter in signature.parameters.items():
+        if name not in without.split():
+            rest.append(parameter)
 
     @functools.wraps(function)
     def shifted(*args: Any, **kwargs: Any) -> int | Cost:
         return function(*args[len(first) :], **kwargs)
 
-    signature = inspect.signature(function)
-    rest = [each for name, each in signature.parameters.items() if name not in without.split()]
-    shifted.__name__ = "_without_".join(
-        ["_after_".join([function.__name__, *leading.split()]), *without.split()]
-    )
+    name_with_leading = "_after_".join([function.__name__, *leading.split()])
+    shifted.__name__ = "_without_".join([name_with_leading, *without.split()])
     vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
     return shifted
 
 
 @functools.cache
 def per_element(operations: int) -> Formula:
-    """The formula of so many operations for each element of the first tensor.
+    """The formula for a number of operations per element of the first tensor.
 
-    Of 0 for what moves bytes alone.
+    The number is 0 for an operator that only moves bytes.
     """
 
     def cost(x: Shape) -> Cost:
@@ -126,7 +141,7 @@ def per_element(operations: int) -> Formula:
 
 
 def load_families() -> None:
-    """Import every file of `lflops/formulas/`: each enters its formulas in the table.
+    """Import every file of `lflops/formulas/`, which fills the table.
 
     Call this before the table is read.
     """
@@ -136,58 +151,63 @@ def load_families() -> None:
 
 
 class FunctionFormula(NamedTuple):
-    """The formula of a function that a package calls directly, so that no dispatcher sees it."""
+    """The formula for a function that a package calls directly, outside the dispatcher.
 
-    # called as the function was, with shapes in place of tensors, as many arguments as it takes
+    Attributes:
+        formula: Called as the function was, with shapes in place of tensors, and with as many
+            arguments as it accepts.
+        reads: The arguments whose numbers it reads, as in `formula`; `*` for all tensors of
+            integers.
+        again_in_backward: Whether a call in backward recomputes what forward computed.
+        tensors_at: Position of an argument that is a list of lists of tensors. The formula is
+            called for each set of one tensor from each list.
+    """
+
     formula: Formula
-    reads: frozenset[
-        str
-        # the arguments whose numbers it takes, as in `formula`; a star stands for all tensors of
-        # integers
-    ]
-    # whether a call in backward computes again what forward had
+    reads: frozenset[str]
     again_in_backward: bool
-    tensors_at: (
-        int | None
-        # place of a list of lists of tensors, if any: the formula gets one tensor of each list, again
-        # and again
-    )
+    tensors_at: int | None
 
 
-FUNCTIONS: dict[
-    str, FunctionFormula
-    # by module and name, as `package.module:function` or `package.module:Class.method`
-] = {}
+FUNCTIONS: dict[str, FunctionFormula] = {}
+"""By module and name: `package.module:function` or `package.module:Class.method`."""
 
 
 def function_formula(
     *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for functions of a package, which need not be installed.
+    """Add a formula for functions of a package, which need not be installed.
 
-    They are watched while a step is counted.
+    The functions are wrapped while a step is counted.
+
+    Args:
+        functions: Where callers look the functions up: `package.module:function`.
+        reads: As in `FunctionFormula`, separated by spaces.
+        again_in_backward: As in `FunctionFormula`.
+        tensors_at: As in `FunctionFormula`.
     """
-    # Each is where its callers look it up, as `package.module:function`; all else is as in
-    # `formula` and `FunctionFormula`.
 
-    def enter(function: _AnyFormula) -> _AnyFormula:
+    def register(function: _AnyFormula) -> _AnyFormula:
         entry = FunctionFormula(function, frozenset(reads.split()), again_in_backward, tensors_at)
-        FUNCTIONS.update(dict.fromkeys(functions, entry))
+        for name in functions:
+            FUNCTIONS[name] = entry
         return function
 
-    return enter
+    return register
 
 
-_ROWS = msgspec.toml.decode(
-    Path(__file__).with_name("places.toml").read_bytes(), type=dict[str, dict[str, int]]
-)
+def _read_places() -> dict[str, dict[str, int]]:
+    content = Path(__file__).with_name("places.toml").read_bytes()
+    rows = msgspec.toml.decode(content, type=dict[str, dict[str, int]])
+    places = {}
+    for operators, positions in rows.items():
+        for operator in operators.split():
+            places[_qualified(operator)] = positions
+    return places
 
-PLACES = {
-    name if "::" in name else f"aten::{name}": places
-    for names, places in _ROWS.items()
-    for name in names.split()
-}
-"""By operator, where its schema has the arguments that formulas ask for by name.
+
+PLACES = _read_places()
+"""By operator: the positions of the arguments that formulas receive by name.
 
 Traces list arguments without names.
 """

@@ -1,12 +1,12 @@
-"""Fused attention: of [batch, heads, length, width], of packed sequences, and in whole layers, which inference runs as one kernel.
+"""Fused attention: dense, packed, and inside layers that run as one kernel in inference.
 
-Counted is the full square of scores, as the field does; executed is what a causal mask leaves of
-it. A fused backward has kept no scores, so it multiplies queries and keys a second time: that is
-recompute. The softmax follows the convention for softmax.
+The counted work is the full square of scores, as is common; the executed work is what a causal mask
+or a window leaves of it. A fused backward pass multiplies queries and keys again, because forward
+does not keep the scores: that product is recomputation. The softmax follows the convention.
 
-Packed sequences, [tokens, heads, width], are a square each. Where they begin is in a tensor
-(`cu_seqlens_q`), of which the formulas ask for the numbers. Where only its shape is known, they are
-taken to be as unequal as the totals allow, which gives the largest sum of squares.
+Packed sequences, [tokens, heads, width], have one square each. A tensor such as `cu_seqlens_q` says
+where they begin, and the formulas read its numbers. If only its shape is known, the sequences are
+assumed to be as unequal as possible, which gives the largest sum of squares.
 """
 
 import functools
@@ -19,180 +19,59 @@ from typing import Any, NamedTuple, TypeVar
 from lflops.formulas.table import Cost, Shape, Values, adapted, formula
 
 Known = Values | Shape | None
-"""Of an argument that is a tensor of integers: its numbers; its shape where they are unknown;
+"""An optional tensor of integers: its numbers, or its shape if the numbers are unknown."""
 
-`None` where it is not given.
-"""
+SOFTMAX = 5
+"""Operations per score of a softmax."""
+
+SOFTMAX_BACKWARD = 4
+"""Operations per score of the gradient of a softmax."""
+
+SOFTMAX_FROM_SUM = 2
+"""Operations per score of a softmax if the sums of exponentials are already known."""
 
 
 class Window(NamedTuple):
-    """The keys that a query sees, by their distance from its own place among them."""
+    """The keys that a query sees, relative to its position.
 
-    # how many keys before its place; `None` for all of them
+    Attributes:
+        before: The number of keys before its position; `None` for all.
+        after: The number of keys after its position; `None` for all.
+        from_last: Whether the last query is at the position of the last key. Otherwise, the first
+            query is at the position of the first key.
+    """
+
     before: int | None = None
-    # the same after it
     after: int | None = None
-    # whether the last query's place is at the last key; else the first query's is at the first key
     from_last: bool = False
 
     @classmethod
     def of(
         cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
     ) -> "Window":
-        """From a kernel's arguments, where a number below 0 stands for all."""
-        before, after = (
-            None if each is None or each < 0 else int(each) for each in (before, after)
-        )
-        return cls(before, 0 if causal else after, from_last)
+        """The window of a kernel's arguments, in which a negative number stands for all keys."""
+        if causal:
+            after = 0
+        return cls(_side(before), _side(after), from_last)
+
+
+def _side(keys: int | None) -> int | None:
+    if keys is None or keys < 0:
+        return None
+    return int(keys)
 
 
 ALL = Window()
 
 
-class Sequences(NamedTuple):
-    """The lengths of sequences."""
-
-    # by sequence
-    queries: Sequence[int]
-    # by sequence
-    keys: Sequence[int]
-    # whether they are; else they are those of which nothing takes more
-    known: bool = True
-
-
-class Scores(NamedTuple):
-    """Scores of all heads."""
-
-    # of the full squares
-    all: int
-    # those that the window leaves
-    seen: int
-    # whether the lengths are known; else there are at most so many
-    known: bool = True
-
-
-class Packing(NamedTuple):
-    """What kernels are given of sequences of several lengths."""
-
-    queries: Known = (
-        # where each sequence begins among the queries, and where the last one ends
-        None
-    )
-    # the same among the keys
-    keys: Known = None
-    # at least the length of the longest sequence of queries
-    longest_query: int | None = None
-    # the same of keys
-    longest_key: int | None = None
-    # how many of its keys each sequence uses
-    used_keys: Known = None
-    pages: Shape | None = (
-        # the shape of the table of pages, where keys are in pages: [sequences, pages]
-        None
-    )
-    # how many of its queries each sequence has
-    used_queries: Known = None
-
-
-def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
-    """The lengths of the sequences in [tokens, heads, width], or in [batch, length, heads, width] where nothing is packed."""
-    queries, known = _lengths(query, packing.queries, packing.longest_query)
-    if isinstance(packing.used_queries, Values):
-        queries = [min(pair) for pair in zip(queries, packing.used_queries, strict=True)]
-    elif packing.used_queries is not None:
-        known = False
-    if packing.pages is not None:
-        count, pages = packing.pages
-        keys, keys_known = (
-            [min(pages * key[1], packing.longest_key or pages * key[1])] * count,
-            packing.used_keys is None,
-        )
-    else:
-        keys, keys_known = _lengths(key, packing.keys, packing.longest_key)
-    if isinstance(packing.used_keys, Values):
-        paged = packing.pages is not None
-        keys = (
-            list(packing.used_keys)
-            if paged
-            else [min(pair) for pair in zip(keys, packing.used_keys, strict=True)]
-        )
-        keys_known = paged or keys_known
-    elif packing.used_keys is not None:
-        keys_known = False
-    return Sequences(queries, keys, known and keys_known)
-
-
-def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """Scores of so many heads, each over all sequences.
-
-    A `ValueError` where these are not as many of queries as of keys.
-    """
-    pairs = list(zip(lengths.queries, lengths.keys, strict=not (unknown := not lengths.known)))
-    whole = sum(queries * keys for queries, keys in pairs)
-    if window.before is None and window.after is None:
-        return Scores(heads * whole, heads * whole, not unknown)
-    return Scores(
-        heads * whole, heads * sum(keys_seen(*pair, window) for pair in pairs), not unknown
-    )
-
-
-def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
-    """Scores of [batch, heads, length, width]."""
-    return scores_of(Sequences([query[-2]] * query[0], [key[-2]] * query[0]), query[1], window)
-
-
-def keys_seen(queries: int, keys: int, window: Window) -> int:
-    """How many keys the queries of one sequence see, all together."""
-    place = keys - queries if window.from_last else 0
-    last = keys if window.after is None else place + window.after
-    first = -queries if window.before is None else place - window.before
-    return (
-        max(_up_to(last, queries, keys) - _up_to(first - 1, queries, keys), 0)
-        if first <= last
-        else 0
-    )
-
-
-def _up_to(distance: int, queries: int, keys: int) -> int:
-    """Pairs of query i and key j with j - i at most the distance.
-
-    Query i has so many more keys as i is greater.
-    """
-    return _staircase(distance + queries, keys) - _staircase(distance, keys)
-
-
-def _staircase(steps: int, top: int) -> int:
-    """The sum 1 + 2 + ..., of so many steps, none higher than the top."""
-    if steps <= 0:
-        return 0
-    rising = min(steps, top)
-    return rising * (rising + 1) // 2 + (steps - rising) * top
-
-
-def _lengths(shape: Shape, offsets: Known, longest: int | None) -> tuple[list[int], bool]:
-    if offsets is None:
-        return [shape[1]] * shape[0], True
-    if isinstance(offsets, Values):
-        lengths = [end - begin for begin, end in pairwise(offsets)]
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"sequences begin before the last one ends: {tuple(offsets)[:8]}")
-        return lengths, True
-    tokens, longest = shape[0], min(longest or shape[0], shape[0])
-    return [longest] * (tokens // longest if longest else 0) + [
-        tokens % longest if longest else 0
-    ], False
-
-
-_ScoresOf = TypeVar("_ScoresOf", bound=Callable[..., Scores])
-
-SOFTMAX, SOFTMAX_BACKWARD, SOFTMAX_FROM_SUM = 5, 4, 2
-"""Operations a score: of softmax, of its gradient, and of the exponential with the sums already known."""
-
-
 class Mask(IntEnum):
-    """Which keys a query sees, as the kernels number it.
+    """The kernels' numbers for masks.
 
-    All; those up to its own place; those up to it with the ends of both aligned.
+    Attributes:
+        NONE: A query sees all keys.
+        FROM_FIRST: A query sees the keys up to its position, counted from the first key.
+        FROM_LAST: A query sees the keys up to its position, where the last query is at the last
+            key.
     """
 
     NONE = 0
@@ -200,31 +79,207 @@ class Mask(IntEnum):
     FROM_LAST = 2
 
     def window(self, before: int | None = None) -> Window:
-        """The mask as a window, of perhaps so many keys before a query's place."""
-        return Window.of(
-            before, None, causal=self is not Mask.NONE, from_last=self is Mask.FROM_LAST
-        )
+        """The mask as a window, optionally with a limited number of keys before the position."""
+        causal = self is not Mask.NONE
+        return Window.of(before, None, causal=causal, from_last=self is Mask.FROM_LAST)
+
+
+class Sequences(NamedTuple):
+    """The lengths of sequences.
+
+    Attributes:
+        queries: The number of queries of each sequence.
+        keys: The number of keys of each sequence.
+        known: Whether the lengths are known. Otherwise, they are the lengths that cost the most.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    known: bool = True
+
+
+class Scores(NamedTuple):
+    """The number of scores of all heads.
+
+    Attributes:
+        all: The scores of the full squares.
+        seen: The scores inside the window.
+        known: Whether the lengths are known. Otherwise, the numbers are upper bounds.
+    """
+
+    all: int
+    seen: int
+    known: bool = True
+
+
+class Packing(NamedTuple):
+    """A kernel's arguments that describe sequences of different lengths.
+
+    Attributes:
+        queries: Offsets at which the sequences begin among the queries, and the end of the last
+            one.
+        keys: The same among the keys.
+        longest_query: At least the number of queries of the longest sequence.
+        longest_key: At least the number of keys of the longest sequence.
+        used_keys: The number of keys that each sequence uses.
+        pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
+        used_queries: The number of queries that each sequence uses.
+    """
+
+    queries: Known = None
+    keys: Known = None
+    longest_query: int | None = None
+    longest_key: int | None = None
+    used_keys: Known = None
+    pages: Shape | None = None
+    used_queries: Known = None
+
+
+class _Lengths(NamedTuple):
+    """Lengths of sequences, and whether they are known or the ones that cost the most."""
+
+    lengths: Sequence[int]
+    known: bool = True
+
+
+def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
+    """The lengths of sequences.
+
+    Packed tensors are [tokens, heads, width], others [batch, length, heads, width].
+    """
+    queries = _lengths(query, packing.queries, packing.longest_query)
+    queries = _used(queries, packing.used_queries)
+    if packing.pages is None:
+        keys = _lengths(key, packing.keys, packing.longest_key)
+        keys = _used(keys, packing.used_keys)
+    else:
+        keys = _paged_lengths(key, packing.pages, packing)
+    return Sequences(queries.lengths, keys.lengths, queries.known and keys.known)
+
+
+def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
+    if offsets is None:
+        batch, length = shape[:2]
+        return _Lengths([length] * batch)
+    if isinstance(offsets, Values):
+        lengths = [end - begin for begin, end in pairwise(offsets)]
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"sequences begin before the last one ends: {tuple(offsets)[:8]}")
+        return _Lengths(lengths)
+    # The sum of squares is largest if as many sequences as possible have the largest length.
+    tokens = shape[0]
+    longest = min(longest or tokens, tokens)
+    if not longest:
+        return _Lengths([0], known=False)
+    full, rest = divmod(tokens, longest)
+    return _Lengths([longest] * full + [rest], known=False)
+
+
+def _used(present: _Lengths, used: Known) -> _Lengths:
+    """The lengths of the parts of sequences that are used."""
+    if used is None:
+        return present
+    if not isinstance(used, Values):
+        return _Lengths(present.lengths, known=False)
+    pairs = zip(present.lengths, used, strict=True)
+    return _Lengths([min(pair) for pair in pairs], present.known)
+
+
+def _paged_lengths(key: Shape, pages: Shape, packing: Packing) -> _Lengths:
+    """The numbers of keys in pages, [pages, page size, heads, width]."""
+    if isinstance(packing.used_keys, Values):
+        return _Lengths(packing.used_keys)
+    count, pages_per_sequence = pages
+    capacity = pages_per_sequence * key[1]
+    longest = min(capacity, packing.longest_key or capacity)
+    return _Lengths([longest] * count, known=packing.used_keys is None)
+
+
+def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
+    """The scores of all heads over all sequences.
+
+    Raises:
+        ValueError: The number of sequences differs between queries and keys.
+    """
+    # The lengths that cost the most may be fewer on one side.
+    pairs = list(zip(lengths.queries, lengths.keys, strict=lengths.known))
+    whole = 0
+    seen = 0
+    for queries, keys in pairs:
+        whole += queries * keys
+        seen += keys_seen(queries, keys, window)
+    return Scores(heads * whole, heads * seen, lengths.known)
+
+
+def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
+    """The scores of [batch, heads, length, width]."""
+    batch, heads = query[:2]
+    lengths = Sequences([query[-2]] * batch, [key[-2]] * batch)
+    return scores_of(lengths, heads, window)
+
+
+def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
+    """The scores of a kernel whose heads are the second last dimension."""
+    return scores_of(sequences(query, key, packing), query[-2], window)
+
+
+def keys_seen(queries: int, keys: int, window: Window) -> int:
+    """The number of pairs of a query and a key inside the window."""
+    position = keys - queries if window.from_last else 0
+    last = keys if window.after is None else position + window.after
+    first = -queries if window.before is None else position - window.before
+    if first > last:
+        return 0
+    up_to_last = _pairs_up_to(last, queries, keys)
+    before_first = _pairs_up_to(first - 1, queries, keys)
+    return max(up_to_last - before_first, 0)
+
+
+def _pairs_up_to(distance: int, queries: int, keys: int) -> int:
+    """The pairs of query i and key j where j - i is at most the distance.
+
+    Each query has one more key than the query before it.
+    """
+    return _staircase(distance + queries, keys) - _staircase(distance, keys)
+
+
+def _staircase(steps: int, top: int) -> int:
+    """The sum 1 + 2 + … over a number of steps, where no term exceeds `top`."""
+    if steps <= 0:
+        return 0
+    rising = min(steps, top)
+    return rising * (rising + 1) // 2 + (steps - rising) * top
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
     """Q x K for each score, then P x V."""
-    each = width + value_width
+    macs_per_score = width + value_width
     return Cost(
-        scores.all * each, scores.seen * each, scores.all * SOFTMAX, is_upper_bound=not scores.known
+        macs=scores.all * macs_per_score,
+        executed_macs=scores.seen * macs_per_score,
+        other_flops=scores.all * SOFTMAX,
+        is_upper_bound=not scores.known,
     )
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Two products for the gradients of V and P, two for those of Q and K; and Q x K once more."""
-    each = 2 * (width + value_width)
-    again = Cost(scores.all * width, scores.seen * width, scores.all * SOFTMAX_FROM_SUM)
+    """The gradients of V, P, Q and K: one product each. Q x K is recomputed."""
+    macs_per_score = 2 * (width + value_width)
+    recompute = Cost(
+        macs=scores.all * width,
+        executed_macs=scores.seen * width,
+        other_flops=scores.all * SOFTMAX_FROM_SUM,
+    )
     return Cost(
-        scores.all * each,
-        scores.seen * each,
-        scores.all * SOFTMAX_BACKWARD,
-        again,
+        macs=scores.all * macs_per_score,
+        executed_macs=scores.seen * macs_per_score,
+        other_flops=scores.all * SOFTMAX_BACKWARD,
+        recompute=recompute,
         is_upper_bound=not scores.known,
     )
+
+
+_ScoresOf = TypeVar("_ScoresOf", bound=Callable[..., Scores])
 
 
 def attention_formula(
@@ -236,33 +291,40 @@ def attention_formula(
     forward_only: str = "",
     backward_only: str = "",
 ) -> Callable[[_ScoresOf], _ScoresOf]:
-    """Enter the formulas of a fused attention and of its gradients, from a function that tells which scores it has.
+    """Register formulas for a fused attention and its gradients, from its number of scores.
 
-    The function takes queries, keys and values first, whose last dimensions are their widths.
-    `operators` and `reads` are as in `formula`, and `writes_first`, of forward. `backward` has the
-    operators of the gradients, as words, which take `leading` first. They do not have the keywords
-    `forward_only`, and only they have `backward_only`.
+    The decorated function receives the shapes of queries, keys and values first. Their last
+    dimensions are the widths. Several names in one string are separated by spaces.
+
+    Args:
+        operators: The forward operators, as in `formula`.
+        backward: The operators of the gradients.
+        leading: The arguments that come first in backward.
+        writes_first: A forward operator that writes into its first argument, as in `formula`.
+        reads: The arguments whose numbers are read, as in `formula`.
+        forward_only: Keyword arguments that backward lacks.
+        backward_only: Keyword arguments that forward lacks.
     """
+    both_read = [name for name in reads.split() if name not in forward_only.split()]
 
-    def enter(scores: _ScoresOf) -> _ScoresOf:
+    def register(scores: _ScoresOf) -> _ScoresOf:
         @functools.wraps(scores)
         def forward(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
-            return attention_of_scores(scores(query, key, value, **given), query[-1], value[-1])
+            count = scores(query, key, value, **given)
+            return attention_of_scores(count, query[-1], value[-1])
 
         @functools.wraps(scores)
         def gradients(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
-            return attention_backward_of_scores(
-                scores(query, key, value, **given), query[-1], value[-1]
-            )
+            count = scores(query, key, value, **given)
+            return attention_backward_of_scores(count, query[-1], value[-1])
 
-        formula(*operators, writes_first=writes_first, reads=reads)(
-            adapted(forward, without=backward_only)
-        )
-        of_both = " ".join(name for name in reads.split() if name not in forward_only.split())
-        formula(*backward.split(), reads=of_both)(adapted(gradients, leading, without=forward_only))
+        enter_forward = formula(*operators, writes_first=writes_first, reads=reads)
+        enter_forward(adapted(forward, without=backward_only))
+        enter_backward = formula(backward, reads=" ".join(both_read))
+        enter_backward(adapted(gradients, leading, without=forward_only))
         return scores
 
-    return enter
+    return register
 
 
 @attention_formula(
@@ -272,51 +334,41 @@ def attention_formula(
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math_for_mps",
     backward="""
-        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward
-        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward
+        _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention_backward
+        _scaled_dot_product_fused_attention_overrideable_backward
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """The kernels that `scaled_dot_product_attention` picks from."""
-    return dense(query, key, (Mask.FROM_FIRST if is_causal else Mask.NONE).window())
+    """The kernels of `scaled_dot_product_attention` that align a causal mask at the first key."""
+    mask = Mask.FROM_FIRST if is_causal else Mask.NONE
+    return dense(query, key, mask.window())
 
 
 @attention_formula(
     "_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward"
 )
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """One more that it picks from; this one's causal mask aligns the ends."""
-    return dense(query, key, (Mask.FROM_LAST if is_causal else Mask.NONE).window())
+    """The kernel of `scaled_dot_product_attention` that aligns a causal mask at the last key."""
+    mask = Mask.FROM_LAST if is_causal else Mask.NONE
+    return dense(query, key, mask.window())
 
 
 @formula("_native_multi_head_attention")
 def native_attention(
     query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape
 ) -> Cost:
-    """Three projections, attention, and the projection out; a bias after each."""
-    width = embed_dim
-    queries, keys = prod(query[:-1]), prod(key[:-1])
-    inner = attention_of_scores(
-        dense(_by_head(query, num_head), _by_head(key, num_head)),
-        query[-1] // num_head,
-        value[-1] // num_head,
-    )
-    macs = (2 * queries + 2 * keys) * width * width
-    return Cost(macs + inner.macs, other_flops=inner.other_flops + (2 * queries + 2 * keys) * width)
-
-
-@formula("_transformer_encoder_layer_fwd")
-def encoder_layer(
-    src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
-) -> Cost:
-    """Attention, two normalisations, two additions, and a perceptron of two layers with an activation."""
-    tokens, width = prod(src[:-1]), embed_dim
-    inner = native_attention(src, src, src, embed_dim, num_heads, (3 * width, width))
-    hidden = ffn_weight_1[0]
-    normalisations, residuals, biases, activation = 2 * 7 * width, 2 * width, hidden + width, hidden
+    """Projections of queries, keys and values, attention, and an output projection, with biases."""
+    queries = prod(query[:-1])
+    keys = prod(key[:-1])
+    # Queries and outputs, keys and values.
+    projected = 2 * queries + 2 * keys
+    scores = dense(_by_head(query, num_head), _by_head(key, num_head))
+    attention = attention_of_scores(scores, query[-1] // num_head, value[-1] // num_head)
     return Cost(
-        inner.macs + tokens * (prod(ffn_weight_1) + prod(ffn_weight_2)),
-        other_flops=inner.other_flops + tokens * (normalisations + residuals + biases + activation),
+        macs=attention.macs + projected * embed_dim**2,
+        other_flops=attention.other_flops + projected * embed_dim,
     )
 
 
@@ -325,9 +377,25 @@ def _by_head(x: Shape, heads: int) -> Shape:
     return (batch, heads, length, width // heads)
 
 
-def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
-    """The scores of each sequence."""
-    return scores_of(sequences(query, key, packing), query[-2], window)
+@formula("_transformer_encoder_layer_fwd")
+def encoder_layer(
+    src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
+) -> Cost:
+    """Attention, a perceptron of two layers, two normalisations and two residual additions."""
+    tokens = prod(src[:-1])
+    width = embed_dim
+    hidden = ffn_weight_1[0]
+    attention = native_attention(src, src, src, embed_dim, num_heads, (3 * width, width))
+
+    normalisations = 2 * 7 * width
+    residuals = 2 * width
+    biases = hidden + width
+    activation = hidden
+    other_per_token = normalisations + residuals + biases + activation
+    return Cost(
+        macs=attention.macs + tokens * (prod(ffn_weight_1) + prod(ffn_weight_2)),
+        other_flops=attention.other_flops + tokens * other_per_token,
+    )
 
 
 @attention_formula(
@@ -352,14 +420,10 @@ def flash(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Flash attention, with windows, with keys that are used in part, and with keys in pages."""
+    """Flash attention. It supports windows, partly used keys, and keys in pages."""
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
-    return kernel_scores(
-        query,
-        key,
-        packing,
-        Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True),
-    )
+    window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
+    return kernel_scores(query, key, packing, window)
 
 
 @attention_formula(
@@ -386,9 +450,8 @@ def varlen(
     """`torch.nn.attention.varlen.varlen_attn`."""
     before, after = window_size or (-1, -1)
     packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
-    return kernel_scores(
-        query, key, packing, Window.of(before, after, causal=is_causal, from_last=True)
-    )
+    window = Window.of(before, after, causal=is_causal, from_last=True)
+    return kernel_scores(query, key, packing, window)
 
 
 @attention_formula(
@@ -410,18 +473,18 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Memory-efficient attention.
-
-    Packed sequences are [1, tokens, heads, width], and a window counts the query's own place.
-    """
+    """Memory-efficient attention. Packed sequences are [1, tokens, heads, width]."""
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlen_k)
-    queries, keys = (query, key) if cu_seqlens_q is None else (query[1:], key[1:])
-    return kernel_scores(
-        queries,
-        keys,
-        packing,
-        Mask(custom_mask_type).window(window_size - 1 if window_size else None),
-    )
+    if cu_seqlens_q is not None:
+        query = query[1:]
+        key = key[1:]
+    return kernel_scores(query, key, packing, efficient_window(custom_mask_type, window_size))
+
+
+def efficient_window(mask_type: int, window_size: int | None) -> Window:
+    """The window of memory-efficient attention. Its size includes the query's position."""
+    before = window_size - 1 if window_size else None
+    return Mask(mask_type).window(before)
 
 
 @attention_formula(
@@ -438,8 +501,9 @@ def cudnn(
     max_k: int,
     is_causal: bool = False,
 ) -> Scores:
-    """CuDNN's, of [batch, heads, length, width] or packed sequences."""
+    """Attention in cuDNN, of [batch, heads, length, width] or of packed sequences."""
     window = (Mask.FROM_FIRST if is_causal else Mask.NONE).window()
     if cum_seq_q is None:
         return dense(query, key, window)
-    return kernel_scores(query, key, Packing(cum_seq_q, cum_seq_k, max_q, max_k), window)
+    packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k)
+    return kernel_scores(query, key, packing, window)

@@ -1,4 +1,4 @@
-"""bitsandbytes: products with weights of 4 and 8 bits, what packs and unpacks them, and optimizers with states of 8 bits."""
+"""bitsandbytes: products with 4-bit and 8-bit weights, quantization, and 8-bit optimizers."""
 
 from math import prod
 
@@ -14,10 +14,16 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations an element of one optimizer's update, as the same update costs operator by operator.
+"""Operations per element of an optimizer's update, the same as operator by operator.
 
-One more for a decay.
+Weight decay costs one more.
 """
+
+
+def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
+    """A product whose result is scaled by rows and by columns, with an optional bias."""
+    operations = 2 if bias is None else 3
+    return Cost(product, other_flops=operations * result_size)
 
 
 @formula("bitsandbytes::int8_linear_matmul")
@@ -28,62 +34,73 @@ def int8_product(a: Shape, b: Shape) -> int:
 
 @formula("bitsandbytes::int8_scaled_mm")
 def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cost:
-    """`int8_linear_matmul`, scaled by its rows and its columns."""
-    return Cost(int8_product(a, b), other_flops=prod(a[:-1]) * b[0] * (2 + (bias is not None)))
+    """`int8_linear_matmul`, scaled by rows and by columns."""
+    rows = prod(a[:-1])
+    columns = b[0]
+    return _scaled(int8_product(a, b), rows * columns, bias)
 
 
 @formula("bitsandbytes::int8_mixed_scaled_mm")
 def int8_mixed_product(
     a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None
 ) -> Cost:
-    """`int8_scaled_mm`, and a product of the columns that are too large for 8 bits."""
+    """`int8_scaled_mm`, plus a product of the columns whose values are too large for 8 bits."""
+    result_size = prod(ca[:-1]) * cb[0]
+    inner = ca[-1]
+    scaled = _scaled(result_size * inner, result_size, bias)
     outliers = prod(outlier_cols) if outlier_cols is not None else 0
-    rows, columns = prod(ca[:-1]), cb[0]
+    if not outliers:
+        return scaled
     return Cost(
-        rows * columns * (ca[-1] + outliers),
-        other_flops=rows * columns * (2 + (bias is not None) + bool(outliers)),
+        macs=scaled.macs + result_size * outliers,
+        other_flops=scaled.other_flops + result_size,
     )
 
 
 @formula("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit")
 def four_bit_product(a: Shape, b: Shape, weight: Shape) -> int:
-    """[..., k] x [n, k], where packing hides the weight's shape."""
+    """[..., k] x [n, k]. Packing hides the shape of `b`."""
     return prod(a) * weight[0]
 
 
 @formula("bitsandbytes::dequantize_4bit")
-def unpack_four_bits(a: Shape, *, shape: Shape) -> Cost:
-    """A scale an element."""
+def dequantize_four_bits(a: Shape, *, shape: Shape) -> Cost:
+    """A scale per element."""
     return Cost(other_flops=prod(shape))
 
 
-for operators, operations in {
-    # a scale
-    "dequantize_blockwise int8_vectorwise_dequant": 1,
-    # the largest of a block, and a scale
-    "quantize_4bit quantize_blockwise int8_vectorwise_quant": 2,
-    # by rows, and by columns
-    "int8_double_quant": 4,
-}.items():
-    formula(*(f"bitsandbytes::{name}" for name in operators.split()))(per_element(operations))
+# A scale.
+formula("bitsandbytes::dequantize_blockwise", "bitsandbytes::int8_vectorwise_dequant")(
+    per_element(1)
+)
+# The maximum of a block, and a scale.
+formula(
+    "bitsandbytes::quantize_4bit",
+    "bitsandbytes::quantize_blockwise",
+    "bitsandbytes::int8_vectorwise_quant",
+)(per_element(2))
+# A maximum and a scale by rows, and by columns.
+formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 
 @formula("bitsandbytes::int8_mm_dequant")
-def unpack_product(a: Shape, *, bias: Shape | None = None) -> Cost:
-    """A scale by row, one by column."""
-    return Cost(other_flops=prod(a) * (2 + (bias is not None)))
+def dequantize_product(a: Shape, *, bias: Shape | None = None) -> Cost:
+    """A scale by rows and one by columns, with an optional bias."""
+    return _scaled(0, prod(a), bias)
 
 
 @formula("bitsandbytes::optimizer_update_32bit")
 def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
-    """As it costs operator by operator."""
-    return Cost(other_flops=prod(g) * (UPDATES[optimizer_name] + bool(weight_decay)))
+    """The operations of the same update done operator by operator."""
+    operations = UPDATES[optimizer_name] + bool(weight_decay)
+    return Cost(other_flops=operations * prod(g))
 
 
 @formula("bitsandbytes::optimizer_update_8bit_blockwise")
-def update_of_eight_bits(
+def eight_bit_update(
     optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
 ) -> Cost:
-    """`optimizer_update_32bit`, and each state is unpacked (1) and packed (2)."""
-    states = 1 + (state2 is not None)
-    return Cost(other_flops=prod(g) * (UPDATES[optimizer_name] + bool(weight_decay) + 3 * states))
+    """`optimizer_update_32bit`, where each state is dequantized (1) and quantized (2)."""
+    states = 1 if state2 is None else 2
+    operations = UPDATES[optimizer_name] + bool(weight_decay) + 3 * states
+    return Cost(other_flops=operations * prod(g))

@@ -1,4 +1,7 @@
-"""FBGEMM: jagged tensors, whose rows of several lengths lie end to end, and embedding bags of many tables."""
+"""FBGEMM: jagged tensors, and embedding bags over several tables.
+
+A jagged tensor stores sequences of different lengths end to end.
+"""
 
 from itertools import pairwise
 from math import prod
@@ -6,37 +9,47 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
+"""Where sequences begin: the numbers, or the shape of the tensor if they are unknown."""
 
 
-def _rows(values: Shape, offsets: Offsets, longest: int) -> tuple[int, bool]:
-    """Rows that a kernel works on, none of a sequence beyond the longest.
+def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
+    """The rows that a kernel uses: at most `longest` of each sequence.
 
-    And whether their number is known.
+    If the lengths are unknown, all rows.
     """
     if not isinstance(offsets, Values):
-        return values[0], False
-    return sum(min(end - begin, longest) for begin, end in pairwise(offsets)), True
+        return values[0]
+    return sum(min(end - begin, longest) for begin, end in pairwise(offsets))
 
 
 @formula("fbgemm::jagged_dense_bmm", "fbgemm::jagged_dense_bmm_forward", reads="x_offsets")
-def jagged_by_dense(x: Shape, *, x_offsets: Offsets, y: Shape, max_L: int) -> Cost:  # noqa: N803 - FBGEMM's names
-    """The rows of each sequence by its own [k, n]."""
-    rows, known = _rows(x, x_offsets, max_L)
-    return Cost(rows * prod(y[1:]), is_upper_bound=not known)
+def jagged_by_dense(
+    x: Shape,
+    *,
+    x_offsets: Offsets,
+    y: Shape,
+    max_L: int,  # noqa: N803 - FBGEMM's name
+) -> Cost:
+    """[rows, k] of each sequence by its own [k, n]."""
+    _, k, n = y
+    rows = _rows(x, x_offsets, max_L)
+    return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))
 
 
 @formula("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward", reads="x_offsets")
 def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> Cost:  # noqa: N803
     """[k, rows] x [rows, n] of each sequence."""
-    rows, known = _rows(x, x_offsets, max_L)
-    return Cost(rows * x[-1] * y[-1], is_upper_bound=not known)
+    k = x[-1]
+    n = y[-1]
+    rows = _rows(x, x_offsets, max_L)
+    return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))
 
 
 @formula(
     "fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward"
 )
 def vectors_by_jagged(v: Shape, a: Shape) -> int:
-    """A weight of each head for each row."""
+    """The rows of each sequence, weighted by a vector for each head."""
     return prod(a)
 
 
@@ -46,22 +59,32 @@ def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
     return 2 * prod(a)
 
 
-for operators, operations in {
-    # by the convention for softmax, and for its gradient
-    "jagged_softmax jagged_softmax_forward": 5,
-    "jagged_softmax_backward": 4,
-    "jagged_dense_elementwise_add_jagged_output jagged_dense_elementwise_mul jagged_dense_elementwise_mul_forward": 1,
-    # one for each of the two gradients
-    "jagged_dense_elementwise_mul_backward": 2,
-    "jagged_to_padded_dense jagged_to_padded_dense_forward jagged_to_padded_dense_backward dense_to_jagged dense_to_jagged_forward": 0,
-    "jagged_index_select_2d_forward jagged_slice_forward stacked_jagged_2d_to_dense_forward bounds_check_indices": 0,
-}.items():
-    formula(*(f"fbgemm::{name}" for name in operators.split()))(per_element(operations))
+# By the convention for a softmax and its gradient.
+formula("fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward")(per_element(5))
+formula("fbgemm::jagged_softmax_backward")(per_element(4))
+formula(
+    "fbgemm::jagged_dense_elementwise_add_jagged_output",
+    "fbgemm::jagged_dense_elementwise_mul",
+    "fbgemm::jagged_dense_elementwise_mul_forward",
+)(per_element(1))
+# One operation for each of two gradients.
+formula("fbgemm::jagged_dense_elementwise_mul_backward")(per_element(2))
+formula(
+    "fbgemm::jagged_to_padded_dense",
+    "fbgemm::jagged_to_padded_dense_forward",
+    "fbgemm::jagged_to_padded_dense_backward",
+    "fbgemm::dense_to_jagged",
+    "fbgemm::dense_to_jagged_forward",
+    "fbgemm::jagged_index_select_2d_forward",
+    "fbgemm::jagged_slice_forward",
+    "fbgemm::stacked_jagged_2d_to_dense_forward",
+    "fbgemm::bounds_check_indices",
+)(per_element(0))
 
 
 @formula("fbgemm::jagged_dense_elementwise_add")
 def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
-    """One operation an element of the dense tensor."""
+    """One operation per element of the dense tensor."""
     return Cost(other_flops=prod(y))
 
 
@@ -69,17 +92,31 @@ def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
     "fbgemm::dense_embedding_codegen_lookup_function",
     "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper",
 )
-def embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
-    """One addition an element of the rows gathered.
+def embedding_bags(
+    *,
+    indices: Shape,
+    D_offsets: Shape,  # noqa: N803
+    max_D: int,  # noqa: N803
+    total_D: int,  # noqa: N803
+) -> Cost:
+    """One addition per element of the gathered rows.
 
-    How many of each table only the offsets tell, where tables differ in width.
+    This is an upper bound if the tables have different widths, because the number of rows from each
+    table is unknown.
     """
     tables = D_offsets[0] - 1
-    return Cost(other_flops=prod(indices) * max_D, is_upper_bound=tables * max_D != total_D)
+    same_width = tables * max_D == total_D
+    return Cost(other_flops=prod(indices) * max_D, is_upper_bound=not same_width)
 
 
 @formula("fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper")
-def weighted_embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
-    """Embedding bags, and a product with the row's weight."""
+def weighted_embedding_bags(
+    *,
+    indices: Shape,
+    D_offsets: Shape,  # noqa: N803
+    max_D: int,  # noqa: N803
+    total_D: int,  # noqa: N803
+) -> Cost:
+    """A multiplication by the row's weight and an addition per element of the gathered rows."""
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -1,4 +1,4 @@
-"""flash-attn 2 and 3: sequences of one length, packed ones, and queries against a cache of keys."""
+"""flash-attn 2 and 3: dense sequences, packed sequences, and queries against a cache of keys."""
 
 from lflops.formulas.attention.fused import (
     Known,
@@ -17,13 +17,12 @@ def _window(before: int, after: int, *, causal: bool) -> Window:
 
 
 @attention_formula("flash_attn::_flash_attn_forward", backward="flash_attn::_flash_attn_backward")
-def one_length(
+def dense_sequences(
     q: Shape, k: Shape, v: Shape, *, causal: bool, window_size_left: int, window_size_right: int
 ) -> Scores:
-    """Sequences of one length."""
-    return kernel_scores(
-        q, k, Packing(), _window(window_size_left, window_size_right, causal=causal)
-    )
+    """Sequences of the same length."""
+    window = _window(window_size_left, window_size_right, causal=causal)
+    return kernel_scores(q, k, Packing(), window)
 
 
 @attention_formula(
@@ -32,7 +31,7 @@ def one_length(
     reads="cu_seqlens_q cu_seqlens_k seqused_k",
     forward_only="block_table seqused_k",
 )
-def varlen(
+def packed_sequences(
     q: Shape,
     k: Shape,
     v: Shape,
@@ -49,9 +48,15 @@ def varlen(
 ) -> Scores:
     """Packed sequences."""
     packing = Packing(
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table
+        queries=cu_seqlens_q,
+        keys=cu_seqlens_k,
+        longest_query=max_seqlen_q,
+        longest_key=max_seqlen_k,
+        used_keys=seqused_k,
+        pages=block_table,
     )
-    return kernel_scores(q, k, packing, _window(window_size_left, window_size_right, causal=causal))
+    window = _window(window_size_left, window_size_right, causal=causal)
+    return kernel_scores(q, k, packing, window)
 
 
 @function_formula("flash_attn_2_cuda:fwd_kvcache", reads="cache_seqlens")
@@ -74,18 +79,18 @@ def with_cache(
     window_size_left: int,
     window_size_right: int,
 ) -> Cost:
-    """New queries against what the cache holds, and the keys that come with them."""
-    packing = Packing(
-        used_keys=_with_new(cache_seqlens, 0 if k is None else k[1]), pages=block_table
-    )
-    scores = kernel_scores(
-        q, k_cache, packing, _window(window_size_left, window_size_right, causal=causal)
-    )
+    """Queries against the keys in a cache and against new keys."""
+    new_keys = 0 if k is None else k[1]
+    packing = Packing(used_keys=_plus(cache_seqlens, new_keys), pages=block_table)
+    window = _window(window_size_left, window_size_right, causal=causal)
+    scores = kernel_scores(q, k_cache, packing, window)
     return attention_of_scores(scores, q[-1], v_cache[-1])
 
 
-def _with_new(used: Known, new: int) -> Known:
-    return Values(each + new for each in used) if isinstance(used, Values) else used
+def _plus(used_keys: Known, new_keys: int) -> Known:
+    if isinstance(used_keys, Values):
+        return Values(used + new_keys for used in used_keys)
+    return used_keys
 
 
 @attention_formula(
@@ -95,7 +100,7 @@ def _with_new(used: Known, new: int) -> Known:
     reads="cu_seqlens_q cu_seqlens_k seqused_q seqused_k",
     forward_only="k_new seqused_q seqused_k page_table causal",
 )
-def third_version(
+def version_3(
     q: Shape,
     k: Shape,
     v: Shape,
@@ -113,14 +118,19 @@ def third_version(
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> Scores:
-    """All that the third version does: one length, packed, cached, in pages.
+    """Everything in one function: dense, packed, cached and paged sequences.
 
-    The mask is `causal` where Python calls its forward.
+    The mask is `causal` in the Python forward operator, and `is_causal` in the others.
     """
-    used = _with_new(seqused_k, k_new[1] if k_new is not None and len(k_new) == 4 else 0)
+    new_keys = k_new[1] if k_new is not None and len(k_new) == 4 else 0
     packing = Packing(
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, used, page_table, seqused_q
+        queries=cu_seqlens_q,
+        keys=cu_seqlens_k,
+        longest_query=max_seqlen_q,
+        longest_key=max_seqlen_k,
+        used_keys=_plus(seqused_k, new_keys),
+        pages=page_table,
+        used_queries=seqused_q,
     )
-    return kernel_scores(
-        q, k, packing, _window(window_size_left, window_size_right, causal=is_causal or causal)
-    )
+    window = _window(window_size_left, window_size_right, causal=is_causal or causal)
+    return kernel_scores(q, k, packing, window)

@@ -1,22 +1,23 @@
-"""mamba-ssm and causal-conv1d.
+"""mamba-ssm and causal-conv1d: selective scans, chunked scans, and short convolutions over time.
 
-The selective scan, the chunked scan of the second version, and short convolutions over time.
+A selective scan is a recurrence, in which each state needs the state before it: it counts as FLOPs
+and no MACs. A state costs 8 operations per step: the step size times A, its exponential, the step
+size times B times the input (2), the product with the state and a sum (2), and the product with C
+and its sum (2).
 
-A selective scan is a recurrence, in which each state needs the one before: FLOPs and no MACs. A
-state and step cost 8: the step times A, its exponential, the step times B times the input (2), the
-state times that and a sum (2), and the products with C (2). The chunked scan is products of
-matrices, and MACs: within a chunk each pair of steps, between chunks through the states.
+The chunked scan of Mamba 2 is made of matrix products, which count as MACs: between all pairs of
+steps of a chunk, and between chunks through the states.
 """
 
 from math import prod
 
 from lflops.formulas.table import Cost, Shape, formula, function_formula, per_element
 
-SCAN, STATES = (
-    8,
-    6,
-    # operations a state and step: of a scan; of what its backward does again to have the states
-)
+SCAN = 8
+"""Operations of a scan, per state and step."""
+
+STATES = 6
+"""Operations that backward repeats to obtain the states, per state and step."""
 
 
 @function_formula("selective_scan_cuda:fwd")
@@ -31,13 +32,16 @@ def selective_scan(
     delta_bias: Shape | None,
     softplus: object,
 ) -> Cost:
-    """[batch, channels, length] by [channels, states].
+    """A scan of [batch, channels, length] with A as [channels, states].
 
-    A product with D is 2 an element, a gate 2, a bias and a softplus 1.
+    Per element, the product with D costs 2 more operations, a gate 2, a bias 1 and a softplus 1.
     """
-    elements = prod(u)
-    each = 2 * (d is not None) + 2 * (z is not None) + (delta_bias is not None) + bool(softplus)
-    return Cost(other_flops=elements * (SCAN * a[-1] + each))
+    states = a[-1]
+    skip = 0 if d is None else 2
+    gate = 0 if z is None else 2
+    bias = 0 if delta_bias is None else 1
+    operations = SCAN * states + skip + gate + bias + bool(softplus)
+    return Cost(other_flops=operations * prod(u))
 
 
 @function_formula("selective_scan_cuda:bwd")
@@ -52,36 +56,38 @@ def selective_scan_backward(
     delta_bias: Shape | None,
     grad: Shape,
 ) -> Cost:
-    """Twice the forward, and the states once more."""
+    """Twice the forward pass, and the recomputed states."""
+    states = a[-1]
     forward = selective_scan(u, delta, a, b, c, d, z, delta_bias, softplus=delta_bias)
-    return Cost(
-        other_flops=2 * forward.other_flops, recompute=Cost(other_flops=prod(u) * a[-1] * STATES)
-    )
+    recompute = Cost(other_flops=prod(u) * states * STATES)
+    return Cost(other_flops=2 * forward.other_flops, recompute=recompute)
+
+
+def _convolution_macs(x: Shape, weight: Shape) -> int:
+    """[batch, channels, length], each channel with its own row of [channels, width]."""
+    return prod(x) * weight[-1]
 
 
 @formula("DaoAILab::_causal_conv1d_fwd_cpp")
 def causal_convolution(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """[batch, channels, length], each channel by its own [channels, width]."""
-    return Cost(
-        prod(x) * weight[-1], other_flops=prod(x) * ((bias is not None) + bool(silu_activation))
-    )
+    """A convolution of each channel, with optional bias and SiLU."""
+    operations = (bias is not None) + bool(silu_activation)
+    return Cost(_convolution_macs(x, weight), other_flops=operations * prod(x))
 
 
 @formula("DaoAILab::_causal_conv1d_bwd_cpp")
 def causal_convolution_backward(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """The gradients of the input and of the weight.
-
-    Before a SiLU's gradient its input is computed again.
-    """
-    again = Cost(prod(x) * weight[-1]) if silu_activation else None
+    """The gradients of the input and of the weight. The input of a SiLU is recomputed."""
+    macs = _convolution_macs(x, weight)
+    operations = (bias is not None) + bool(silu_activation)
     return Cost(
-        2 * prod(x) * weight[-1],
-        other_flops=prod(x) * ((bias is not None) + bool(silu_activation)),
-        recompute=again,
+        macs=2 * macs,
+        other_flops=operations * prod(x),
+        recompute=Cost(macs) if silu_activation else None,
     )
 
 
@@ -89,7 +95,7 @@ def causal_convolution_backward(
 def causal_convolution_step(
     x: Shape, state: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """One step more."""
+    """The convolution of one more step."""
     return causal_convolution(x, weight, bias, silu_activation=silu_activation)
 
 
@@ -104,7 +110,7 @@ def older_causal_convolution(
     last: object,
     silu: object,
 ) -> Cost:
-    """`causal_convolution` as older releases call it, without the dispatcher."""
+    """`causal_convolution` in older releases, which call it outside the dispatcher."""
     return causal_convolution(x, weight, bias, silu_activation=bool(silu))
 
 
@@ -112,22 +118,29 @@ def older_causal_convolution(
 def older_causal_convolution_backward(
     x: Shape, weight: Shape, bias: Shape | None, grad: Shape, *rest: object
 ) -> Cost:
-    """`causal_convolution_backward` as older releases call it; a SiLU is the last argument."""
-    return causal_convolution_backward(
-        x, weight, bias, silu_activation=bool(rest and rest[-1] is True)
-    )
+    """`causal_convolution_backward` in older releases. The last argument requests a SiLU."""
+    has_silu = bool(rest) and rest[-1] is True
+    return causal_convolution_backward(x, weight, bias, silu_activation=has_silu)
 
 
 SSD = "mamba_ssm.ops.triton.ssd_combined:"
-"""Where the chunked scan calls its parts.
+"""The module in which the chunked scan looks up its kernels.
 
-X is [batch, length, heads, width], B and C are [batch, length, groups, states].
+Shapes: x is [batch, length, heads, width], B and C are [batch, length, groups, states], the step
+sizes `dt` are [batch, heads, chunks, steps].
 """
+
+
+def _pairs_by_width(x: Shape, dt: Shape) -> int:
+    """All pairs of steps of each chunk and head, times the width."""
+    steps = dt[-1]
+    width = x[-1]
+    return prod(dt) * steps * width
 
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """C x B of each chunk; the last one is filled up."""
+    """C x B of each chunk. The last chunk is padded."""
     batch, length, *groups, states = a
     chunks = -(-length // chunk_size)
     return Cost(batch * chunks * prod(groups) * chunk_size**2 * states)
@@ -135,66 +148,67 @@ def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
 
 @function_formula(f"{SSD}_bmm_chunk_bwd")
 def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
-    """One of the two gradients."""
-    return Cost(prod(grad) * a[-1])
+    """The gradient of B or of C."""
+    states = a[-1]
+    return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_fwd", again_in_backward=True)
 def chunk_state(b: Shape, x: Shape) -> Cost:
-    """X x B of each head over each chunk."""
-    return Cost(prod(x) * b[-1])
+    """X x B over each chunk, for each head."""
+    states = b[-1]
+    return Cost(prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_fwd")
 def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
-    """The pairs of a chunk by x, of which a step needs those before it; and C by the state."""
-    of_states = prod(x) * c[-1]
-    return Cost(
-        _by_pairs(x, dt) + of_states, _by_pairs(x, dt) * (dt[-1] + 1) // (2 * dt[-1]) + of_states
-    )
+    """The pairs of a chunk by x, and C by the states.
 
-
-def _by_pairs(x: Shape, dt: Shape) -> int:
-    """Pairs of steps of each chunk and head, by the width.
-
-    `dt` is [batch, heads, chunks, steps].
+    A step needs only the pairs with earlier steps and itself: (steps + 1) / 2 of `steps`.
     """
-    return prod(dt) * dt[-1] * x[-1]
+    states = c[-1]
+    steps = dt[-1]
+    by_states = prod(x) * states
+    by_pairs = _pairs_by_width(x, dt)
+    by_earlier_pairs = by_pairs * (steps + 1) // (2 * steps)
+    return Cost(macs=by_pairs + by_states, executed_macs=by_earlier_pairs + by_states)
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """C x the gradient for the states, the gradient x the states for C."""
-    return Cost(prod(grad) * other[-1])
+    """C x the gradient, for the states; or the gradient x the states, for C."""
+    states = other[-1]
+    return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_chunk_state_bwd_dx")
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
-    """The pairs of a chunk by the gradient, and B by that of the states."""
-    return Cost(_by_pairs(x, dt) + prod(x) * b[-1])
+    """The pairs of a chunk by the gradient, and B by the gradient of the states."""
+    states = b[-1]
+    return Cost(_pairs_by_width(x, dt) + prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_bwd_db")
 def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
-    """X x the gradient of the states, [batch, chunks, heads, width, states]."""
+    """X x the gradient of the states, which is [batch, chunks, heads, width, states]."""
     return Cost(prod(x) * states[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")
 def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
     """The gradient x X of each chunk."""
-    return Cost(_by_pairs(x, dt))
+    return Cost(_pairs_by_width(x, dt))
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """The product of `pairs_gradient` once more, for the gradient of the decay."""
-    return Cost(recompute=Cost(_by_pairs(x, dt)))
+    """The product of `pairs_gradient`, recomputed for the gradient of the decay."""
+    return Cost(recompute=Cost(_pairs_by_width(x, dt)))
 
 
+# A product and a sum.
 function_formula(f"{SSD}_chunk_cumsum_fwd", f"{SSD}_state_passing_fwd", again_in_backward=True)(
     per_element(2)
-    # a product and a sum
 )
 function_formula(f"{SSD}_chunk_cumsum_bwd", f"{SSD}_state_passing_bwd", f"{SSD}_chunk_scan_bwd_dz")(
     per_element(4)

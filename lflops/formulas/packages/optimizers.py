@@ -1,6 +1,6 @@
-"""Fused optimizers of apex and DeepSpeed.
+"""Fused optimizers of apex and DeepSpeed, which update lists of tensors.
 
-Kernels on lists of tensors, as the same update costs operator by operator.
+They count the operations of the same update done operator by operator.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,70 +9,86 @@ from typing import Any
 
 from lflops.formulas.table import Cost, Shape, function_formula
 
-# of the kernel, behind the lists
 Arguments = Sequence[Any]
+"""The arguments of a kernel after the lists of tensors."""
+
+OperationsOf = Callable[[Arguments], int]
+"""Operations per element, for a kernel's arguments."""
 
 
 def _at(arguments: Arguments, place: int) -> Any:
     return arguments[place] if place < len(arguments) else 0
 
 
+def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
+    """A fixed number of operations, and one more if the argument with the weight decay is not 0."""
+
+    def operations_of(arguments: Arguments) -> int:
+        has_decay = decay_at is not None and bool(_at(arguments, decay_at))
+        return operations + has_decay
+
+    return operations_of
+
+
 def _sgd(arguments: Arguments) -> int:
-    """The update, a momentum that is there already (2), Nesterov's, a decay."""
-    decay, momentum, nesterov, first = (_at(arguments, place) for place in (0, 1, 4, 5))
-    return 1 + (2 if momentum and not first else 0) + bool(nesterov) + bool(decay)
+    """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
+    decay = _at(arguments, 0)
+    momentum = _at(arguments, 1)
+    nesterov = _at(arguments, 4)
+    is_first_step = _at(arguments, 5)
+    averaging = 2 if momentum and not is_first_step else 0
+    return 1 + averaging + bool(nesterov) + bool(decay)
 
 
-KERNELS: dict[str, Callable[[Arguments], int]] = {
-    "multi_tensor_adam": lambda arguments: 10 + bool(_at(arguments, 7)),
-    "multi_tensor_lamb": lambda arguments: 14 + bool(_at(arguments, 7)),
-    "multi_tensor_lion": lambda arguments: 7 + bool(_at(arguments, 4)),
-    "multi_tensor_adagrad": lambda arguments: 6 + bool(_at(arguments, 3)),
-    "multi_tensor_novograd": lambda arguments: 10 + bool(_at(arguments, 7)),
+KERNELS: dict[str, OperationsOf] = {
+    # Two averages (2 + 3), a root, a division, an addition, the update (2).
+    "multi_tensor_adam": _with_decay(10, decay_at=7),
+    # Adam, and two norms (4).
+    "multi_tensor_lamb": _with_decay(14, decay_at=7),
+    "multi_tensor_lion": _with_decay(7, decay_at=4),
+    "multi_tensor_adagrad": _with_decay(6, decay_at=3),
+    "multi_tensor_novograd": _with_decay(10, decay_at=7),
     "multi_tensor_sgd": _sgd,
-    "multi_tensor_l2norm": lambda _: 2,
-    "multi_tensor_scale": lambda _: 1,
-    "multi_tensor_axpby": lambda _: 3,
+    "multi_tensor_l2norm": _with_decay(2),
+    "multi_tensor_scale": _with_decay(1),
+    "multi_tensor_axpby": _with_decay(3),
 }
-"""Operations an element.
-
-Adam: two averages (2 + 3), a root, a division, an addition, the update (2); LAMB's two norms are 4
-    more.
-"""
+"""By the beginning of the kernel's name."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 
 
 @function_formula(f"apex.multi_tensor_apply.{APPLY}", f"deepspeed.ops.adam.{APPLY}", tensors_at=3)
-def on_lists(
+def multi_tensor_apply(
     applier: object, kernel: Any, flag: object, tensors: Sequence[Shape], *arguments: Any
 ) -> Cost:
-    """One tensor of each list: the gradient comes first, then the parameter and its states."""
+    """A kernel on one tensor of each list. The first tensor is the gradient."""
     name = str(getattr(kernel, "__name__", kernel))
-    known = next((known for known in KERNELS if name.startswith(known)), None)
-    if known is None:
-        raise NotImplementedError(f"a fused optimizer's kernel without a formula: {name}")
-    return Cost(other_flops=prod(tensors[0]) * KERNELS[known](arguments))
+    for beginning, operations_of in KERNELS.items():
+        if name.startswith(beginning):
+            return Cost(other_flops=prod(tensors[0]) * operations_of(arguments))
+    raise NotImplementedError(f"a fused optimizer's kernel without a formula: {name}")
 
 
-def _on_host(operations: int) -> Callable[[Any], Cost]:
-    """A step of all parameters that have a gradient, and one operation an element more where any decays."""
+def _cpu_step(operations: int) -> Callable[[Any], Cost]:
+    """The step of an optimizer for all parameters with a gradient.
+
+    If any group has weight decay, each element costs one more operation.
+    """
 
     def step(optimizer: Any) -> Cost:
-        groups = optimizer.param_groups
-        elements = sum(
-            prod(parameter.shape)
-            for group in groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        )
-        return Cost(
-            other_flops=elements * (operations + any(group.get("weight_decay") for group in groups))
-        )
+        elements = 0
+        has_decay = False
+        for group in optimizer.param_groups:
+            has_decay = has_decay or bool(group.get("weight_decay"))
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    elements += prod(parameter.shape)
+        return Cost(other_flops=elements * (operations + has_decay))
 
     return step
 
 
-function_formula("deepspeed.ops.adam.cpu_adam:DeepSpeedCPUAdam.step")(_on_host(10))
-function_formula("deepspeed.ops.adagrad.cpu_adagrad:DeepSpeedCPUAdagrad.step")(_on_host(6))
-function_formula("deepspeed.ops.lion.cpu_lion:DeepSpeedCPULion.step")(_on_host(7))
+function_formula("deepspeed.ops.adam.cpu_adam:DeepSpeedCPUAdam.step")(_cpu_step(10))
+function_formula("deepspeed.ops.adagrad.cpu_adagrad:DeepSpeedCPUAdagrad.step")(_cpu_step(6))
+function_formula("deepspeed.ops.lion.cpu_lion:DeepSpeedCPULion.step")(_cpu_step(7))

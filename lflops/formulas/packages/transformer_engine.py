@@ -1,6 +1,6 @@
 """Transformer Engine: its functions in C++, which the dispatcher does not see.
 
-FP8 tensors are objects that have a size.
+FP8 tensors are objects with a size.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,24 @@ from lflops.formulas.attention.fused import (
 from lflops.formulas.table import Cost, Shape, Values, adapted, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
-# sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
-PAIR = 2
 
 
-def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
-    # cuBLAS reads matrices by columns, so that `transposed` keeps the last dimension inside.
-    k, m = (a[-1], prod(a[:-1])) if transposed_a else (prod(a[:-1]), a[-1])
-    n = b[-1] if transposed_b else prod(b[:-1])
-    return m * n * k, m * n
+def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
+    """The outer and the inner length of a matrix: all leading dimensions are one side."""
+    leading = prod(x[:-1])
+    return (leading, x[-1]) if last_is_inner else (x[-1], leading)
+
+
+def _product(
+    a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool, operations: int = 0
+) -> Cost:
+    """A product, and a number of operations per element of the result.
+
+    cuBLAS reads matrices by columns, so the last dimension of a transposed `a` is the inner one.
+    """
+    m, k = _sides(a, last_is_inner=transposed_a)
+    n, _ = _sides(b, last_is_inner=not transposed_b)
+    return Cost(m * n * k, other_flops=operations * m * n)
 
 
 @function_formula(f"{TEX}generic_gemm")
@@ -42,68 +51,104 @@ def gemm(
     bias_type: object,
     gelu: bool = False,  # noqa: FBT001, FBT002
 ) -> Cost:
-    """A product of any layout, with a bias or its gradient, and perhaps a GELU behind it."""
-    macs, elements = _product(a, b, transposed_a=transa, transposed_b=transb)
-    return Cost(macs, other_flops=elements * ((bias is not None) + bool(gelu)))
+    """A product of any layout, with an optional bias or its gradient, and an optional GELU."""
+    operations = (bias is not None) + bool(gelu)
+    return _product(a, b, transposed_a=transa, transposed_b=transb, operations=operations)
 
 
 @function_formula(f"{TEX}te_general_grouped_gemm")
-def grouped_gemm(a: Sequence[Shape], transa: bool, b: Sequence[Shape], transb: bool) -> Cost:  # noqa: FBT001
-    """A product for each pair."""
-    pairs = zip(a, b, strict=True)
-    return Cost(
-        sum(
-            _product(one, other, transposed_a=transa, transposed_b=transb)[0]
-            for one, other in pairs
-        )
-    )
+def grouped_gemm(
+    a: Sequence[Shape],
+    transa: bool,  # noqa: FBT001
+    b: Sequence[Shape],
+    transb: bool,  # noqa: FBT001
+) -> Cost:
+    """A product for each pair of matrices."""
+    macs = 0
+    for left, right in zip(a, b, strict=True):
+        macs += _product(left, right, transposed_a=transa, transposed_b=transb).macs
+    return Cost(macs)
 
 
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
-    """Layer normalisation, as the convention has it."""
-    return Cost(other_flops=prod(x) * (6 + (bias is not None)))
+    """Layer normalisation, by the convention."""
+    operations = 6 if bias is None else 7
+    return Cost(other_flops=operations * prod(x))
 
 
-for functions, operations in {
-    # twice the forward, with a bias
+_PER_ELEMENT = {
+    # Twice the forward pass with a bias.
     "layernorm_bwd": 14,
     "rmsnorm_fwd": 4,
     "rmsnorm_bwd": 8,
     "rmsnorm_bwd_add": 9,
     "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
-    # an activation of one half, times the other
+    # An activation of one half, multiplied by the other half: 2 per element of the result.
     "swiglu geglu reglu qgeglu sreglu": 1,
-}.items():
-    function_formula(*(TEX + name for name in functions.split()))(per_element(operations))
+}
+for functions, operations in _PER_ELEMENT.items():
+    for name in functions.split():
+        function_formula(TEX + name)(per_element(operations))
+
+# Twice the forward pass.
+for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"):
+    function_formula(TEX + name)(adapted(per_element(2), "grad"))
 
 
-_GATED_BACKWARD = (f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"))
-# twice the forward
-function_formula(*_GATED_BACKWARD)(adapted(per_element(2), "grad"))
+class _AttentionArguments:
+    """The arguments of fused attention, sorted by kind.
+
+    Releases differ in the order of arguments, but not in the order within these kinds.
+
+    Attributes:
+        tensors: Shapes: queries, keys, values, and others.
+        offsets: Offsets of the sequences of queries and of keys: numbers, or a shape of one
+            dimension if they are unknown.
+        lengths: Integers: the length of the longest sequence of queries and of keys, and others.
+        window: Keys before and after a query; -1 for all.
+        mask: The texts of all other arguments. The mask's type is among them.
+    """
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self.tensors: list[Shape] = []
+        self.offsets: list[Values | Shape] = []
+        self.lengths: list[int] = []
+        self.window = (-1, -1)
+        self.mask = ""
+        windows = []
+        for argument in given:
+            if isinstance(argument, bool | float):
+                continue
+            if isinstance(argument, int):
+                self.lengths.append(argument)
+            elif isinstance(argument, Values):
+                self.offsets.append(argument)
+            elif not isinstance(argument, tuple | list):
+                self.mask += f" {argument}".upper()
+            elif len(argument) == 2:
+                windows.append(argument)
+            elif isinstance(argument, tuple) and len(argument) == 1:
+                self.offsets.append(argument)
+            elif isinstance(argument, tuple) and len(argument) > 2:
+                self.tensors.append(argument)
+        if windows:
+            self.window = tuple(windows[0])
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
-    """Scores and widths: releases order the arguments differently, but not offsets, not queries, keys and values, and not lengths."""
-    tuples = [each for each in given if isinstance(each, tuple)]
-    offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
-    query, key, value = [
-        each for each in tuples if not isinstance(each, Values) and len(each) > PAIR
-    ][:3]
-    pairs = (
-        each for each in given if isinstance(each, tuple | list) and not isinstance(each, Values)
-    )
-    before, after = next((each for each in pairs if len(each) == PAIR), (-1, -1))
-    mask = " ".join(
-        str(each) for each in given if not isinstance(each, tuple | list | int | float)
-    ).upper()
-    causal, last = "CAUSAL" in mask, "BOTTOM_RIGHT" in mask
-    longest_query, longest_key = [
-        each for each in given if isinstance(each, int) and not isinstance(each, bool)
-    ][:2]
-    window = Window.of(before, after, causal=causal, from_last=last or not causal)
-    packing = Packing(offsets[0], offsets[1], longest_query, longest_key)
-    return kernel_scores(_packed(query), _packed(key), packing, window), query[-1], value[-1]
+    """Scores, the width of queries and keys, and the width of values."""
+    arguments = _AttentionArguments(given)
+    query, key, value = arguments.tensors[:3]
+    query_offsets, key_offsets = arguments.offsets[:2]
+    longest_query, longest_key = arguments.lengths[:2]
+    before, after = arguments.window
+    causal = "CAUSAL" in arguments.mask
+    from_last = "BOTTOM_RIGHT" in arguments.mask or not causal
+    window = Window.of(before, after, causal=causal, from_last=from_last)
+    packing = Packing(query_offsets, key_offsets, longest_query, longest_key)
+    scores = kernel_scores(_packed(query), _packed(key), packing, window)
+    return scores, query[-1], value[-1]
 
 
 def _packed(shape: Shape) -> Shape:
@@ -113,11 +158,11 @@ def _packed(shape: Shape) -> Shape:
 
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
-    """Queries, keys and values in any layout, by the lengths that the offsets tell."""
+    """Attention in any layout. The offsets define the lengths."""
     return attention_of_scores(*_attention(given))
 
 
 @function_formula(f"{TEX}fused_attn_bwd", reads="*")
 def fused_attention_backward(*given: Any) -> Cost:
-    """The gradients of the above."""
+    """The gradients of fused attention."""
     return attention_backward_of_scores(*_attention(given))

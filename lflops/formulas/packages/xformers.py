@@ -1,30 +1,34 @@
-"""xformers: flash attention under its own names, CUTLASS, AMD's composable kernels.
+"""xformers: flash attention under xformers' names, CUTLASS, and AMD's composable kernels (CK).
 
-Its Triton kinds are launches that the ledger lists.
-
-Newer releases call ATen's memory-efficient attention for CUTLASS. A batch of heads may be in
-groups: [batch, length, groups, heads, width].
+Its Triton kernels have no formula, and are listed as unsupported. Newer releases call ATen's
+memory-efficient attention instead of CUTLASS. Heads may be in groups: [batch, length, groups,
+heads, width].
 """
 
 from math import prod
 
 from lflops.formulas.attention.fused import (
     Known,
-    Mask,
     Packing,
     Scores,
     Window,
     attention_formula,
+    efficient_window,
     kernel_scores,
 )
 from lflops.formulas.table import Shape
 
 
-def _heads(shape: Shape, *, packed: bool) -> Shape:
-    """One dimension of heads, and no batch before packed sequences."""
-    length = shape[1:] if packed and len(shape) > 3 else shape
-    leading = 1 if packed else 2
-    return (*length[:leading], prod(length[leading:-1]), length[-1])
+def _dense(shape: Shape) -> Shape:
+    """[batch, length, heads, width], with all dimensions of heads as one."""
+    batch, length, *heads, width = shape
+    return (batch, length, prod(heads), width)
+
+
+def _packed(shape: Shape) -> Shape:
+    """[tokens, heads, width], with all dimensions of heads as one, and without the batch of 1."""
+    tokens, *heads, width = shape[1:] if len(shape) > 3 else shape
+    return (tokens, prod(heads), width)
 
 
 @attention_formula(
@@ -52,22 +56,21 @@ def flash(
     block_table: Shape | None = None,
 ) -> Scores:
     """Flash attention 2 and 3."""
-    packed = cu_seqlens_q is not None
     pages = block_tables or block_table
-    q, k = (_heads(each, packed=packed and pages is None) for each in (query, key))
+    is_packed = cu_seqlens_q is not None and pages is None
+    by_head = _packed if is_packed else _dense
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, pages)
-    return kernel_scores(
-        q, k, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True)
-    )
-
-
-CUTLASS, CK = (f"xformers::efficient_attention_{{}}_{kind}" for kind in ("cutlass", "ck"))
+    window = Window.of(window_left, window_right, causal=is_causal, from_last=True)
+    return kernel_scores(by_head(query), by_head(key), packing, window)
 
 
 @attention_formula(
-    CUTLASS.format("forward"),
-    CK.format("forward"),
-    backward=f"{CUTLASS} {CK}".format("backward", "backward"),
+    "xformers::efficient_attention_forward_cutlass",
+    "xformers::efficient_attention_forward_ck",
+    backward="""
+        xformers::efficient_attention_backward_cutlass
+        xformers::efficient_attention_backward_ck
+    """,
     reads="seqstart_q seqstart_k seqlen_k",
     forward_only="seqlen_k",
     backward_only="max_seqlen_k",
@@ -86,8 +89,7 @@ def efficient(
     window_size: int | None = None,
 ) -> Scores:
     """Memory-efficient attention."""
-    q, k = (_heads(each, packed=seqstart_q is not None) for each in (query, key))
-    window = Mask(custom_mask_type).window(window_size - 1 if window_size else None)
-    return kernel_scores(
-        q, k, Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k), window
-    )
+    by_head = _dense if seqstart_q is None else _packed
+    packing = Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k)
+    window = efficient_window(custom_mask_type, window_size)
+    return kernel_scores(by_head(query), by_head(key), packing, window)

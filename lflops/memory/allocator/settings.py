@@ -1,4 +1,4 @@
-"""The settings of torch's caching allocator, and the text of `PYTORCH_ALLOC_CONF` that they are given in."""
+"""The settings of torch's caching allocator, parsed from the text of `PYTORCH_ALLOC_CONF`."""
 
 import math
 import re
@@ -10,86 +10,85 @@ from msgspec import Struct
 from lflops.errors import CountError
 
 MIB = 2**20
+
 LEAST_SPLIT_MIB = 20
-INTERVALS = (
-    # powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions
-    16
-)
+"""Least value of the settings for large blocks."""
+
+INTERVALS = 16
+"""Powers of two from 1 MiB to 64 GiB. Each can have its own number of divisions."""
 
 IGNORED = {
-    *(
-        "backend",
-        "use_async_allocator",
-        "graph_capture_record_stream_reuse",
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-    ),
-    *(
-        f"pinned_{name}"
-        for name in ("num_register_threads", "use_background_threads", "reserve_segment_size_mb")
-    ),
-    *("pinned_use_cuda_host_register", "pinned_use_hip_host_register"),
+    "backend",
+    "use_async_allocator",
+    "graph_capture_record_stream_reuse",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
 }
-"""Settings that do not change what is reserved on the device."""
+"""Settings that do not change the memory that is reserved on the device."""
 
 
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
-    """How the allocator rounds, splits and releases."""
+    """How the allocator rounds, splits and releases.
 
-    expandable_segments: bool = (
-        # whether segments grow page by page, in place of one `cudaMalloc` each
-        False
-    )
-    max_split_size: int | None = (
-        # blocks of so many bytes or more are never split; `None` is no limit
-        None
-    )
-    max_non_split_rounding: int = (
-        LEAST_SPLIT_MIB * MIB
-        # how much larger than asked for such a block may be, bytes.
-    )
-    # For each power of two from 1 MiB on, into how many parts it is divided when a request is
-    # rounded up; 0 and 1 round up to multiples of 512 bytes.
+    Attributes:
+        expandable_segments: Whether segments grow page by page, instead of one `cudaMalloc` each.
+        max_split_size: Blocks of at least so many bytes are never split; `None` for no limit.
+        max_non_split_rounding: How many bytes such a block may be larger than requested.
+        divisions: For each power of two from 1 MiB, the number of parts into which it is divided to
+            round requests up. 0 and 1 round up to multiples of 512 bytes.
+        garbage_collection_threshold: Share of the allowed memory above which old free segments are
+            released before a new one is reserved. Without a memory fraction it has no effect, as in
+            torch.
+        memory_fraction: Share of the device's memory that the process may use; `None` for all.
+    """
+
+    expandable_segments: bool = False
+    max_split_size: int | None = None
+    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB
     divisions: tuple[int, ...] = (0,) * INTERVALS
-    # Share of the allowed memory above which old free segments are released before a new one is
-    # reserved; it works only with a memory fraction, as in torch.
     garbage_collection_threshold: float = 0.0
-    memory_fraction: float | None = (
-        # share of the device's memory that the process may take; `None` is all
-        None
-    )
+    memory_fraction: float | None = None
 
 
 DEFAULT = AllocatorSettings()
 
 
 def settings_of(text: str) -> AllocatorSettings:
-    """The settings in a text such as `expandable_segments:True,roundup_power2_divisions:4`.
+    """Parse a text such as `expandable_segments:True,roundup_power2_divisions:4`.
 
-    A `CountError` where torch takes none such.
+    Raises:
+        CountError: torch does not accept the text.
     """
     if not isinstance(text, str):
         raise CountError(
             f"allocator={text!r}: give the text of PYTORCH_ALLOC_CONF, as expandable_segments:True"
         )
     given: dict[str, str] = {}
-    for part in filter(None, (each.strip() for each in re.split(r",(?![^\[]*\])", text))):
-        name, separator, value = (each.strip() for each in part.partition(":"))
-        if not separator or not value:
+    # Commas inside brackets separate divisions.
+    for part in re.split(r",(?![^\[]*\])", text):
+        if not part.strip():
+            continue
+        name, _, value = part.partition(":")
+        if not value.strip():
             raise CountError(
-                f"allocator={text!r}: {part!r} has no value: give name:value, as expandable_segments:True"
+                f"allocator={text!r}: {part.strip()!r} has no value: "
+                "give name:value, as expandable_segments:True"
             )
-        given[name] = value
+        given[name.strip()] = value.strip()
     unknown = given.keys() - _READERS.keys() - IGNORED
     if unknown:
-        raise CountError(
-            f"allocator={text!r}: {min(unknown)!r} is unknown: give some of {', '.join(sorted(_READERS))}"
-        )
-    values = {
-        _READERS[name][0]: _READERS[name][1](text, name, value)
-        for name, value in given.items()
-        if name in _READERS
-    }
+        known = ", ".join(sorted(_READERS))
+        raise CountError(f"allocator={text!r}: {min(unknown)!r} is unknown: give some of {known}")
+    values = {}
+    for name, value in given.items():
+        if name in _READERS:
+            field, read = _READERS[name]
+            values[field] = read(text, name, value)
     return AllocatorSettings(**values)
 
 
@@ -108,30 +107,29 @@ def _share(text: str, name: str, value: str) -> float:
         share = float(value)
     except ValueError:
         share = math.nan
-    if not 0 < share < 1 and not (name == "per_process_memory_fraction" and share == 1):
+    may_be_all = name == "per_process_memory_fraction"
+    if not 0 < share < 1 and not (may_be_all and share == 1):
         raise _refused(text, name, value, "a share between 0 and 1")
     return share
 
 
 def _mebibytes(text: str, name: str, value: str) -> int:
-    if (
-        not value.isdecimal()
-        or int(value) < LEAST_SPLIT_MIB
-        or (name == "max_split_size_mb" and int(value) == LEAST_SPLIT_MIB)
-    ):
+    least = LEAST_SPLIT_MIB + 1 if name == "max_split_size_mb" else LEAST_SPLIT_MIB
+    if not value.isdecimal() or int(value) < least:
         raise _refused(text, name, value, f"a whole number of MiB above {LEAST_SPLIT_MIB}")
     return int(value) * MIB
 
 
 def _divisions(text: str, name: str, value: str) -> tuple[int, ...]:
-    """One number for all sizes, or a list such as `[256:1,512:2,>:4]` by sizes in MiB."""
+    """Parse one number for all sizes, or a list such as `[256:1,512:2,>:4]` with sizes in MiB."""
     if not value.startswith("["):
         return (_power(text, name, value, value),) * INTERVALS
     divisions = [0] * INTERVALS
     last = -1
     for pair in value.strip("[]").split(","):
-        size, _, number = (each.strip() for each in pair.partition(":"))
-        parts = _power(text, name, value, number)
+        size, _, number = pair.partition(":")
+        size = size.strip()
+        parts = _power(text, name, value, number.strip())
         if size == ">":
             divisions[last + 1 :] = [parts] * (INTERVALS - (last + 1))
             continue
@@ -157,4 +155,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""From torch's name of a setting to ours, and to what reads its value."""
+"""By torch's name of a setting: the field, and the function that parses its value."""

@@ -1,10 +1,10 @@
-"""The allocator itself.
+"""A simulation of torch's caching allocator.
 
-Requests come in, segments are reserved, blocks are split, handed out, and joined again; pools keep
-them in order.
+It reserves segments, splits them into blocks for requests, and joins blocks that are freed. Pools
+keep free blocks in order.
 
-The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`; `tests/memory/allocator/` works
-each of them out by hand.
+The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`. `tests/memory/allocator/` works
+out each rule by hand.
 """
 
 from bisect import bisect_left, insort
@@ -19,7 +19,21 @@ Key = tuple[int, int, int]
 
 
 class Block:
-    """A stretch of memory: a whole segment, or a part of one between its neighbours."""
+    """A range of memory: a whole segment, or a part of one.
+
+    Attributes:
+        pool: The pool that it returns to.
+        stream: The stream that uses it.
+        address: Its first byte.
+        size: Its bytes.
+        mapped: Whether its addresses have memory. Only expandable segments have blocks without.
+        expandable: Whether its segment is expandable.
+        allocated: Whether it is handed out.
+        requested: Bytes that were requested; 0 while it is free.
+        inserted: The pool's number of searches when it became free. Its age counts from there.
+        previous: The block before it in its segment.
+        next: The block after it in its segment.
+    """
 
     __slots__ = (
         "address",
@@ -45,24 +59,21 @@ class Block:
         mapped: bool = True,
         expandable: bool = False,
     ) -> None:
-        self.pool, self.stream, self.address, self.size = pool, stream, address, size
-        # whether memory stands behind its addresses; only expandable segments have blocks without
+        self.pool = pool
+        self.stream = stream
+        self.address = address
+        self.size = size
         self.mapped = mapped
-        # whether its segment is
         self.expandable = expandable
         self.allocated = False
-        # bytes that were asked for; 0 while it is free
         self.requested = 0
-        self.inserted = (
-            # the pool's count of searches when it became free: its age is counted from there
-            0
-        )
+        self.inserted = 0
         self.previous: Block | None = None
         self.next: Block | None = None
 
     @property
     def key(self) -> Key:
-        """Its sort key among the free blocks of its pool."""
+        """The sort key among the free blocks of a pool."""
         return self.stream, self.size, self.address
 
     @property
@@ -71,7 +82,7 @@ class Block:
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int, *, mapped: bool) -> "Block":
-        """Keep the first `size` bytes; returns the rest, which follows it."""
+        """Keep the first `size` bytes. Returns the rest as a block that follows."""
         rest = Block(
             self.pool,
             self.stream,
@@ -80,7 +91,8 @@ class Block:
             mapped=mapped,
             expandable=self.expandable,
         )
-        rest.previous, rest.next = self, self.next
+        rest.previous = self
+        rest.next = self.next
         if self.next is not None:
             self.next.previous = rest
         self.next = rest
@@ -88,12 +100,13 @@ class Block:
         return rest
 
     def absorb(self, other: "Block | None") -> None:
-        """Take in a neighbour that is free and mapped as this one is."""
+        """Join a neighbour, if it is free and mapped like this block."""
         if other is None or other.allocated or other.mapped != self.mapped:
             return
         other.pool.remove(other)
         if other is self.previous:
-            self.address, self.previous = other.address, other.previous
+            self.address = other.address
+            self.previous = other.previous
             if other.previous is not None:
                 other.previous.next = self
         else:
@@ -108,7 +121,7 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        # how often a free block was looked for while old ones are collected
+        # How often a free block was searched for. It is the clock for the age of blocks.
         self.searches = 0
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
@@ -116,102 +129,126 @@ class Pool:
 
     def add(self, block: Block) -> None:
         block.inserted = self.searches
-        insort(*self._placed(block))
+        order, key = self._order_and_key(block)
+        insort(order, key)
         self._blocks[block.address] = block
 
     def remove(self, block: Block) -> None:
-        order, key = self._placed(block)
+        order, key = self._order_and_key(block)
         del order[bisect_left(order, key)]
         del self._blocks[block.address]
 
-    def _placed(self, block: Block) -> tuple[list[Key], Key]:
+    def _order_and_key(self, block: Block) -> tuple[list[Key], Key]:
         if block.mapped:
             return self._free, block.key
         return self._unmapped, (block.stream, block.address, 0)
 
     def best(self, stream: int, size: int) -> Iterator[Block]:
-        """The free blocks of a stream that are large enough, the smallest first, of two the one at the lower address."""
+        """Yield the free blocks of a stream that are large enough, by size and then by address."""
         for place in range(bisect_left(self._free, (stream, size, 0)), len(self._free)):
-            if self._free[place][0] != stream:
+            block_stream, _, address = self._free[place]
+            if block_stream != stream:
                 return
-            yield self._blocks[self._free[place][2]]
+            yield self._blocks[address]
 
     def smaller(self, stream: int, size: int) -> list[Block]:
-        """The free blocks of a stream that are smaller, the largest first."""
+        """Return the smaller free blocks of a stream, the largest first."""
         end = bisect_left(self._free, (stream, size, 0))
         return [self._blocks[key[2]] for key in reversed(self._free[:end]) if key[0] == stream]
 
     def unmapped(self, stream: int) -> list[Block]:
-        """The blocks of a stream without memory, the lowest address first."""
-        return [self._blocks[address] for each, address, _ in self._unmapped if each == stream]
+        """Return the blocks of a stream without memory, by address."""
+        return [self._blocks[key[1]] for key in self._unmapped if key[0] == stream]
 
     def __iter__(self) -> Iterator[Block]:
         return iter([self._blocks[key[2]] for key in self._free])
 
 
 MIB = 2**20
+
 LEAST_BLOCK = 512
-SMALL_REQUEST, SMALL_SEGMENT = (
-    MIB,
-    2 * MIB,
-    # requests of up to 1 MiB are packed into segments of 2 MiB
-)
+"""Bytes of the smallest block. Block sizes are multiples of it."""
 
-LARGE_REQUEST, LARGE_SEGMENT, LARGE_MULTIPLE = 10 * MIB, 20 * MIB, 2 * MIB
-"""Requests of up to 10 MiB share segments of 20 MiB.
+SMALL_REQUEST = MIB
+"""Largest request that is packed into a small segment."""
 
-Larger ones get their own, in multiples of 2 MiB.
-"""
+SMALL_SEGMENT = 2 * MIB
+"""Bytes of a segment for small requests."""
 
-# addresses of an expandable segment: a whole number of its pages
+LARGE_REQUEST = 10 * MIB
+"""Requests from here on have segments of their own, in multiples of `LARGE_MULTIPLE`."""
+
+LARGE_SEGMENT = 20 * MIB
+"""Bytes of a segment that smaller requests share."""
+
+LARGE_MULTIPLE = 2 * MIB
+
 ENDLESS = LARGE_SEGMENT << 36
+"""Bytes of addresses in an expandable segment: a whole number of its pages."""
 
 
 class Request(NamedTuple):
-    """One allocation, or one free."""
+    """An allocation, or a free.
 
-    # the allocation's name: a free has that of what it frees
+    Attributes:
+        key: The name of the allocation. A free has the name of the allocation that it frees.
+        bytes: The requested bytes; `None` frees.
+        stream: The stream that uses and reuses the memory.
+    """
+
     key: int
-    # what is asked for; `None` frees
     bytes: int | None
-    # on which memory is used first, and reused
     stream: int = 0
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Bytes at one moment."""
+    """Bytes at one moment.
 
-    # asked for
+    Attributes:
+        requested: Bytes that were requested.
+        allocated: Bytes of blocks that are handed out: `torch.cuda.memory_allocated()`.
+        reserved: Bytes of segments: `torch.cuda.memory_reserved()`.
+    """
+
     requested: int
-    # in blocks that are handed out; `torch.cuda.memory_allocated()`
     allocated: int
-    # in segments; `torch.cuda.memory_reserved()`
     reserved: int
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """What a sequence of requests came to."""
+    """The result of a sequence of requests.
 
-    # the most of each, each at its own time
+    Attributes:
+        peak: The maximum of each number, each at its own time.
+        at_reserved_peak: The usage when most is reserved and, among these moments, most is
+            allocated. The difference is the overhead of the allocator.
+        end: The usage after the last request.
+        retries: How often the device had no memory left until cached segments were released.
+        failed: Place of the request that failed, and the bytes that it requested from the device;
+            `None` if none failed.
+    """
+
     peak: Usage
-    # when the most is reserved and, of these moments, the most is allocated. The difference is the
-    # allocator's
     at_reserved_peak: Usage
-    # after the last request
     end: Usage
-    # how often the device had no memory left until cached segments were released
     retries: int
-    # The place of the request that could not be served, and the bytes it asked the device for;
-    # `None` if all were.
     failed: tuple[int, int] | None = None
 
 
 class OutOfMemoryError(Exception):
-    """A request that the device has no memory for."""
+    """The device has no memory for a request.
+
+    Attributes:
+        segment_bytes: The bytes that were requested from the device.
+    """
+
+    def __init__(self, segment_bytes: int) -> None:
+        super().__init__(f"no memory for a segment of {segment_bytes} bytes")
+        self.segment_bytes = segment_bytes
 
 
 class Allocator:
-    """One device's allocator."""
+    """The allocator of one device."""
 
     def __init__(
         self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None
@@ -222,16 +259,24 @@ class Allocator:
         self._allowed = self._limit if fraction is None else int(fraction * self._limit)
         self._collects = fraction is not None and settings.garbage_collection_threshold > 0
         self._unsplit = ENDLESS if settings.max_split_size is None else settings.max_split_size
-        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._small = Pool(small=True)
+        self._large = Pool(small=False)
         self._next_address = ENDLESS
-        self.requested = self.allocated = self.reserved = self.retries = 0
+        self.requested = 0
+        self.allocated = 0
+        self.reserved = 0
+        self.retries = 0
 
     @property
     def usage(self) -> Usage:
         return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Hand out a block; of an `OutOfMemoryError` the message is the size of the segment."""
+        """Hand out a block.
+
+        Raises:
+            OutOfMemoryError: The device has no memory left.
+        """
         size = self.rounded(nbytes)
         pool = self._small if size <= SMALL_REQUEST else self._large
         block = self._cached(pool, size, stream)
@@ -246,29 +291,34 @@ class Allocator:
             self.retries += 1
             block = self._reserve(pool, size, stream)
         if block is None:
-            raise OutOfMemoryError(str(_segment_size(size)))
+            raise OutOfMemoryError(_segment_size(size))
         if self._splits(block, size):
             pool.add(block.cut(size, mapped=True))
-        block.allocated, block.requested = True, nbytes
+        block.allocated = True
+        block.requested = nbytes
         self.requested += nbytes
         self.allocated += block.size
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back, and join it with its free neighbours."""
+        """Return a block to its pool, and join it with its free neighbours."""
         self.requested -= block.requested
         self.allocated -= block.size
-        block.allocated, block.requested = False, 0
+        block.allocated = False
+        block.requested = 0
         block.absorb(block.previous)
         block.absorb(block.next)
         block.pool.add(block)
 
     def rounded(self, nbytes: int) -> int:
-        """The size of the block for a request."""
+        """Return the size of the block for a request."""
         if nbytes < LEAST_BLOCK:
             return LEAST_BLOCK
         power = nbytes.bit_length() - 1
-        parts = self._settings.divisions[min(max(power - 20, 0), len(self._settings.divisions) - 1)]
+        divisions = self._settings.divisions
+        # The first interval ends at 2 MiB, the last one has no end.
+        interval = min(max(power - 20, 0), len(divisions) - 1)
+        parts = divisions[interval]
         if parts > 1 and nbytes > LEAST_BLOCK * parts:
             return rounded_up(nbytes, max((1 << power) // parts, 1))
         return rounded_up(nbytes, LEAST_BLOCK)
@@ -278,7 +328,7 @@ class Allocator:
             pool.searches += 1
         block = None
         for each in pool.best(stream, size):
-            # Of expandable segments the one that can grow the least is taken.
+            # Among expandable segments, the one that can grow the least is taken.
             if block is not None and _growable(each) >= _growable(block):
                 break
             block = each
@@ -286,12 +336,11 @@ class Allocator:
                 break
         if block is None:
             return None
-        is_unsplit = size >= self._unsplit
-        if (
-            (block.size >= size + self._settings.max_non_split_rounding)
-            if is_unsplit
-            else (block.size >= self._unsplit)
-        ):
+        if size < self._unsplit:
+            is_too_large = block.size >= self._unsplit
+        else:
+            is_too_large = block.size >= size + self._settings.max_non_split_rounding
+        if is_too_large:
             return None
         pool.remove(block)
         return block
@@ -303,7 +352,7 @@ class Allocator:
         return size < self._unsplit and rest > SMALL_REQUEST
 
     def _reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """New memory from the device; `None` where it has none."""
+        """Reserve memory on the device; `None` if it has none left."""
         segment = _segment_size(size)
         if self._settings.memory_fraction is not None and self.reserved + segment > self._allowed:
             return None
@@ -316,39 +365,44 @@ class Allocator:
         return Block(pool, stream, self._next_address - segment, segment)
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages behind the lowest addresses at which there is room."""
+        """Map pages at the lowest addresses with enough room; `None` without memory for them."""
         block = self._expandable(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
-        while block.size < size and (rest := block.next) is not None:
+        while block.size < size and block.next is not None:
+            rest = block.next
             if not self._map(rest, min(size - block.size, rest.size)):
                 return None
-            # which has absorbed the free block before it
+            # It has absorbed the free block before it.
             block = rest
         pool.remove(block)
         return block
 
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
-        for each in pool.unmapped(stream):
-            first = (
-                each.previous if each.previous is not None and not each.previous.allocated else each
-            )
+        """Return the first block of a range with enough room, from a new segment if necessary."""
+        for unmapped in pool.unmapped(stream):
+            first = unmapped
+            if first.previous is not None and not first.previous.allocated:
+                first = first.previous
             room = 0
-            at: Block | None = first
-            while room < size and at is not None and not at.allocated:
-                room += at.size
-                at = at.next
+            block: Block | None = first
+            while room < size and block is not None and not block.allocated:
+                room += block.size
+                block = block.next
             if room >= size:
                 return first
+        address = self._next_address
+        segment = Block(pool, stream, address, ENDLESS, mapped=False, expandable=True)
         self._next_address += ENDLESS
-        segment = Block(
-            pool, stream, self._next_address - ENDLESS, ENDLESS, mapped=False, expandable=True
-        )
         pool.add(segment)
         return segment
 
     def _map(self, block: Block, nbytes: int) -> bool:
-        """Put pages behind the beginning of a block, and join it with free neighbours that have some."""
+        """Map pages at the beginning of a block, and join it with free neighbours that have pages.
+
+        Returns:
+            Whether the device had memory left.
+        """
         nbytes = rounded_up(nbytes, _page(block.pool))
         if self.reserved + nbytes > self._limit:
             return False
@@ -364,25 +418,30 @@ class Allocator:
         return True
 
     def _collect(self) -> None:
-        """Release free segments that are older than the mean, until what is reserved is below the threshold."""
+        """Release free segments that are older than their mean age.
+
+        This repeats until less is reserved than the threshold.
+        """
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
-        target, reclaimed = self.reserved - threshold, 0
-        ages = [
-            (self._large.searches - block.inserted, block)
-            for block in self._large
-            if not block.is_split
-        ]
-        while target > reclaimed and ages:
-            mean = sum(age for age, _ in ages) / len(ages)
-            for block in [block for age, block in ages if age >= mean]:
-                reclaimed += block.size
-                self._release(block)
-            ages = [(age, block) for age, block in ages if age < mean]
+        segments = [block for block in self._large if not block.is_split]
+        while self.reserved > threshold and segments:
+            mean = sum(map(self._age, segments)) / len(segments)
+            young = []
+            for segment in segments:
+                if self._age(segment) < mean:
+                    young.append(segment)
+                else:
+                    self._release(segment)
+            segments = young
+
+    def _age(self, block: Block) -> int:
+        return self._large.searches - block.inserted
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
-        """Where blocks have a largest size to be split.
+        """Release free blocks that are too large to be split, until they are enough for a request.
 
-        Release those above it that are enough for a request.
+        Returns:
+            Whether they are enough. Never if there is no limit for splitting.
         """
         if self._settings.max_split_size is None:
             return False
@@ -402,7 +461,7 @@ class Allocator:
         return released >= wanted
 
     def _release_all(self) -> None:
-        """Return every free segment, and every free page of expandable ones, to the device."""
+        """Release all free segments, and all free pages of expandable segments."""
         for pool in (self._large, self._small):
             for block in pool:
                 if block.expandable:
@@ -415,14 +474,18 @@ class Allocator:
         self.reserved -= block.size
 
     def _unmap(self, block: Block) -> None:
-        page, pool = _page(block.pool), block.pool
-        begin, end = rounded_up(block.address, page), (block.address + block.size) // page * page
+        """Release the whole pages of a free block."""
+        pool = block.pool
+        page = _page(pool)
+        begin = rounded_up(block.address, page)
+        end = (block.address + block.size) // page * page
         if begin >= end:
             return
         pool.remove(block)
         if begin > block.address:
-            before, block = block, block.cut(begin - block.address, mapped=True)
-            pool.add(before)
+            rest = block.cut(begin - block.address, mapped=True)
+            pool.add(block)
+            block = rest
         if end < block.address + block.size:
             pool.add(block.cut(end - block.address, mapped=True))
         block.mapped = False
@@ -438,13 +501,14 @@ def simulate(
     *,
     limit_bytes: int | None = None,
 ) -> Simulated:
-    """Run a sequence of requests, up to the first that cannot be served.
+    """Run a sequence of requests until one fails.
 
-    A free of a key that is not allocated is left out.
+    A free of a key that is not allocated is ignored.
     """
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}
-    requested = allocated = 0
+    requested = 0
+    allocated = 0
     at_peak = allocator.usage
     failed = None
     for place, (key, nbytes, stream) in enumerate(requests):
@@ -455,12 +519,10 @@ def simulate(
         try:
             blocks[key] = allocator.allocate(nbytes, stream)
         except OutOfMemoryError as error:
-            failed = (place, int(str(error)))
+            failed = (place, error.segment_bytes)
             break
-        requested, allocated = (
-            max(requested, allocator.requested),
-            max(allocated, allocator.allocated),
-        )
+        requested = max(requested, allocator.requested)
+        allocated = max(allocated, allocator.allocated)
         if (allocator.reserved, allocator.allocated) > (at_peak.reserved, at_peak.allocated):
             at_peak = allocator.usage
     return Simulated(
@@ -483,8 +545,11 @@ def _page(pool: Pool) -> int:
 
 
 def _growable(block: Block) -> int:
+    """Return the bytes of a block and of the unmapped block after it."""
     rest = block.next
-    return block.size + (rest.size if rest is not None and not rest.mapped else 0)
+    if rest is None or rest.mapped:
+        return block.size
+    return block.size + rest.size
 
 
 def rounded_up(number: int, multiple: int) -> int:

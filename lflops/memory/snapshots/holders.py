@@ -1,62 +1,65 @@
-"""What is alive at the moment to explain, and who holds it.
+"""The allocations that are alive at a snapshot's peak, with a category and a line of code for each.
 
-A category and a line of code, from the stack of each allocation.
+Both come from the stack of the allocation.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from msgspec import Struct
 
-from lflops.memory.snapshots.read import AUTOGRAD, Entry, Frame, Snapshot, Stack
+from lflops.memory.snapshots.read import AUTOGRAD, Block, Entry, Frame, Snapshot, Stack
 from lflops.profile.records import Phase
 from lflops.profile.series import grouped
 
 OPTIMIZER = "torch/optim/"
+"""The folder of torch's optimizers."""
+
 FREED = ("free_requested", "free")
+"""Actions of the trace that free an allocation."""
+
+RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
+"""Functions of `torch.utils.checkpoint` that run in backward."""
+
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
 Label = TypeVar("Label")
-RECOMPUTES = (
-    "recompute_fn",
-    "unpack_hook",
-    "backward",
-    # functions of `torch.utils.checkpoint` that run in backward
-)
 
 
 class Alive(NamedTuple):
-    """An allocation that is alive at the moment."""
+    """An allocation that is alive at the peak.
 
-    # what was asked for
+    Attributes:
+        bytes: The bytes that were requested.
+        stack: The code that allocated it.
+        passes_ago: How many forward passes have begun since; `None` if it is older than the trace.
+        steps_ago: How many optimizer steps have ended since; `None` if it is older than the trace.
+        outlives_step: For an allocation of an optimizer: whether it is alive after the step.
+    """
+
     bytes: int
-    # the code that allocated it
     stack: Stack
-    passes_ago: int | None = (
-        # how many forward passes have begun since; `None` where it is older than the trace
-        None
-    )
-    steps_ago: int | None = (
-        # how many optimizer steps have ended since; `None` where it is older than the trace
-        None
-    )
-    outlives_step: bool = (
-        # of what an optimizer made: whether it is there when that step has ended
-        True
-    )
+    passes_ago: int | None = None
+    steps_ago: int | None = None
+    outlives_step: bool = True
 
 
 class Peak(NamedTuple):
-    """What is alive at the moment."""
+    """The memory when it ran out, or else at the peak.
 
-    # the request that failed; `None` where memory did not run out
+    Attributes:
+        ran_out: The request that failed; `None` if memory did not run out.
+        alive: The allocations.
+        passes: How many forward passes of the trace have begun.
+        steps: How many optimizer steps of the trace have ended.
+        reserved: Bytes in segments.
+    """
+
     ran_out: Entry | None
     alive: tuple[Alive, ...]
-    # how many forward passes have begun in the trace before the moment
     passes: int
-    # how many optimizer steps have ended there
     steps: int
-    # bytes in segments then
     reserved: int
 
     @property
@@ -65,72 +68,92 @@ class Peak(NamedTuple):
 
 
 def peak_of(snapshot: Snapshot) -> Peak:
-    """The moment of the last failure, else of the most bytes alive, from the end of the trace backward."""
+    """Return the memory at the last failed request, or else with the most bytes alive."""
     at = peak_place(snapshot)
-    grown = sum(_GROWS.get(entry.action, 0) * entry.size for entry in snapshot.trace[at:])
-    births = births_in(snapshot.trace[: at + 1])
-    now, made = (
-        births[-1] if births else None,
-        {each.entry.address: each for each in births if each.entry.action == "alloc"},
-    )
     lasting = lasting_state(snapshot.trace)
-    held = []
+    births = births_in(snapshot.trace[: at + 1])
+    made = {birth.entry.address: birth for birth in births if birth.entry.action == "alloc"}
+    passes = births[-1].passes if births else 0
+    steps = births[-1].steps if births else 0
+    alive = []
     for address, (size, stack) in alive_before(snapshot, at).items():
-        born = made.get(address)
-        if born is None or now is None:
-            held.append(Alive(size, stack))
-        else:
-            ago = now.passes - born.passes, now.steps - born.steps
-            held.append(Alive(size, born.entry.stack or stack, *ago, born.place in lasting))
-    ran_out = (
-        snapshot.trace[at]
-        if at < len(snapshot.trace) and snapshot.trace[at].action == "oom"
-        else None
+        birth = made.get(address)
+        if birth is None:
+            alive.append(Alive(size, stack))
+            continue
+        allocation = Alive(
+            bytes=size,
+            stack=birth.entry.stack or stack,
+            passes_ago=passes - birth.passes,
+            steps_ago=steps - birth.steps,
+            outlives_step=birth.place in lasting,
+        )
+        alive.append(allocation)
+    # The segments are those at the end of the trace.
+    reserved = sum(segment.size for segment in snapshot.segments)
+    for entry in snapshot.trace[at:]:
+        reserved -= _GROWS.get(entry.action, 0) * entry.size
+    return Peak(
+        ran_out=failure_at(snapshot, at),
+        alive=tuple(alive),
+        passes=passes,
+        steps=steps,
+        reserved=reserved,
     )
-    reserved = sum(segment.size for segment in snapshot.segments) - grown
-    passes, steps = (0, 0) if now is None else (now.passes, now.steps)
-    return Peak(ran_out=ran_out, alive=tuple(held), passes=passes, steps=steps, reserved=reserved)
+
+
+def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
+    """Return the request that failed at a place in the trace; `None` if none failed there."""
+    if place < len(snapshot.trace) and snapshot.trace[place].action == "oom":
+        return snapshot.trace[place]
+    return None
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
-    """Size and stack of each allocation, by address, before an entry of the trace.
+    """Return the size and stack of each allocation before an entry of the trace, by address.
 
-    What is alive in the end, with all since undone.
+    They are the allocations at the end of the trace, with all entries since then undone.
     """
-    # A recording may have the stack that frees, and not the one that allocated. Then it says
-    # nothing of what is older than the trace.
-    made = {entry.address: entry.stack for entry in snapshot.trace if entry.action == "alloc"}
-    of_frees = any(
-        made.get(entry.address, entry.stack) != entry.stack
-        for entry in snapshot.trace
-        if entry.action in FREED
-    )
-    blocks = (
-        block
-        for segment in snapshot.segments
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    )
-    alive = {block.address: (block.requested, block.stack) for block in blocks}
+    alive: dict[int, tuple[int, Stack]] = {}
+    for block in _active_blocks(snapshot):
+        alive[block.address] = (block.requested, block.stack)
+    records_frees = _records_stacks_of_frees(snapshot.trace)
     for entry in reversed(snapshot.trace[at:]):
         if entry.action == "alloc":
             alive.pop(entry.address, None)
         elif entry.action in FREED:
-            alive[entry.address] = (entry.size, () if of_frees else entry.stack)
+            alive[entry.address] = (entry.size, () if records_frees else entry.stack)
     return alive
 
 
-def peak_place(snapshot: Snapshot) -> int:
-    """The place in the trace before which the most is alive.
+def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
+    for segment in snapshot.segments:
+        for block in segment.blocks:
+            if block.state == "active_allocated":
+                yield block
 
-    Of the last failure, where there is one.
+
+def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
+    """Whether an entry that frees has the stack that frees, instead of the one that allocated.
+
+    The code that made an allocation older than the trace is unknown then.
     """
+    made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
+    for entry in trace:
+        if entry.action in FREED and made.get(entry.address, entry.stack) != entry.stack:
+            return True
+    return False
+
+
+def peak_place(snapshot: Snapshot) -> int:
+    """Return the place of the last failed request, or else the place before which most is alive."""
     trace = snapshot.trace
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
         return failures[-1]
-    most = live = sum(size for size, _ in alive_before(snapshot, len(trace)).values())
-    moment = len(trace)
+    live = sum(size for size, _ in alive_before(snapshot, len(trace)).values())
+    most = live
+    peak = len(trace)
     for place in range(len(trace) - 1, -1, -1):
         entry = trace[place]
         if entry.action == "alloc":
@@ -138,45 +161,61 @@ def peak_place(snapshot: Snapshot) -> int:
         elif entry.action in FREED:
             live += entry.size
         if live > most:
-            most, moment = live, place
-    return moment
+            most = live
+            peak = place
+    return peak
 
 
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
-    """The places in the trace of what optimizers allocate and still have when the step has ended."""
-    # A failure may be in the middle of a step. Then what a line of the user's made is state if that
-    # line has freed nothing in the step. Torch's optimizers make their state in `_init_group`, and
-    # many temporary tensors at once.
+    """Return the places of allocations that optimizers make and that outlive the step.
+
+    If memory runs out during a step, the allocations of a line of code are taken to outlive it if
+    that line has freed nothing in the step, and is not a line of torch's optimizers.
+    """
     lasting: set[int] = set()
-    # in the step that is running, by address
+    # Places of the step's allocations that are alive, by address.
     made: dict[int, int] = {}
     freed: set[Stack] = set()
     for place, entry in enumerate(trace):
         if entry.action == "alloc" and phase_of(entry.stack) == "optimizer":
             made[entry.address] = place
         elif entry.action == "alloc":
+            # The step has ended.
             lasting.update(made.values())
-            made, freed = {}, set()
+            made = {}
+            freed = set()
         elif entry.action in FREED and entry.address in made:
             freed.add(trace[made.pop(entry.address)].stack)
-    if trace and trace[-1].action == "oom":
-        # An optimizer's own code, as `torch/optim/adam.py`, is torch's; all derive from
-        # `optimizer.py`.
-        files = {
-            at: [frame.file for frame in trace[place].stack]
-            for at, place in made.items()
-            if trace[place].stack not in freed
-        }
-        made = {
-            at: made[at]
-            for at, each in files.items()
-            if not any(OPTIMIZER in f and not f.endswith("/optimizer.py") for f in each)
-        }
-    return frozenset(lasting.union(made.values()))
+    ends_in_step = trace and trace[-1].action == "oom"
+    for place in made.values():
+        stack = trace[place].stack
+        is_temporary = ends_in_step and (stack in freed or _is_torch_optimizer(stack))
+        if not is_temporary:
+            lasting.add(place)
+    return frozenset(lasting)
+
+
+def _is_torch_optimizer(stack: Stack) -> bool:
+    """Whether one of torch's optimizers runs, such as `torch/optim/adam.py`.
+
+    It makes its state in `_init_group`, and many temporary tensors. Any optimizer can run the code
+    of `optimizer.py`.
+    """
+    for frame in stack:
+        if OPTIMIZER in frame.file and not frame.file.endswith("/optimizer.py"):
+            return True
+    return False
 
 
 class Birth(NamedTuple):
-    """How many forward passes had begun, and optimizer steps ended, at an allocation, or at a request that failed."""
+    """An allocation, or a request that failed.
+
+    Attributes:
+        place: Place in the trace.
+        entry: The entry of the trace.
+        passes: How many forward passes had begun.
+        steps: How many optimizer steps had ended.
+    """
 
     place: int
     entry: Entry
@@ -185,77 +224,103 @@ class Birth(NamedTuple):
 
 
 def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
-    """When each allocation in the trace was made, and each request failed."""
-    # A forward pass begins where a module's forward allocates after anything else did: the loss,
-    # backward, an optimizer, a batch. An optimizer's step has ended when anything but an optimizer
-    # allocates.
+    """Return the allocations and failed requests of a trace.
+
+    A forward pass begins if a module's forward allocates after anything else did: the loss,
+    backward, an optimizer, a batch. An optimizer step has ended if anything else allocates.
+    """
     births = []
-    passes = steps = 0
-    in_forward = in_optimizer = False
+    passes = 0
+    steps = 0
+    latest: Phase = "other"
     for place, entry in enumerate(trace):
         if entry.action not in ("alloc", "oom"):
             continue
-        in_backward = (
-            frame.function
-            for frame in entry.stack
-            if frame.file.endswith("torch/utils/checkpoint.py")
-        )
-        if not any(function in RECOMPUTES for function in in_backward):
-            begins, optimizes = (
-                phase_of(entry.stack) == phase for phase in ("forward", "optimizer")
-            )
-            passes += begins and not in_forward
-            steps += in_optimizer and not optimizes
-            in_forward, in_optimizer = begins, optimizes
+        if not _recomputes(entry.stack):
+            phase = phase_of(entry.stack)
+            if phase == "forward" and latest != "forward":
+                passes += 1
+            if latest == "optimizer" and phase != "optimizer":
+                steps += 1
+            latest = phase
         births.append(Birth(place, entry, passes, steps))
     return births
 
 
+def _recomputes(stack: Stack) -> bool:
+    for frame in stack:
+        if frame.file.endswith("torch/utils/checkpoint.py") and frame.function in RECOMPUTES:
+            return True
+    return False
+
+
+class Change(NamedTuple, Generic[Label]):
+    """An entry that allocates, frees or fails.
+
+    Attributes:
+        place: Place in the trace; -1 for an allocation that is older than the trace.
+        label: The label of the allocation; `None` if it is unknown, or for a failed request.
+        bytes: The bytes that it adds, or removes if negative; 0 for a failed request.
+    """
+
+    place: int
+    label: Label | None
+    bytes: int
+
+
 def changes(
     snapshot: Snapshot,
-    of_older: Callable[[int, Stack], Label],
-    of_new: Callable[[int, Entry], Label],
-) -> Iterator[tuple[int, Label | None, int]]:
-    """The bytes by label that come and go, by place.
+    label_older: Callable[[int, Stack], Label],
+    label_new: Callable[[int, Entry], Label],
+) -> Iterator[Change[Label]]:
+    """Yield the changes of live memory, the allocations that are older than the trace first.
 
-    At -1 what is older than the trace; at a request that failed, 0 of none.
+    Args:
+        snapshot: The snapshot.
+        label_older: Returns the label of an older allocation, from its bytes and its stack.
+        label_new: Returns the label of an allocation, from its place and its entry.
     """
-    held = {
-        address: (of_older(*older), older[0])
-        for address, older in alive_before(snapshot, 0).items()
-    }
-    yield from ((-1, label, nbytes) for label, nbytes in held.values())
+    held: dict[int, tuple[Label, int]] = {}
+    for address, (nbytes, stack) in alive_before(snapshot, 0).items():
+        label = label_older(nbytes, stack)
+        held[address] = (label, nbytes)
+        yield Change(-1, label, nbytes)
     for place, entry in enumerate(snapshot.trace):
         if entry.action == "alloc":
-            held[entry.address] = of_new(place, entry), entry.size
-            yield place, *held[entry.address]
+            label = label_new(place, entry)
+            held[entry.address] = (label, entry.size)
+            yield Change(place, label, entry.size)
         elif entry.action in FREED and entry.address in held:
             label, nbytes = held.pop(entry.address)
-            yield place, label, -nbytes
+            yield Change(place, label, -nbytes)
         elif entry.action in (*FREED, "oom"):
-            yield place, None, 0
+            yield Change(place, None, 0)
 
 
 def phase_of(stack: Stack) -> Phase:
-    """The phase of the innermost frame that has one.
+    """Return the phase of the innermost frame that has one.
 
-    Backward runs in a thread without a Python stack.
+    The innermost frame counts because Lightning runs forward and backward in a closure that the
+    optimizer's `step` calls. Backward runs in a thread without a Python stack.
     """
-    # Innermost, because Lightning runs forward and backward in a closure that the optimizer's
-    # `step` calls. `_call_impl` calls a module's hooks. An optimizer is torch's, derived from
-    # torch's, or the `step` of a file that is named after it.
     for frame in stack:
+        # `_call_impl` calls a module's hooks.
         if frame.function in ("forward", "_call_impl"):
             return "forward"
         if frame.file == AUTOGRAD or frame.function in ("backward", "_engine_run_backward"):
             return "backward"
-        if (OPTIMIZER in frame.file and "swa_utils" not in frame.file) or (
-            frame.function == "step" and "optim" in frame.file.lower()
-        ):
+        if _is_optimizer(frame):
             return "optimizer"
         if "closure" in frame.function:
             return "other"
     return "other" if stack else "backward"
+
+
+def _is_optimizer(frame: Frame) -> bool:
+    """Whether it is an optimizer of torch, or `step` in a file with an optimizer's name."""
+    if OPTIMIZER in frame.file and "swa_utils" not in frame.file:
+        return True
+    return frame.function == "step" and "optim" in frame.file.lower()
 
 
 Category = Literal[
@@ -268,16 +333,7 @@ Category = Literal[
     "other",
     "unknown",
 ]
-CATEGORIES: tuple[Category, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "temporary",
-    "copy",
-    "other",
-    "unknown",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 MOVES = frozenset(
     {
@@ -290,18 +346,105 @@ MOVES = frozenset(
         "materialize_meta_module",
     }
 )
+"""Functions of modules that allocate parameters."""
+
 COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
-# in the names of files; `schema.py` is none
+"""Functions that copy a model."""
+
 EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")
+"""Names of files that keep averaged weights, but not `schema.py`."""
+
 LIBRARIES = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|^<(frozen|string|eval_with_key)"
 )
 
 
-class StackHolder(Struct, frozen=True, kw_only=True):
-    """Allocations of one category that one line of code made, as `file:line function`.
+def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
+    """Return the category of an allocation, from the code that made it.
 
-    Empty where the stack is unknown.
+    Backward runs in a thread without a Python stack. Its allocations are gradients if they have the
+    size of a parameter, or else temporary.
+    """
+    if not alive.stack and alive.passes_ago is None:
+        return "unknown"
+    if _copies_model(alive.stack):
+        return "copy"
+    return _category_in_step(alive, parameter_sizes)
+
+
+def _category_in_step(alive: Alive, parameter_sizes: frozenset[int]) -> Category:
+    stack = alive.stack
+    phase = phase_of(stack)
+    if phase == "optimizer":
+        initializes = any(frame.function == "_init_group" for frame in stack)
+        return "optimizer_state" if initializes or alive.outlives_step else "temporary"
+    if phase == "forward" or any("nn/functional.py" in frame.file for frame in stack):
+        return "activations"
+    if any(map(_makes_parameters, stack)):
+        return "parameters"
+    if phase == "backward":
+        return "gradients" if alive.bytes in parameter_sizes else "temporary"
+    return "other"
+
+
+def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
+    """Return the sizes in bytes that gradients can have.
+
+    They are the sizes of parameters, and of allocations that are older than the recording.
+    """
+    return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
+
+
+def _copies_model(stack: Stack) -> bool:
+    if any(frame.function in COPIES for frame in stack):
+        return True
+    return any(EMA.search(_file_name(frame).lower()) for frame in stack)
+
+
+def _makes_parameters(frame: Frame) -> bool:
+    if frame.function in ("load_state_dict", "to_empty"):
+        return True
+    in_module = "nn/modules/" in frame.file or "nn/parameter.py" in frame.file
+    return in_module and (frame.function in MOVES or frame.function == "__init__")
+
+
+def line_of(stack: Stack) -> str:
+    """Return the innermost line of the user's code as `file:line function`; empty without a stack.
+
+    Without such a line, it is the innermost line of another library, or else of torch. Without
+    Python, it is the C++ function.
+    """
+    if not stack:
+        return ""
+    frame = _users_frame(stack)
+    if not frame.is_python:
+        return frame.function
+    return f"{_file_name(frame)}:{frame.line} {frame.function}"
+
+
+def _users_frame(stack: Stack) -> Frame:
+    python = [frame for frame in stack if frame.is_python]
+    for frame in python:
+        if not LIBRARIES.search(frame.file):
+            return frame
+    for frame in python:
+        if "/torch/" not in frame.file:
+            return frame
+    return stack[0]
+
+
+def _file_name(frame: Frame) -> str:
+    return frame.file.rpartition("/")[2]
+
+
+class StackHolder(Struct, frozen=True, kw_only=True):
+    """The allocations of one category that one line of code made.
+
+    Attributes:
+        category: The category.
+        line: `file:line function`; empty if the stack is unknown.
+        count: Number of the allocations.
+        bytes: Their bytes.
     """
 
     category: Category
@@ -310,91 +453,13 @@ class StackHolder(Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
-    """The category of an allocation, by the code that made it."""
-    # Backward runs in a thread without a Python stack: what it makes is a gradient where it has the
-    # size of a parameter, else temporary
-    if not alive.stack and alive.passes_ago is None:
-        return "unknown"
-    functions = {frame.function for frame in alive.stack}
-    category: Category = next(
-        (category for category, holds in _RULES if holds(alive.stack, functions)), "other"
-    )
-    if category != "temporary":
-        return category
-    if phase_of(alive.stack) == "optimizer":
-        return "optimizer_state" if alive.outlives_step else "temporary"
-    return "gradients" if alive.bytes in parameter_sizes else "temporary"
-
-
-def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
-    """The sizes in bytes that gradients may have.
-
-    Those of parameters, and of what was there before the recording.
-    """
-    return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
-
-
-def _copies(stack: Stack, functions: set[str]) -> bool:
-    return not functions.isdisjoint(COPIES) or any(
-        EMA.search(frame.file.rpartition("/")[2].lower()) for frame in stack
-    )
-
-
-def _makes_parameters(frame: Frame) -> bool:
-    in_module = "nn/modules/" in frame.file or "nn/parameter.py" in frame.file
-    return (
-        in_module and (frame.function in MOVES or frame.function == "__init__")
-    ) or frame.function in ("load_state_dict", "to_empty")
-
-
-def line_of(stack: Stack) -> str:
-    """The innermost line of the user's code.
-
-    Where there is none of a library's, torch's last; without Python what C++ ran.
-    """
-    if not stack:
-        return ""
-    python = [frame for frame in stack if frame.is_python]
-    own = (frame for frame in python if not LIBRARIES.search(frame.file))
-    others = (frame for frame in python if "/torch/" not in frame.file)
-    frame = next(own, None) or next(others, None) or stack[0]
-    return (
-        f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
-        if frame.is_python
-        else frame.function
-    )
-
-
 def holders_of(
     alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozenset()
 ) -> tuple[StackHolder, ...]:
-    """Allocations by category and line, the most bytes first."""
-    rows = (
-        StackHolder(
-            category=category, line=line, count=len(held), bytes=sum(each.bytes for each in held)
-        )
-        for (category, line), held in grouped(
-            alive, lambda each: (category_of(each, parameter_sizes), line_of(each.stack))
-        ).items()
-    )
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.line)))
-
-
-_RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
-    ("copy", _copies),
-    (
-        "optimizer_state",
-        lambda stack, functions: phase_of(stack) == "optimizer" and "_init_group" in functions,
-    ),
-    ("temporary", lambda stack, _: phase_of(stack) == "optimizer"),
-    (
-        "activations",
-        lambda stack, _: (
-            phase_of(stack) == "forward" or any("nn/functional.py" in frame.file for frame in stack)
-        ),
-    ),
-    ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
-    ("temporary", lambda stack, _: phase_of(stack) == "backward"),
-)
-"""The first that holds."""
+    """Return the allocations by category and line, the most bytes first."""
+    groups = grouped(alive, lambda each: (category_of(each, parameter_sizes), line_of(each.stack)))
+    holders = []
+    for (category, line), held in groups.items():
+        nbytes = sum(each.bytes for each in held)
+        holders.append(StackHolder(category=category, line=line, count=len(held), bytes=nbytes))
+    return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.line)))

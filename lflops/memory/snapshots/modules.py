@@ -1,6 +1,7 @@
-"""Which modules hold a snapshot's memory.
+"""The modules that hold a snapshot's memory.
 
-A step's allocations, matched by size and order with the operators of a profile of that run.
+The allocations of a step are matched with the operators in a profile of the same run, by size and
+order.
 """
 
 from collections import Counter
@@ -14,147 +15,203 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.errors import ProfileError
-from lflops.memory.snapshots.holders import births_in, changes, peak_place, phase_of
+from lflops.memory.snapshots.holders import (
+    Birth,
+    births_in,
+    changes,
+    failure_at,
+    peak_place,
+    phase_of,
+)
 from lflops.memory.snapshots.read import Snapshot
 from lflops.profile.profile import Moment, Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import Phase, step_phase
 from lflops.profile.series import grouped
 
-# allocations in a row that may be one operator's: attention has its result, sums and two numbers of
-# its dropout
 MOST_OUTPUTS = 4
-# that are matched, those which allocate the most
-MOST_OPERATORS = 2_000
-LEAST_SHARE = (
-    # of the step's bytes that have to match: less is another model, batch or precision
-    0.5
-)
+"""Most successive allocations of one operator.
 
-EARLIER, OPTIMIZER, UNMATCHED = "before this step", "the optimizer", "no operator of the profile"
+Attention allocates its result, its sums, and two numbers for its dropout.
+"""
+
+MOST_OPERATORS = 2_000
+"""Most operators that are matched: those that allocate the most."""
+
+LEAST_SHARE = 0.5
+"""Least share of the step's bytes that must match.
+
+Less means that the profile is of another model, batch or precision.
+"""
+
+EARLIER = "before this step"
+OPTIMIZER = "the optimizer"
+UNMATCHED = "no operator of the profile"
 
 
 class MemoryByModule(Struct, frozen=True, kw_only=True):
-    """What modules hold in the step that is explained.
+    """The memory that modules hold in the step with the peak.
 
-    `moments` is when each phase has the most alive, and last the peak or the failure. Each has the
-    bytes by module and the phase that made them, as `layers.*.mlp, made in forward`; what no module
-    made has `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
+    Attributes:
+        matched_share: Share of the bytes of forward and backward that match an operator of the
+            profile.
+        moments: By moment, then by module and phase, such as `layers.*.mlp, made in forward`: bytes.
+            The moments are the peak of each phase, and last the failure or the peak of the step.
+            Bytes without a module are named `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
-    # of the bytes that forward and backward allocate, those with an operator of the profile
     matched_share: float
     moments: dict[str, dict[str, int]]
 
     def lines(self, most: int) -> Iterator[str]:
-        """A table with a row for each module and phase, those with the most bytes at the last moment first."""
-        yield f"by module of the profile ({units.percent(self.matched_share)} of what forward and backward allocate is matched)"
-        yield f"  {''.join(f'{moment:>14}' for moment in self.moments)}"
-        rows = {
-            name: [held.get(name, 0) for held in self.moments.values()]
-            for held in self.moments.values()
-            for name in held
-        }
+        """Yield a table with at most `most` rows, sorted by the bytes at the last moment."""
+        share = units.percent(self.matched_share)
+        yield (
+            f"by module of the profile ({share} of what forward and backward allocate is matched)"
+        )
+        headings = "".join(f"{moment:>14}" for moment in self.moments)
+        yield f"  {headings}"
+        rows: dict[str, list[int]] = {}
+        for held in self.moments.values():
+            for name in held:
+                rows[name] = [held.get(name, 0) for held in self.moments.values()]
         for name, row in nlargest(most, rows.items(), key=lambda item: item[1][::-1]):
-            yield f"  {''.join(f'{units.size(nbytes):>14}' for nbytes in row)}  {name}"
+            cells = "".join(f"{units.size(nbytes):>14}" for nbytes in row)
+            yield f"  {cells}  {name}"
 
 
 class _Operator(NamedTuple):
+    """An operator of the profile, with the bytes that it allocates."""
+
     in_backward: bool
-    # that it allocates
     bytes: int
     module: str
     phase: Phase
 
 
 def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
-    """Name the modules by a profile of the same run; a `ProfileError` says why it cannot be one."""
-    at, made = (
-        peak_place(snapshot),
-        [each for each in births_in(snapshot.trace) if each.entry.action == "alloc"],
-    )
-    step = max((each.passes for each in made if each.place < at), default=0)
-    if profile.memory is None or not step:
-        raise ProfileError(
-            "the profile has no memory"
-            if step
-            else "the snapshot has no forward pass, with stacks, before its peak"
-        )
-    operators, patterns = tuple(_operators(profile.memory.timeline)), profile.patterns()
-    names: dict[int, str] = {}
-    # in which each allocation was made, where it is known
-    phases: dict[int, str] = {}
-    for passes, births in grouped(
-        (each for each in made if each.passes <= step), lambda each: each.passes
-    ).items():
-        optimizing = {each.place for each in births if phase_of(each.entry.stack) == "optimizer"}
-        names |= {
-            each.place: OPTIMIZER
-            if each.place in optimizing
-            else UNMATCHED
-            if passes == step
-            else EARLIER
-            for each in births
-        }
-        phases |= dict.fromkeys(optimizing, "optimizer")
-        rest = [each for each in births if each.place not in optimizing]
-        sizes = tuple((phase_of(each.entry.stack) == "backward", each.entry.size) for each in rest)
-        for index, operator in _aligned(sizes, operators) if passes else ():
-            module = patterns.get(operator.module, operator.module) or "the model itself"
-            names[rest[index].place] = f"{module}, made in {operator.phase}"
-            phases[rest[index].place] = (
-                "backward" if operator.phase == "recompute" else operator.phase
-            )
-    of_step = [each for each in made if each.passes == step and names[each.place] != OPTIMIZER]
-    matched = sum(each.entry.size for each in of_step if each.place in phases)
-    share = matched / max(sum(each.entry.size for each in of_step), 1)
+    """Return the memory by module, from a profile of the same run.
+
+    Raises:
+        ProfileError: The profile has no memory or does not match, or the snapshot has no step.
+    """
+    peak = peak_place(snapshot)
+    births = [birth for birth in births_in(snapshot.trace) if birth.entry.action == "alloc"]
+    step = max((birth.passes for birth in births if birth.place < peak), default=0)
+    if not step:
+        raise ProfileError("the snapshot has no forward pass, with stacks, before its peak")
+    if profile.memory is None:
+        raise ProfileError("the profile has no memory")
+    operators = tuple(_operators(profile.memory.timeline))
+    matches = _Matches(operators, profile.patterns())
+    until_step = [birth for birth in births if birth.passes <= step]
+    for passes, made in grouped(until_step, lambda birth: birth.passes).items():
+        matches.add_pass(made, UNMATCHED if passes == step else EARLIER, match=passes > 0)
+
+    names = matches.names
+    of_step = [birth for birth in until_step if birth.passes == step]
+    of_passes = [birth for birth in of_step if names[birth.place] != OPTIMIZER]
+    total = sum(birth.entry.size for birth in of_passes)
+    matched = sum(birth.entry.size for birth in of_passes if birth.place in matches.phases)
+    share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
-            f"the profile matches {units.percent(share)} of the step at the peak: is it of this model, batch and precision?"
+            f"the profile matches {units.percent(share)} of the step at the peak: "
+            "is it of this model, batch and precision?"
         )
-    return MemoryByModule(
-        matched_share=share, moments=_moments(snapshot, at, names, phases, of_step[0].place)
-    )
+    moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].place)
+    return MemoryByModule(matched_share=share, moments=moments)
+
+
+class _Matches:
+    """The names and phases of allocations.
+
+    Attributes:
+        names: By place in the trace: module and phase, `OPTIMIZER`, or the name for the rest.
+        phases: By place in the trace: the phase of a matched allocation, or of an optimizer's.
+    """
+
+    def __init__(self, operators: tuple[_Operator, ...], patterns: dict[str, str]) -> None:
+        self._operators = operators
+        self._patterns = patterns
+        self.names: dict[int, str] = {}
+        self.phases: dict[int, str] = {}
+
+    def add_pass(self, births: list[Birth], rest: str, *, match: bool) -> None:
+        """Name the allocations from one forward pass to the next.
+
+        Args:
+            births: The allocations.
+            rest: The name of an allocation that matches no operator.
+            match: Whether to match them. They are not matched before the first forward pass.
+        """
+        places: list[int] = []
+        sizes: list[tuple[bool, int]] = []
+        for birth in births:
+            phase = phase_of(birth.entry.stack)
+            if phase == "optimizer":
+                self.names[birth.place] = OPTIMIZER
+                self.phases[birth.place] = phase
+            else:
+                self.names[birth.place] = rest
+                places.append(birth.place)
+                sizes.append((phase == "backward", birth.entry.size))
+        if not match:
+            return
+        for index, operator in _aligned(tuple(sizes), self._operators):
+            place = places[index]
+            module = self._patterns.get(operator.module, operator.module) or "the model itself"
+            self.names[place] = f"{module}, made in {operator.phase}"
+            self.phases[place] = step_phase(operator.phase)
 
 
 def _moments(
-    snapshot: Snapshot, at: int, names: dict[int, str], phases: dict[int, str], begin: int
+    snapshot: Snapshot, peak: int, names: dict[int, str], phases: dict[int, str], begin: int
 ) -> dict[str, dict[str, int]]:
-    """Bytes by name when each phase of the step that begins there has the most, and at the moment to explain."""
+    """Return the bytes by name at the peak of each phase, and at the failure or the peak.
+
+    Args:
+        snapshot: The snapshot.
+        peak: Place of the failure or the peak.
+        names: Names of allocations by place. The next step begins at the first one without a name.
+        phases: Phases of allocations by place.
+        begin: Place at which the step begins.
+    """
     live: Counter[str] = Counter()
-    explained, phase = None, ""
+    at_peak: Counter[str] | None = None
+    phase = ""
     moments: dict[str, Counter[str]] = {}
-    for place, name, nbytes in changes(
-        snapshot, lambda *_: EARLIER, lambda place, _: names.get(place, "")
+    next_step = ""
+    for change in changes(
+        snapshot, lambda *_: EARLIER, lambda place, _: names.get(place, next_step)
     ):
-        explained = live.copy() if explained is None and place >= at else explained
-        if name == "":
-            # the next step has begun
+        if at_peak is None and change.place >= peak:
+            at_peak = live.copy()
+        if change.label == next_step:
             break
-        live[name or UNMATCHED] += nbytes
-        phase = phases.get(place, phase)
-        if (
-            nbytes > 0
-            and place >= begin
-            and phase
-            and live.total() > moments.get(phase, Counter()).total()
-        ):
+        live[change.label or UNMATCHED] += change.bytes
+        phase = phases.get(change.place, phase)
+        if change.bytes <= 0 or change.place < begin or not phase:
+            continue
+        if phase not in moments or live.total() > moments[phase].total():
             moments[phase] = live.copy()
-    ran_out = at < len(snapshot.trace) and snapshot.trace[at].action == "oom"
-    moments["out of memory" if ran_out else "peak"] = live if explained is None else explained
-    return {
-        moment: {name: nbytes for name, nbytes in held.items() if nbytes}
-        for moment, held in moments.items()
-    }
+    last = "peak" if failure_at(snapshot, peak) is None else "out of memory"
+    moments[last] = live if at_peak is None else at_peak
+    found = {}
+    for moment, held in moments.items():
+        found[moment] = {name: nbytes for name, nbytes in held.items() if nbytes}
+    return found
 
 
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
-    """What allocates in the profile's step, in order.
+    """Yield the operators of the profile's step that allocate, in order.
 
-    Of a long step the timeline has only a part of the operators.
+    The timeline of a long step has only some of the operators. An operator is known to allocate if
+    the next one is there as well.
     """
-    for moment, following in zip_longest(timeline, [each.index for each in timeline[1:]]):
+    for moment, following in zip_longest(timeline, timeline[1:]):
         nbytes = (moment.highest_bytes or 0) - moment.live_bytes
-        if following in (None, moment.index + 1) and moment.phase != "optimizer" and nbytes > 0:
+        is_followed = following is None or following.index == moment.index + 1
+        if is_followed and moment.phase != "optimizer" and nbytes > 0:
             yield _Operator(moment.phase == "backward", nbytes, moment.module, moment.phase)
 
 
@@ -162,37 +219,74 @@ def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
 def _aligned(
     made: tuple[tuple[bool, int], ...], operators: tuple[_Operator, ...]
 ) -> list[tuple[int, _Operator]]:
-    """The pairs of an allocation, by its place, and its operator that keep both orders and match the most bytes."""
-    least = min(nlargest(MOST_OPERATORS, (each.bytes for each in operators)), default=0)
-    known = [each for each in operators if each.bytes >= least]
-    wanted = {each[:2] for each in known}
-    groups: list[dict[tuple[bool, int], int]] = []
-    for index, (side, _) in enumerate(made, 1):
-        sums = {
-            (side, sum(size for _, size in made[index - count : index])): count
-            for count in range(min(MOST_OUTPUTS, index), 0, -1)
-        }
-        groups.append({key: count for key, count in sums.items() if key in wanted})
+    """Match allocations with operators so that both orders are kept and the most bytes match.
+
+    It is an alignment of two sequences by dynamic programming: `best[i][j]` is the most bytes that
+    the first `i` allocations and the first `j` operators can match.
+
+    Args:
+        made: For each allocation, whether it is made in backward, and its bytes.
+        operators: The operators of the profile.
+
+    Returns:
+        The index of each matched allocation, with its operator.
+    """
+    largest = nlargest(MOST_OPERATORS, (operator.bytes for operator in operators))
+    least = min(largest, default=0)
+    known = [operator for operator in operators if operator.bytes >= least]
+    groups = _groups_by_end(made, {_key(operator) for operator in known})
     best = [[0] * (len(known) + 1)]
-    for index, group in enumerate(groups, 1):
-        row = above = best[-1]
-        if group:
-            row = [0]
-            for column, each in enumerate(known, 1):
-                count = group.get(each[:2])
-                with_it = 0 if count is None else best[index - count][column - 1] + each.bytes
-                row.append(max(row[-1], above[column], with_it))
+    for end, group in enumerate(groups, 1):
+        without_this = best[end - 1]
+        if not group:
+            best.append(without_this)
+            continue
+        row = [0]
+        for column, operator in enumerate(known, 1):
+            most = max(row[-1], without_this[column])
+            count = group.get(_key(operator))
+            if count is not None:
+                most = max(most, best[end - count][column - 1] + operator.bytes)
+            row.append(most)
         best.append(row)
+
     pairs: list[tuple[int, _Operator]] = []
-    index, column = len(made), len(known)
-    while index and column:
-        if best[index][column] == best[index][column - 1]:
+    end = len(made)
+    column = len(known)
+    while end and column:
+        if best[end][column] == best[end][column - 1]:
             column -= 1
-        elif best[index][column] == best[index - 1][column]:
-            index -= 1
+        elif best[end][column] == best[end - 1][column]:
+            end -= 1
         else:
-            each = known[column - 1]
-            count = groups[index - 1][each[:2]]
-            pairs += [(place, each) for place in range(index - count, index)]
-            index, column = index - count, column - 1
+            operator = known[column - 1]
+            begin = end - groups[end - 1][_key(operator)]
+            for index in range(begin, end):
+                pairs.append((index, operator))
+            end = begin
+            column -= 1
     return pairs
+
+
+def _key(operator: _Operator) -> tuple[bool, int]:
+    return (operator.in_backward, operator.bytes)
+
+
+def _groups_by_end(
+    made: tuple[tuple[bool, int], ...], wanted: set[tuple[bool, int]]
+) -> list[dict[tuple[bool, int], int]]:
+    """Return the groups of successive allocations that end at each allocation.
+
+    A group may be the allocations of one operator. It is given by its side and its bytes, if they
+    are wanted, and has the number of its allocations. The smallest group comes first.
+    """
+    groups = []
+    for end, (in_backward, _) in enumerate(made, 1):
+        group: dict[tuple[bool, int], int] = {}
+        total = 0
+        for count in range(1, min(MOST_OUTPUTS, end) + 1):
+            total += made[end - count][1]
+            if (in_backward, total) in wanted:
+                group.setdefault((in_backward, total), count)
+        groups.append(group)
+    return groups

@@ -1,10 +1,9 @@
-"""The page of a CUDA memory snapshot.
-
-Live bytes through the allocator's record, and what is alive at the peak, by line of code.
-"""
+"""The page of a CUDA memory snapshot: live bytes over time, and the code that holds the peak."""
 
 from collections.abc import Iterable
 from itertools import accumulate
+
+from msgspec import Struct
 
 from lflops.hardware.chips import Hardware
 from lflops.memory.snapshots.explain import ExplainedMemory, explained_lines, remedies
@@ -13,6 +12,7 @@ from lflops.memory.snapshots.holders import (
     FREED,
     Alive,
     Category,
+    Change,
     category_of,
     changes,
     lasting_state,
@@ -22,145 +22,181 @@ from lflops.memory.snapshots.holders import (
     sizes_of_parameters,
 )
 from lflops.memory.snapshots.modules import MemoryByModule
-from lflops.memory.snapshots.read import Entry, Snapshot
+from lflops.memory.snapshots.read import Entry, Snapshot, Stack
 from lflops.profile.records import Phase
-from lflops.profile.series import extremes, grouped, summed
-from lflops.report.payload.columns import Columns, Value, exact
+from lflops.profile.series import extremes, grouped
+from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 
-
-def timeline_of(
-    snapshot: Snapshot, parameter_sizes: frozenset[int], most: int
-) -> tuple[dict[str, list[Value]], int | None]:
-    """The entries that allocate, free or fail, of more than `most` the extremes, with all bytes alive then; empty without a trace."""
-    # The number is the place among them where memory ran out, else where the most was alive.
-    trace, lasting = snapshot.trace, lasting_state(snapshot.trace)
-
-    def category(at: int, entry: Entry) -> Category:
-        return category_of(
-            Alive(entry.size, entry.stack, passes_ago=0, outlives_step=at in lasting),
-            parameter_sizes,
-        )
-
-    found = list(
-        changes(
-            snapshot,
-            lambda nbytes, stack: category_of(Alive(nbytes, stack), parameter_sizes),
-            category,
-        )
-    )
-    older, steps = (
-        [each for each in found if (each[0] < 0) == is_older] for is_older in (True, False)
-    )
-    live = dict.fromkeys(CATEGORIES, 0) | summed(
-        (name or "unknown", nbytes) for _, name, nbytes in older
-    )
-    totals = list(accumulate((nbytes for _, _, nbytes in steps), initial=sum(live.values())))[1:]
-    failures = [place for place, (at, _, _) in enumerate(steps) if trace[at].action == "oom"]
-    peak = failures[-1] if failures else max(range(len(totals)), key=totals.__getitem__, default=0)
-    kept = set(extremes(totals, most, [peak]))
-    phase: Phase = "other"
-    points: dict[str, list[Value]] = {
-        name: [] for name in ("at", "operator", "module", "phase", "live", *CATEGORIES)
-    }
-    for place, (at, name, nbytes) in enumerate(steps):
-        entry = trace[at]
-        live[name or "unknown"] += nbytes
-        phase = phase if entry.action in FREED else phase_of(entry.stack)
-        if place in kept:
-            instant = (
-                at,
-                entry.action,
-                line_of(entry.stack) or "no stack",
-                phase,
-                exact(totals[place]),
-                *map(exact, live.values()),
-            )
-            for values, value in zip(points.values(), instant, strict=True):
-                values.append(value)
-    return points, sorted(kept).index(peak) if kept else None
-
-
 _HOLDERS = 400
+"""Most holders on the page."""
 
 
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
-    """A snapshot as the page draws it.
+    """A snapshot on the page.
 
-    Its `points` are the bytes alive after each entry that allocates, frees or fails; `peak` is the
-    index in them of the moment that is explained, and `None` without a trace.
+    The points are the entries of the trace that allocate, free or fail. `peak` is the index of the
+    point that is explained, and `None` without a trace.
+
+    Attributes:
+        title: The device.
+        sentences: The cause, the request that failed, and the totals.
+        remedies: Ways to free memory.
+        ran_out: Whether the point that is explained is a request that failed.
+        holders: The allocations at that point, by category and stack, most bytes first.
+        by_module: Bytes by module; `None` without a profile.
     """
 
-    # the device
     title: str
-    # the cause, the request that failed, and the totals
     sentences: list[str]
-    # what would free memory
     remedies: list[str]
-    ran_out: (
-        # whether the moment that is explained is a request that failed; else it is the peak
-        bool
-    )
-    # what is alive then, by category and stack, the most bytes first; of smaller ones the category
-    # has the rest
+    ran_out: bool
     holders: Columns
-    # `None` without a profile
     by_module: MemoryByModule | None
 
 
 def snapshot_shown(
     snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None
 ) -> SnapshotShown:
-    """Make the page's value of an explained snapshot."""
     alive = peak_of(snapshot).alive
     sizes = sizes_of_parameters(alive)
     points, peak = timeline_of(snapshot, sizes, POINTS)
     categories = tuple(name for name in CATEGORIES if any(points[name]))
-    name_of_chip, capacity = chip_memory(chip)
-    first, *others = explained_lines(explained)
+    shown_points: Columns = {}
+    for name, values in points.items():
+        if name not in CATEGORIES or name in categories:
+            shown_points[name] = values
+    by_category: list[tuple[str, Value]] = []
+    for category, nbytes in explained.by_category.items():
+        if nbytes:
+            by_category.append((category, exact(nbytes)))
+    chip_name, capacity = chip_memory(chip)
     return SnapshotShown(
         title=f"device {explained.device}",
-        sentences=[first, *others[1 : others.index("by category") - 1]],
+        sentences=_sentences(explained),
         remedies=list(remedies(explained)),
         ran_out=explained.ran_out,
         operators=len(snapshot.trace),
         peak_bytes=exact(explained.requested_bytes),
         peak=peak,
-        chip=name_of_chip,
+        chip=chip_name,
         capacity_bytes=capacity,
-        points={
-            name: values
-            for name, values in points.items()
-            if name not in CATEGORIES or name in categories
-        },
+        points=shown_points,
         categories=categories,
-        by_category=[
-            (name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes
-        ],
+        by_category=by_category,
         holders=_holders(alive, sizes),
         by_module=explained.by_module,
     )
 
 
+def _sentences(explained: ExplainedMemory) -> list[str]:
+    """Return the lines of the explanation before the table of categories."""
+    first, *others = explained_lines(explained)
+    # An empty line separates them from the table.
+    return [first, *others[1 : others.index("by category") - 1]]
+
+
+def timeline_of(
+    snapshot: Snapshot, parameter_sizes: frozenset[int], most: int
+) -> tuple[dict[str, list[Value]], int | None]:
+    """Return the points of the trace with their live bytes, and the index of the peak.
+
+    The peak is the last failure, or else the point with the most live bytes.
+
+    Args:
+        snapshot: The snapshot.
+        parameter_sizes: Sizes in bytes that parameters have.
+        most: Most points. A longer trace keeps its extremes.
+
+    Returns:
+        The columns, and the index; `None` without a trace.
+    """
+    trace = snapshot.trace
+    lasting = lasting_state(trace)
+
+    def category_of_older(nbytes: int, stack: Stack) -> Category:
+        return category_of(Alive(nbytes, stack), parameter_sizes)
+
+    def category_of_new(place: int, entry: Entry) -> Category:
+        alive = Alive(entry.size, entry.stack, passes_ago=0, outlives_step=place in lasting)
+        return category_of(alive, parameter_sizes)
+
+    live: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+    traced: list[Change[Category]] = []
+    for change in changes(snapshot, category_of_older, category_of_new):
+        if change.place >= 0:
+            traced.append(change)
+        else:
+            live[change.label or "unknown"] += change.bytes
+
+    before = sum(live.values())
+    totals = list(accumulate((change.bytes for change in traced), initial=before))[1:]
+    peak = _peak(trace, traced, totals)
+    kept = extremes(totals, most, [peak])
+    names = ("at", "operator", "module", "phase", "live", *CATEGORIES)
+    points: dict[str, list[Value]] = {name: [] for name in names}
+    phase: Phase = "other"
+    kept_indices = set(kept)
+    for index, change in enumerate(traced):
+        entry = trace[change.place]
+        live[change.label or "unknown"] += change.bytes
+        # An entry that frees may have the stack of the allocation.
+        if entry.action not in FREED:
+            phase = phase_of(entry.stack)
+        if index not in kept_indices:
+            continue
+        points["at"].append(change.place)
+        points["operator"].append(entry.action)
+        points["module"].append(line_of(entry.stack) or "no stack")
+        points["phase"].append(phase)
+        points["live"].append(exact(totals[index]))
+        for category, nbytes in live.items():
+            points[category].append(exact(nbytes))
+    return points, kept.index(peak) if kept else None
+
+
+def _peak(trace: tuple[Entry, ...], traced: list[Change[Category]], totals: list[int]) -> int:
+    """Return the index of the last failure, or else of the most live bytes."""
+    for index in reversed(range(len(traced))):
+        if trace[traced[index].place].action == "oom":
+            return index
+    return max(range(len(totals)), key=totals.__getitem__, default=0)
+
+
+class _Holder(Struct):
+    """Allocations of the same category that the same code made.
+
+    Attributes:
+        category: The category.
+        line: The user's line of code.
+        file: The file of that line.
+        stack: The whole stack, a line for each frame.
+        count: Number of the allocations.
+        bytes: Their bytes.
+    """
+
+    category: Category
+    line: str
+    file: str
+    stack: str
+    count: int
+    bytes: int
+
+
 def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> Columns:
-    rows: list[tuple[Category, str, str, str, int, int]] = []
-    for (category, stack), held in grouped(
-        alive, lambda each: (category_of(each, sizes), each.stack)
-    ).items():
-        line, text = (
-            line_of(stack),
-            "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack),
+    groups = grouped(alive, lambda each: (category_of(each, sizes), each.stack))
+    holders = []
+    for (category, stack), held in groups.items():
+        line = line_of(stack)
+        frames = [f"{frame.file}:{frame.line} {frame.function}" for frame in stack]
+        holder = _Holder(
+            category=category,
+            line=line,
+            file=line.partition(":")[0],
+            stack="\n".join(frames),
+            count=len(held),
+            bytes=sum(each.bytes for each in held),
         )
-        rows.append(
-            (
-                category,
-                line,
-                line.partition(":")[0],
-                text,
-                len(held),
-                sum(each.bytes for each in held),
-            )
-        )
-    largest = sorted(rows, key=lambda row: (-row[-1], row[1]))[:_HOLDERS]
-    names = ("category", "line", "file", "stack", "count", "bytes")
-    return {name: [exact(row[place]) for row in largest] for place, name in enumerate(names)}
+        holders.append(holder)
+    holders.sort(key=lambda holder: (-holder.bytes, holder.line))
+    return lists(holders[:_HOLDERS], _Holder.__struct_fields__)

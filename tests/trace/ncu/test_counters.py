@@ -12,7 +12,7 @@ from lflops.cli.main import main
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.report.text import kernel_name
-from lflops.trace.ncu.command import METRICS, Kernel, Measured, command, read
+from lflops.trace.ncu.kernels import METRICS, Kernel, Measured, command, read
 from tests.support.ncu_logs import (
     ADD,
     BF16,

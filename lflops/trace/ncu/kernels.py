@@ -1,0 +1,320 @@
+"""The kernels that Nsight Compute counted: FLOPs, bytes, time, and their place on the roofline.
+
+FLOPs are 2 x fused multiply-adds + additions + multiplications, and the operations of tensor cores.
+DRAM bytes are 32 x sectors.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, toml
+
+from lflops.analysis.roofline import Bound
+from lflops.errors import LflopsError
+from lflops.hardware.chips import Hardware
+from lflops.profile.series import gathered, grouped, sum_known
+from lflops.trace.ncu.log import Launch, launches_in
+
+SECTOR_BYTES = 32
+
+
+class _TensorCores(Struct, array_like=True):
+    """The metrics of tensor cores for a dtype.
+
+    Attributes:
+        since: The first compute capability that has the dtype.
+        total: The metric of all operations.
+        parts: The metrics of its parts.
+    """
+
+    since: float
+    total: str
+    parts: tuple[str, ...]
+
+
+class _Level(Struct, array_like=True):
+    """The metrics of a level of memory."""
+
+    bytes: str
+    sectors: tuple[str, ...]
+
+
+class _Metrics(Struct):
+    tensor_cores: dict[str, _TensorCores]
+    levels: dict[str, _Level]
+
+
+_FILE = toml.decode(Path(__file__).with_name("metrics.toml").read_bytes(), type=_Metrics)
+_TENSOR_CORES = _FILE.tensor_cores
+_LEVELS = _FILE.levels
+_TIME = "gpu__time_duration.sum"
+
+
+def _scalar_operations() -> dict[str, tuple[str, int]]:
+    metrics = {}
+    for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64")):
+        for name, flops in (("add", 1), ("mul", 1), ("fma", 2)):
+            metric = f"smsp__sass_thread_inst_executed_op_{letter}{name}_pred_on.sum"
+            metrics[metric] = (dtype, flops)
+    return metrics
+
+
+_SCALAR_OPERATIONS = _scalar_operations()
+"""By metric of scalar instructions: the dtype, and the FLOPs of an instruction."""
+
+
+def _tensor_core_metrics() -> list[str]:
+    metrics: list[str] = []
+    for each in _TENSOR_CORES.values():
+        metrics += (each.total, *each.parts)
+    return metrics
+
+
+METRICS = (
+    *_LEVELS["dram"].sectors,
+    *_SCALAR_OPERATIONS,
+    *_tensor_core_metrics(),
+    _TIME,
+    _LEVELS["l2"].bytes,
+    _LEVELS["l1"].bytes,
+)
+"""The metrics to request from Nsight Compute."""
+
+
+def _known_metrics() -> frozenset[str]:
+    metrics = set(METRICS)
+    for level in _LEVELS.values():
+        metrics.update((level.bytes, *level.sectors))
+    return frozenset(metrics)
+
+
+_KNOWN = _known_metrics()
+
+
+class Traffic(Struct, frozen=True, kw_only=True):
+    """The traffic of a level of memory.
+
+    Attributes:
+        bytes: Bytes; `None` if unknown.
+        intensity: FLOPs per byte; `None` if unknown.
+    """
+
+    bytes: float | None
+    intensity: float | None
+
+
+class Kernel(Struct, frozen=True, kw_only=True):
+    """The launches of one kernel in one module, or of all kernels.
+
+    Attributes:
+        name: The name in the log; empty for all kernels.
+        module: The module with the name of the innermost NVTX range; `None` if unknown.
+        launches: Number of launches.
+        flops: FLOPs, including operations of int8; `None` if the FLOPs of a dtype are unknown.
+        flops_by_dtype: FLOPs by the names of `hardware.DTYPES`; `None` if the chip has the dtype
+            and the log has no value.
+        levels: Traffic of `dram`, `l2` and `l1`, if it was requested.
+        seconds: Time of the launches; `None` if it was not requested.
+        flops_per_second: The achieved FLOP/s.
+        roof_seconds: Time at the roof of the chip; `None` if unknown.
+        bound: The side of the roofline; `None` if unknown.
+        share: Share of the roof that is achieved; `None` if unknown.
+    """
+
+    name: str
+    module: str | None
+    launches: int
+    flops: float | None
+    flops_by_dtype: Mapping[str, float | None]
+    levels: Mapping[str, Traffic]
+    seconds: float | None
+    flops_per_second: float | None
+    roof_seconds: float | None
+    bound: Bound | None
+    share: float | None
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """The kernels of a log.
+
+    Attributes:
+        total: All kernels together.
+        kernels: The kernels, most time first, or most FLOPs first without times.
+    """
+
+    total: Kernel
+    kernels: tuple[Kernel, ...]
+
+
+def command(script: Sequence[str]) -> list[str]:
+    """Return the command that runs a Python script under Nsight Compute with all `METRICS`.
+
+    It is for Ampere and later. Nsight Compute writes `n/a` for a metric that a chip lacks.
+    """
+    return [
+        "ncu",
+        "--csv",
+        "--log-file",
+        "lflops.ncu.csv",
+        "--nvtx",
+        "--metrics",
+        ",".join(METRICS),
+        "--target-processes",
+        "all",
+        "python3",
+        *script,
+    ]
+
+
+def read(
+    log: str,
+    *,
+    gpu_seconds: float | None = None,
+    modules: Collection[str] = (),
+    chip: Hardware | None = None,
+) -> Measured:
+    """Return the kernels of a log.
+
+    Args:
+        log: The text that Nsight Compute wrote.
+        gpu_seconds: The running time of the GPU, such as Nsight Systems reports it. It replaces the
+            sum of the kernels' times.
+        modules: Names of modules to find among the NVTX ranges.
+        chip: The chip whose roof applies.
+
+    Raises:
+        LflopsError: No kernel has a metric that is read here.
+    """
+    launches = []
+    for launch in launches_in(log):
+        if any(launch.metrics.get(name) is not None for name in _KNOWN):
+            launches.append(launch)
+    if not launches:
+        raise LflopsError(
+            "no kernel with a metric that is read here: "
+            "give what the command of lflops roofline --ncu-command writes"
+        )
+    groups = grouped(launches, lambda launch: (launch.name, _module_of(launch, modules)))
+    kernels = []
+    for (name, module), of_kernel in groups.items():
+        kernels.append(_kernel(name, module, of_kernel, _seconds(of_kernel), chip))
+    kernels.sort(key=lambda kernel: (-(kernel.seconds or 0.0), -(kernel.flops or 0.0)))
+    seconds = _seconds(launches) if gpu_seconds is None else gpu_seconds
+    total = _kernel("", None, launches, seconds, chip)
+    return Measured(total=total, kernels=tuple(kernels))
+
+
+def _module_of(launch: Launch, modules: Collection[str]) -> str | None:
+    for name in reversed(launch.ranges):
+        if name in modules:
+            return name
+    return None
+
+
+def _seconds(launches: Iterable[Launch]) -> float | None:
+    return sum_known(launch.metrics.get(_TIME) for launch in launches)
+
+
+def _kernel(
+    name: str,
+    module: str | None,
+    launches: Sequence[Launch],
+    seconds: float | None,
+    chip: Hardware | None,
+) -> Kernel:
+    by_dtype = _flops_by_dtype(launches)
+    # A dtype without operations is left out of the result, but its count is known.
+    flops = sum_known(by_dtype.values()) if by_dtype else None
+    by_dtype = {dtype: each for dtype, each in by_dtype.items() if each != 0}
+    levels = {}
+    for level in _LEVELS:
+        nbytes = _bytes(level, launches)
+        if nbytes is not None:
+            levels[level] = Traffic(bytes=nbytes, intensity=_ratio(flops, nbytes))
+    roof, bound = _roof(by_dtype, _bytes("dram", launches), chip)
+    return Kernel(
+        name=name,
+        module=module,
+        launches=len(launches),
+        flops=flops,
+        flops_by_dtype=by_dtype,
+        levels=levels,
+        seconds=seconds,
+        flops_per_second=_ratio(flops, seconds),
+        roof_seconds=roof,
+        bound=bound,
+        share=_ratio(roof, seconds),
+    )
+
+
+def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
+    counted: list[tuple[str, float | None]] = []
+    for launch in launches:
+        counted += _operations(launch)
+    return {dtype: sum_known(flops) for dtype, flops in gathered(counted).items()}
+
+
+def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
+    """Yield the FLOPs of the requested metrics, with their dtypes.
+
+    Dtypes that the tensor cores of the chip lack are left out.
+    """
+    for name, value in launch.metrics.items():
+        if name in _SCALAR_OPERATIONS:
+            dtype, flops = _SCALAR_OPERATIONS[name]
+            yield dtype, None if value is None else flops * value
+    for dtype, tensor_cores in _TENSOR_CORES.items():
+        if launch.capability >= tensor_cores.since:
+            yield from _tensor_core_operations(launch, dtype, tensor_cores)
+
+
+def _tensor_core_operations(
+    launch: Launch, dtype: str, tensor_cores: _TensorCores
+) -> Iterator[tuple[str, float | None]]:
+    """Yield the operations of a dtype: the total if it is known, or else the sum of the parts.
+
+    Nothing if neither was requested.
+    """
+    is_requested = False
+    for names in ((tensor_cores.total,), tensor_cores.parts):
+        values = [launch.metrics[name] for name in names if name in launch.metrics]
+        operations = sum_known(values) if values else None
+        if operations is not None:
+            yield dtype, operations
+            return
+        is_requested = is_requested or bool(values)
+    if is_requested:
+        yield dtype, None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
+    """Return the bytes of all launches at a level; `None` if a launch has neither metric."""
+    metrics = _LEVELS[level]
+    sizes: list[float | None] = []
+    for launch in launches:
+        sectors = sum_known(launch.metrics.get(name) for name in metrics.sectors)
+        if sectors is not None:
+            sizes.append(SECTOR_BYTES * sectors)
+        else:
+            sizes.append(launch.metrics.get(metrics.bytes))
+    return sum_known(sizes)
+
+
+def _roof(
+    by_dtype: Mapping[str, float | None], nbytes: float | None, chip: Hardware | None
+) -> tuple[float | None, Bound | None]:
+    """Return the time at the roof of a chip, and the side that bounds it; `None` if unknown."""
+    if chip is None or nbytes is None or not chip.bandwidth_bytes_per_second:
+        return None, None
+    peaks = chip.peak_flops_per_second
+    if not by_dtype.keys() <= peaks.keys():
+        return None, None
+    compute = sum_known(_ratio(flops, peaks[dtype]) for dtype, flops in by_dtype.items())
+    if compute is None:
+        return None, None
+    memory = nbytes / chip.bandwidth_bytes_per_second
+    return (compute, "compute") if compute >= memory else (memory, "memory")

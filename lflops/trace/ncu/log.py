@@ -1,0 +1,140 @@
+"""Read the log of Nsight Compute: CSV with a line per metric or per kernel, or text for people."""
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+_RANGES = "Push/Pop_Range"
+_RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
+_HEADING = re.compile(
+    r"^ {2}(?P<name>\S.*?)"
+    r"(?: \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)|, \d{4}-\w{3}-\d+ [\d:]+)"
+    r", Context \d+, Stream \d+"
+)
+_METRIC = re.compile(
+    r"^\s+(?P<name>[a-z0-9]\w*__[\w.]+)\s+(?:(?P<unit>[A-Za-z]\S*)\s+)?(?P<value>\S+)\s*$"
+)
+_GROUPED_DIGITS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+_SECONDS = {
+    "s": 1.0,
+    "second": 1.0,
+    "ms": 1e-3,
+    "msecond": 1e-3,
+    "us": 1e-6,
+    "usecond": 1e-6,
+    "ns": 1e-9,
+    "nsecond": 1e-9,
+}
+_PREFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel.
+
+    Attributes:
+        name: The name of the kernel.
+        ranges: The names of the NVTX ranges around it, the innermost last.
+        capability: The compute capability of the chip; infinite if unknown.
+        metrics: The requested metrics; `None` if Nsight Compute has no value.
+    """
+
+    name: str
+    ranges: tuple[str, ...]
+    capability: float
+    metrics: dict[str, float | None]
+
+
+def launches_in(log: str) -> list[Launch]:
+    """Return the launches in a log. Only CSV has NVTX ranges."""
+    lines = log.splitlines()
+    for start, line in enumerate(lines):
+        if line.startswith('"') and '"Kernel Name"' in line:
+            return _launches_in_csv(lines[start:])
+    return _launches_in_text(lines)
+
+
+def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
+    heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    named = []
+    for row in rows:
+        if len(row) == len(heading):
+            named.append(dict(zip(heading, row, strict=True)))
+    return _by_metric(named) if "Metric Name" in heading else _by_kernel(named)
+
+
+def _by_metric(rows: Iterable[Mapping[str, str]]) -> list[Launch]:
+    """Return the launches of a CSV with a line per metric."""
+    launches: dict[tuple[str | None, str | None], Launch] = {}
+    for row in rows:
+        key = (row.get("Process ID"), row.get("ID"))
+        if key not in launches:
+            launches[key] = _launch(row)
+        value = _number(row["Metric Value"], row.get("Metric Unit", ""))
+        launches[key].metrics[row["Metric Name"]] = value
+    return list(launches.values())
+
+
+def _by_kernel(rows: Sequence[Mapping[str, str]]) -> list[Launch]:
+    """Return the launches of a CSV with a line per launch, as `--page raw` writes it.
+
+    The first line can have the units.
+    """
+    units: Mapping[str, str] = {}
+    if rows and not rows[0].get("ID"):
+        units = rows[0]
+        rows = rows[1:]
+    launches = []
+    for row in rows:
+        launch = _launch(row)
+        for name, value in row.items():
+            if "__" in name:
+                launch.metrics[name] = _number(value, units.get(name, ""))
+        launches.append(launch)
+    return launches
+
+
+def _launch(row: Mapping[str, str]) -> Launch:
+    ranges: list[str] = []
+    for column, stack in row.items():
+        if _RANGES in column:
+            ranges += _RANGE.findall(stack)
+    return Launch(row["Kernel Name"], tuple(ranges), _capability(row.get("CC", "")), {})
+
+
+def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
+    """Return the launches of a text. Below the heading of a launch are its metrics, indented."""
+    launches: list[Launch] = []
+    for line in lines:
+        heading = _HEADING.match(line)
+        metric = _METRIC.match(line)
+        if heading:
+            capability = _capability(line.rpartition(", CC ")[2])
+            launches.append(Launch(heading["name"], (), capability, {}))
+        elif metric and launches:
+            value = _number(metric["value"], metric["unit"] or "")
+            launches[-1].metrics[metric["name"]] = value
+    return launches
+
+
+def _capability(text: str) -> float:
+    return _number(text, "") or math.inf
+
+
+def _number(value: str, unit: str) -> float | None:
+    """Return a number in seconds, bytes or counts; `None` if Nsight Compute has no value.
+
+    A comma either groups digits, or is a decimal comma.
+    """
+    is_grouped = _GROUPED_DIGITS.fullmatch(value) is not None
+    digits = value.replace(",", "" if is_grouped else ".")
+    try:
+        number = float(digits)
+    except ValueError:
+        return None
+    if unit in _SECONDS:
+        return number * _SECONDS[unit]
+    # Such as `Kbyte`, but not `K` alone.
+    has_prefix = len(unit) > 1 and unit[1:].islower()
+    return number * _PREFIXES.get(unit[0], 1.0) if has_prefix else number
