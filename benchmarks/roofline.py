@@ -35,7 +35,7 @@ LEAST, MOST = 0.80, 1.05
 class CpuClock(HostClock):
     """The process's CPU time, for one thread."""
 
-    mark = staticmethod(time.process_time)
+    mark = staticmethod(time.process_time_ns)
 
 
 class Product(nn.Module):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from time import perf_counter, thread_time
+from time import perf_counter, perf_counter_ns, thread_time
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,26 +38,29 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's clock: on a CPU an operator is done when it returns."""
+    """The host's clock: on a CPU an operator is done when it returns.
 
-    mark = staticmethod(perf_counter)
+    A mark is a moment in nanoseconds.
+    """
+
+    mark = staticmethod(perf_counter_ns)
 
     def settle(self) -> None:
         """No-op: CPU work is synchronous."""
 
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) / 1e9
 
 
-class OwnMark(NamedTuple):
-    """A moment: the thread's scheduler counters, and the times before and after they were read."""
+class UncontendedMark(NamedTuple):
+    """A moment: the thread's scheduler counters, and nanoseconds before and after they were read."""
 
-    before: float
+    before: int
     counted: bytes | None
-    after: float
+    after: int
 
 
-class OwnClock:
+class UncontendedClock:
     """A host clock that stops while other threads have the core of the thread that made it.
 
     A mark takes 3 µs, which are not counted.
@@ -81,19 +84,20 @@ class OwnClock:
         thread_time()
         return self._schedule.read()
 
-    def mark(self) -> OwnMark:
+    def mark(self) -> UncontendedMark:
         """Mark this moment."""
-        return OwnMark(perf_counter(), self._schedule.read(), perf_counter())
+        return UncontendedMark(perf_counter_ns(), self._schedule.read(), perf_counter_ns())
 
     def settle(self) -> None:
         """No-op: CPU work is synchronous."""
 
-    def seconds(self, start: OwnMark, end: OwnMark) -> float:
+    def seconds(self, start: UncontendedMark, end: UncontendedMark) -> float:
         """Seconds between two marks, without those in which other threads had the core."""
-        return max(end.before - start.after - self.waited(start, end), 0.0)
+        elapsed = (end.before - start.after) / 1e9
+        return max(elapsed - self.waited(start, end), 0.0)
 
     @staticmethod
-    def waited(start: OwnMark, end: OwnMark) -> float:
+    def waited(start: UncontendedMark, end: UncontendedMark) -> float:
         """Seconds between two marks in which other threads had the core."""
         between = ThreadSchedule.between(start.counted, end.counted)
         return 0.0 if between is None else between[1]
@@ -169,7 +173,7 @@ class WaitingClock:
         self.settle = self._host.settle
         self.seconds = self._host.seconds
 
-    def mark(self) -> float:
+    def mark(self) -> int:
         """Wait until everything that is queued on the device is done, and mark that moment."""
         self._wait()
         return self._host.mark()
@@ -214,7 +218,7 @@ def event_seconds(device: torch.device) -> float | None:
         _, _, last, _ = trials[-1]
         last.event.synchronize()
         for began, start, end, done in trials:
-            costs.append(max((done - began) / 2, clock.seconds(start, end)))
+            costs.append(max(host.seconds(began, done) / 2, clock.seconds(start, end)))
     except RuntimeError:
         return None
     return min(costs)

@@ -131,7 +131,7 @@ def test_a_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     Every second graph has a double backward, whose seconds are divided over no modules.
     """
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
     draw, twice = random.Random(seed), bool(seed % 2)  # noqa: S311 - a graph is no secret
     torch.manual_seed(seed)
     model = nn.Sequential(*(graph(draw, reentrant=not twice) for _ in range(2)))

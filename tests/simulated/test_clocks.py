@@ -17,7 +17,7 @@ from tests.support.simulated import FIRST, SECOND
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's clock is the simulated one."""
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
 
 
 def test_a_device_has_its_events_and_nobody_waits_for_a_mark() -> None:

@@ -15,7 +15,7 @@ from tests.support.simulated import FIRST, SECOND
 @pytest.fixture(autouse=True)
 def _emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left of other tests."""
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
     torch.accelerator.empty_cache()
     for device in (FIRST, SECOND):
         torch.accelerator.reset_peak_memory_stats(device)

@@ -14,7 +14,7 @@ from tests.support import simulated
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's clock is the simulated one."""
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
 
 
 def outcomes(result: SelfTest) -> dict[str, bool | None]:

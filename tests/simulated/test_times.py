@@ -21,7 +21,7 @@ from tests.support.simulated import FIRST, SECOND
 @pytest.fixture(autouse=True)
 def _clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's clock is the simulated one, and a product takes 0.839 ms."""
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
     simulated.plan(macs_per_second=RATE)
 
 

@@ -57,7 +57,7 @@ def trained(device: torch.device, **options: Any) -> Profile:
 @pytest.fixture
 def _simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's clock is the simulated one, and a product takes 0.839 ms."""
-    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.now))
+    monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
     simulated.plan(macs_per_second=RATE)
 
 

@@ -15,6 +15,10 @@ class StillClock:
         """This moment."""
         return self.now
 
+    def nanoseconds(self) -> int:
+        """This moment as the host's clock marks it."""
+        return round(self.mark() * 1e9)
+
     def settle(self) -> None:
         """Nothing is under way."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lflops.timing import clock as module
-from lflops.timing.clock import CpuWatch, OwnClock, OwnMark, ThreadSchedule
+from lflops.timing.clock import CpuWatch, ThreadSchedule, UncontendedClock, UncontendedMark
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,14 @@ def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
 
     Of the 2.5 s between them others had 0.5; where that is unknown, none is theirs.
     """
-    clock = OwnClock()
+    clock = UncontendedClock()
     assert 2.0 == clock.seconds(
-        OwnMark(1.0, b"3000000000 7000000000 4", 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5)
+        UncontendedMark(1_000_000_000, b"3000000000 7000000000 4", 1_500_000_000),
+        UncontendedMark(4_000_000_000, b"5000000000 7500000000 9", 4_500_000_000),
     )
     assert 2.5 == clock.seconds(
-        OwnMark(1.0, None, 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5)
+        UncontendedMark(1_000_000_000, None, 1_500_000_000),
+        UncontendedMark(4_000_000_000, b"5000000000 7500000000 9", 4_500_000_000),
     )
 
 
@@ -77,4 +79,4 @@ def test_the_own_clock_is_needed_where_others_had_a_twentieth(
 ) -> None:
     """Of 100 ns in which the thread could have run."""
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: counted)
-    assert is_needed == OwnClock().is_needed
+    assert is_needed == UncontendedClock().is_needed

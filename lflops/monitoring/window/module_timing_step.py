@@ -8,7 +8,14 @@ from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.training import Stage
 from lflops.profile.timeline import SelfTime, StepTimeline, longest, nested
-from lflops.timing.clock import Clock, CpuWatch, HostClock, OwnClock, OwnMark, ThreadSchedule
+from lflops.timing.clock import (
+    Clock,
+    CpuWatch,
+    HostClock,
+    ThreadSchedule,
+    UncontendedClock,
+    UncontendedMark,
+)
 from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, WAIT, PhaseMarks, StepPhases
@@ -34,7 +41,7 @@ class ModuleTimingStep:
         self._clock = clock
         # On a busy machine the time in which other threads have this thread's core is left out. It
         # stays in on several ranks, since ranks are compared by it.
-        own = OwnClock()
+        own = UncontendedClock()
         leaves_out = is_alone and isinstance(clock, HostClock) and own.is_needed
         self._own = own if leaves_out else None
         self._begun_at = own.now()
@@ -129,7 +136,7 @@ class ModuleTimingStep:
 
     def _nanoseconds(self, start: Any, mark: Any) -> int:
         """Nanoseconds from the start of the step to a mark of either clock."""
-        moment = mark.before if isinstance(mark, OwnMark) else mark
+        moment = mark.before if isinstance(mark, UncontendedMark) else mark
         return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:

@@ -19,7 +19,7 @@ from lflops import CountError, Profile, Schedule
 from lflops.analysis.analysis import analyze
 from lflops.integrations.loops.monitor import LoopMonitor
 from lflops.monitoring import window_publisher as results
-from lflops.timing.clock import OwnClock, ThreadSchedule
+from lflops.timing.clock import ThreadSchedule, UncontendedClock
 from tests.support.process_state import bits
 from tests.support.processes import Ranks
 
@@ -385,7 +385,7 @@ def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others
 
     If others had the core all of the time, nothing is left.
     """
-    monkeypatch.setattr(OwnClock, "is_needed", True)
+    monkeypatch.setattr(UncontendedClock, "is_needed", True)
     hooked = [
         step for step in train(model(), each=each).profiles[0].steps if step.kind == "module_timing"
     ]
@@ -412,7 +412,7 @@ def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is read at each module where others took nothing."""
-    monkeypatch.setattr(OwnClock, "is_needed", False)
+    monkeypatch.setattr(UncontendedClock, "is_needed", False)
     assert all(not step.uncontended_phases for step in train(model()).profiles[0].steps)
 
 

@@ -165,9 +165,14 @@ def follow_real_clock(*, follows: bool) -> None:
     _library().simulated_follow_real_clock(int(follows))
 
 
+def nanoseconds() -> int:
+    """The host's clock."""
+    return int(_library().simulated_now())
+
+
 def now() -> float:
     """The host's clock, in seconds."""
-    return int(_library().simulated_now()) / 1e9
+    return nanoseconds() / 1e9
 
 
 def host_works(seconds: float) -> None:
