@@ -4,8 +4,10 @@ PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 PACKAGES := .venv-packages/bin
 PACKAGES_READY := .venv-packages/ready
+CLIENTS := .venv-clients-general/bin
+CLIENTS_READY := .venv-clients-general/ready .venv-clients-vision/ready
 
-.PHONY: demo pictures test lint lint-page docs coverage bench harmless packages gpu clean
+.PHONY: demo pictures test lint lint-page docs coverage bench harmless packages clients gpu clean
 
 # Kineto's lines about itself are silenced: 6 is above all its levels.
 demo: $(READY)
@@ -72,13 +74,18 @@ harmless: $(READY)
 packages: $(PACKAGES_READY)
 	@$(PACKAGES)/pytest -n0 tests/flop_counter/test_real_packages.py
 
+# Training runs of other packages, plain, watched and with planted faults: an hour and a half on two
+# cores. Finished runs are kept in runs/clients. `make clients ONLY=trl_dpo` runs some of them.
+clients: $(CLIENTS_READY)
+	@PYTHONPATH=$(CURDIR) $(CLIENTS)/python -m benchmarks.clients $(if $(ONLY),--only $(ONLY))
+
 # All that only a GPU can tell, within ten minutes. Where torch is already installed, as on a lent machine: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .venv-peers .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .venv-packages .venv-clients-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 node_modules/.ready: package.json package-lock.json
@@ -113,4 +120,12 @@ $(PACKAGES_READY): pyproject.toml constraints.txt tests/packages.txt
 	@$(PACKAGES)/pip install -qq -c constraints.txt hatchling editables
 	@$(PACKAGES)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@$(PACKAGES)/pip install -qq --no-deps -r tests/packages.txt
+	@touch $@
+
+# The pins are complete, so pip has nothing to resolve. lflops itself needs only what they have.
+.venv-clients-%/ready: benchmarks/clients/requirements-%.txt pyproject.toml
+	@echo "Setting up .venv-clients-$* (gigabytes: torch is large)"
+	@python3 -m venv .venv-clients-$*
+	@.venv-clients-$*/bin/pip install -qq -r $<
+	@.venv-clients-$*/bin/pip install -qq --no-build-isolation --no-deps -e .
 	@touch $@

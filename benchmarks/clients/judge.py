@@ -1,0 +1,285 @@
+"""Compare what lflops reports about a client with the stopwatches and with what is true of it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clients.cells import PLAIN, REPEATED, WATCHED, cells_of, read
+from benchmarks.clients.client import Client
+
+TOLERANCE = 0.2
+"""How far a finding's cost may be from the stopwatch's, as a share of it."""
+
+SHARE_TOLERANCE = 0.15
+"""How far the share of a phase may be from the stopwatch's in a run without a fault."""
+
+LEAST_SHARE = 0.05
+
+NAMED = {
+    "slow data": {"data"},
+    "slow module": {"slow", "outside", "python"},
+    "slow hook": {"slow", "outside", "python"},
+    "step logging": {"other", "logging", "outside"},
+    "slow validation": {"validation"},
+    "slow reward": {"reward", "generation", "inference", "rollout", "other"},
+    "slow rollout": {"generation", "inference", "rollout", "other"},
+}
+"""The causes that name a planted fault."""
+
+IMPOSSIBLE = {"transfer", "copy", "idle", "communication", "rank", "turns", "sync", "wait"}
+"""Causes that a run of one process on a CPU cannot have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultRow:
+    """A planted fault, and what `lflops why` reports.
+
+    Attributes:
+        fault: What was planted.
+        planted: Its cost by the stopwatch, in seconds per step.
+        share: Its share of the step, by the stopwatch.
+        first: The cause of the first issue, with its module.
+        said: The first issue's sentence.
+        is_first: Whether the first issue names the fault.
+        ratio: The cost of the issue that names it, without the cost that the run has in the same
+            place without the fault, over the stopwatch's.
+    """
+
+    fault: str
+    planted: float | None
+    share: float | None
+    first: str
+    said: str
+    is_first: bool
+    ratio: float | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the cost is within the tolerance."""
+        return self.ratio is not None and abs(self.ratio - 1) <= TOLERANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A client, and what was found out about it. `None` is not known yet.
+
+    Attributes:
+        name: The name of the client's file.
+        package: The package that trains, with its version.
+        held_out: Whether it was added after the rules were fixed.
+        is_deterministic: Whether two plain runs are equal to the bit.
+        is_equal: Whether the watched run is equal to the plain one to the bit.
+        died: Cells that ended with an error, with its last line.
+        samples: "right", "unknown", or "wrong" with the number.
+        tokens: The same for tokens.
+        status: The status of the explanation of the run without a fault.
+        findings: Issues of the run without a fault.
+        false: Which of them are known to be false, and why.
+        faults: The planted faults.
+    """
+
+    name: str
+    package: str
+    held_out: bool
+    is_deterministic: bool | None
+    is_equal: bool | None
+    died: dict[str, str]
+    samples: str
+    tokens: str
+    status: str
+    findings: list[str]
+    false: list[str]
+    faults: list[FaultRow]
+
+
+def judge(results: Path, name: str, client: Client, version: str) -> Row:
+    """Judge the finished cells of a client."""
+    plain = read(results, name, PLAIN)
+    repeated = read(results, name, REPEATED)
+    watched = read(results, name, WATCHED)
+    why = watched.get("why", {})
+    units = watched.get("units") or {}
+    issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
+    faults = []
+    for cell in cells_of(client):
+        result = read(results, name, cell)
+        if cell.fault is not None and result.get("status") == 0:
+            faults.append(_fault_row(cell.fault, result, why))
+    return Row(
+        name=name,
+        package=f"{client.package} {version}".strip(),
+        held_out=client.held_out,
+        is_deterministic=_is_equal(plain, repeated),
+        is_equal=_is_equal(plain, watched),
+        died=dict(_died(results, name, client)),
+        samples=_units(units.get("samples"), client.samples),
+        tokens=_units(units.get("tokens"), client.tokens),
+        status=why.get("status", "–"),
+        findings=[f"{finding['cause']}: {finding['said']}" for finding in issues],
+        false=list(_false(issues, client, repeated)),
+        faults=faults,
+    )
+
+
+def _is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool | None:
+    digests = [cell.get("truth", {}).get("digest") for cell in (one, other)]
+    if not all(digests):
+        return None
+    return bool(digests[0] == digests[1])
+
+
+def _died(results: Path, name: str, client: Client) -> Iterator[tuple[str, str]]:
+    for cell in cells_of(client):
+        result = read(results, name, cell)
+        if result and result["status"] != 0:
+            output = results / name / cell.name.replace(", ", "-").replace(" ", "-") / "output.txt"
+            lines = output.read_text(errors="replace").strip().splitlines()
+            yield cell.name, f"{result['status']}: {lines[-1][:200] if lines else ''}"
+        elif result.get("why", {}).get("status") == "failed":
+            yield f"why of {cell.name}", result["why"]["error"]
+
+
+def _units(said: float | None, true: tuple[int, int] | None) -> str:
+    """Whether a number of samples or tokens per step is right."""
+    if said is None:
+        return "unknown"
+    if true is None:
+        return f"wrong: {said:g}, there are none"
+    least, most = true
+    if least <= said <= most:
+        return "right"
+    return f"wrong: {said:g}, not {least}" + (f" to {most}" if most > least else "")
+
+
+def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) -> Iterator[str]:
+    """Issues of a run without a fault that contradict the stopwatch or what is known of it."""
+    phases = timed.get("truth", {}).get("phases") or {}
+    for issue in issues:
+        cause = issue["cause"]
+        if cause in IMPOSSIBLE:
+            yield f"{cause}: one process on a CPU"
+        elif cause == "validation" and not client.validates:
+            yield "validation: there is none"
+        elif cause == "padding" and not client.pads:
+            yield "padding: there is none"
+        elif cause in phases and issue["share"] > phases[cause] + SHARE_TOLERANCE:
+            yield f"{cause}: {issue['share']:.0%}, by the stopwatch {phases[cause]:.0%}"
+
+
+def _fault_row(fault: str, result: dict[str, Any], clean: dict[str, Any]) -> FaultRow:
+    truth = result["truth"]
+    planted = truth["planted"]
+    issues = [finding for finding in result["why"]["findings"] if finding["is_fault"]]
+    names_it = [finding for finding in issues if _names(finding, fault, truth["module"])]
+    ratio = None
+    if names_it and planted and names_it[0]["seconds"] is not None:
+        without = _cost_without(names_it[0], clean)
+        ratio = (names_it[0]["seconds"] - without) / planted
+    first = issues[0] if issues else None
+    return FaultRow(
+        fault=fault,
+        planted=planted,
+        share=planted / truth["mean step"] if planted and truth["mean step"] else None,
+        first=f"{first['cause']} {first['module']}".strip() if first else result["why"]["status"],
+        said=first["said"] if first else result["why"].get("because", ""),
+        is_first=first is not None and _names(first, fault, truth["module"]),
+        ratio=ratio,
+    )
+
+
+def _names(finding: dict[str, Any], fault: str, module: str) -> bool:
+    if finding["cause"] not in NAMED[fault]:
+        return False
+    return fault not in {"slow module", "slow hook"} or finding["module"] == module
+
+
+def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
+    """The cost in the run without the fault of what a finding names."""
+    for other in clean.get("findings", []):
+        is_same = other["cause"] == finding["cause"] and other["module"] == finding["module"]
+        if is_same and other["of"] == finding["of"]:
+            return other["seconds"] or 0.0
+    return 0.0
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    """The rows as a table in Markdown, with the totals."""
+    yield "| client | equal to the bit | samples | tokens | issues without a fault | false | planted: first issue, cost / stopwatch |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        equal = {True: "yes", False: "no", None: "–"}[row.is_equal]
+        if row.is_deterministic is False:
+            equal = "not deterministic"
+        if row.died:
+            equal += " (" + ", ".join(f"{cell} died" for cell in row.died) + ")"
+        causes = ", ".join(finding.partition(":")[0] for finding in row.findings) or row.status
+        faults = "; ".join(_fault_cell(fault) for fault in row.faults)
+        name = f"{row.name}, held out" if row.held_out else row.name
+        yield f"| {name} ({row.package}) | {equal} | {row.samples} | {row.tokens} | {causes} | {'; '.join(row.false) or '–'} | {faults} |"
+    yield ""
+    yield from totals(rows)
+
+
+def _fault_cell(row: FaultRow) -> str:
+    mark = "✓" if row.is_first else f"✗ {row.first}"
+    ratio = f" {row.ratio:.2f}" if row.ratio is not None else ""
+    return f"{row.fault} {mark}{ratio}"
+
+
+def totals(rows: list[Row]) -> Iterator[str]:
+    """How many clients and faults are right."""
+    compared = [row for row in rows if row.is_deterministic and row.is_equal is not None]
+    equal = sum(bool(row.is_equal) for row in compared)
+    yield f"- Equal to the bit: {equal} of {len(compared)} deterministic clients."
+    yield f"- Clients in which a process died: {sum(bool(row.died) for row in rows)} of {len(rows)}."
+    for unit in ("samples", "tokens"):
+        answers = [getattr(row, unit) for row in rows]
+        wrong = sum(answer.startswith("wrong") for answer in answers)
+        yield f"- {unit}: {answers.count('right')} right, {answers.count('unknown')} unknown, {wrong} wrong."
+    false = sum(len(row.false) for row in rows)
+    of = sum(len(row.findings) for row in rows)
+    yield f"- Issues in runs without a fault: {of}, of which {false} are known to be false."
+    for held_out in (False, True):
+        planted = [fault for row in rows if row.held_out is held_out for fault in row.faults]
+        asked = [fault for fault in planted if (fault.share or 0) >= LEAST_SHARE]
+        first = [fault for fault in asked if fault.is_first]
+        exact = sum(fault.is_exact for fault in first)
+        label = "held out" if held_out else "planted"
+        yield f"- Faults, {label}: {len(first)} of {len(asked)} come first, {exact} of these cost within {TOLERANCE:.0%} of the stopwatch."
+
+
+def wrong_answers(rows: list[Row]) -> Iterator[str]:
+    """Each wrong answer as a line of Markdown, with the sentence and the truth."""
+    for row in rows:
+        for cell, error in row.died.items():
+            yield f"- **{row.name}, {cell}**: died, {error}"
+        if row.is_deterministic and row.is_equal is False:
+            yield f"- **{row.name}**: the watched run differs from the plain one"
+        for unit in ("samples", "tokens"):
+            answer = getattr(row, unit)
+            if answer.startswith("wrong"):
+                yield f"- **{row.name}**, {unit}: {answer.removeprefix('wrong: ')}"
+        for reason in row.false:
+            said = next(each for each in row.findings if each.startswith(reason.split(":")[0]))
+            yield f'- **{row.name}**, no fault: "{said.partition(": ")[2]}" But {reason}.'
+        for fault in row.faults:
+            yield from _wrong_fault(row.name, fault)
+
+
+def _wrong_fault(name: str, row: FaultRow) -> Iterator[str]:
+    if row.planted is None or row.share is None:
+        yield f"- **{name}, {row.fault}**: nothing was planted"
+        return
+    truth = f"{1e3 * row.planted:.1f} ms of each step are planted, {row.share:.0%}"
+    if not row.is_first:
+        yield f'- **{name}, {row.fault}**: "{row.said}" ({row.first}). Truth: {truth}'
+    elif not row.is_exact:
+        ratio = "unknown" if row.ratio is None else f"{row.ratio:.2f}"
+        yield f'- **{name}, {row.fault}**: named, cost / planted {ratio}. "{row.said}" Truth: {truth}'
+
+
+def as_json(rows: list[Row]) -> str:
+    """The rows as JSON."""
+    return json.dumps([asdict(row) for row in rows], indent=2)

@@ -1,0 +1,70 @@
+"""Train one client in this process, and write what the stopwatches measured.
+
+python -m benchmarks.clients.worker CLIENT FOLDER [--watched] [--fault NAME --seconds S] [--phases]
+"""
+
+import argparse
+import importlib
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+
+from benchmarks.clients.client import Run, seed_everything
+from benchmarks.clients.stopwatch import FaultTimer, PhaseTimer, StepCounter
+
+RESULT = "truth.json"
+
+RUN: Run
+
+
+def main() -> None:
+    """Train, and write `truth.json`."""
+    global RUN  # noqa: PLW0603 - callbacks of the planted logging find the run here
+    parser = argparse.ArgumentParser()
+    parser.add_argument("client")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--watched", action="store_true")
+    parser.add_argument("--fault")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--phases", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.chdir(given.folder)
+    start = time.perf_counter()
+
+    module = importlib.import_module(f"benchmarks.clients.packages.{given.client}")
+    steps = StepCounter()
+    faults = FaultTimer(given.fault, given.seconds, steps)
+    RUN = Run(
+        client=module.CLIENT,
+        folder=given.folder,
+        is_watched=given.watched,
+        fault=given.fault,
+        faults=faults,
+        steps=steps,
+        phases=PhaseTimer(steps) if given.phases else None,
+    )
+    seed_everything()
+    steps.start()
+    if RUN.phases is not None:
+        RUN.phases.start()
+    module.train(RUN)
+
+    truth = {
+        "digest": RUN.result,
+        "steps": len(steps),
+        "median step": steps.median_seconds,
+        "mean step": steps.mean_seconds,
+        "calls": faults.calls,
+        "planted": faults.seconds_per_step,
+        "module": RUN.module,
+        "phases": RUN.phases.shares if RUN.phases is not None else None,
+        "seconds": time.perf_counter() - start,
+    }
+    (given.folder / RESULT).write_text(json.dumps(truth, indent=2))
+
+
+if __name__ == "__main__":
+    main()
