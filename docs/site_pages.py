@@ -1,9 +1,13 @@
-"""What `make docs` adds to the pages.
+"""Generate the parts of the documentation that come from the code, and build the site.
 
-Tables and texts that are made from the code, and the repository's files that pages link to.
+`python docs/site_pages.py` writes the generated parts into the pages of `docs/reference/`, so that
+they can also be read in the repository. A generated part stands between two comments:
 
-MkDocs calls `on_files` and `on_page_markdown`. A page asks for a table by a comment, as `<!--
-generated: chips -->`.
+    <!-- generated: chips -->
+    <!-- end of generated text -->
+
+MkDocs calls `on_files` and `on_page_markdown`. They generate the same parts again, and add the
+files of the repository that pages link to.
 """
 
 import inspect
@@ -15,7 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GENERATED = re.compile(r"<!-- generated: ([\w-]+) -->")
+END = "<!-- end of generated text -->"
+GENERATED = re.compile(rf"<!-- generated: ([\w-]+) -->\n.*?{END}", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)(?=[)#])")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -30,13 +35,13 @@ def command_line() -> str:
     text = typer.cli.get_docs_for_click(
         obj=command, ctx=command.context_class(command, info_name="lflops"), name="lflops"
     )
-    # The page has a title of its own. What stands in angle brackets is no HTML.
+    # The page has its own title. Angle brackets are no HTML here.
     body = text.split("\n", 1)[1].replace("\n### ", "\n## ").replace("<", "&lt;")
     return re.sub(r"^\* `--help`.*\n", "", body, flags=re.MULTILINE)
 
 
 def chips() -> str:
-    """A table of the chips for each vendor; a figure that the vendor does not publish is a dash."""
+    """A table of chips for each vendor. Figures that the vendor does not publish are dashes."""
     from lflops.hardware import chips as table
 
     dtypes = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -72,9 +77,9 @@ def profile_file() -> str:
         lines += [f"## {name}", "", definition.get("description", ""), ""]
         fields = definition.get("properties")
         if fields is None:
-            lines += ["An array of these, in this order:", ""]
+            lines += ["An array of these values, in this order:", ""]
             fields = {item["title"]: item for item in definition["prefixItems"]}
-        lines += ["| field | type | |", "|---|---|---|"]
+        lines += ["| field | type | meaning |", "|---|---|---|"]
         lines += [
             f"| `{field}` | {kind(item)} | {item.get('description', '').replace('|', '/')} |"
             for field, item in fields.items()
@@ -84,7 +89,7 @@ def profile_file() -> str:
 
 
 def kind(schema: Any) -> str:
-    """The type that a piece of JSON schema asks for, in Markdown."""
+    """The type of a JSON schema, in Markdown."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -100,7 +105,7 @@ def kind(schema: Any) -> str:
 
 
 def notes() -> str:
-    """For each code its sentence with values of an example, its cause and its remedy."""
+    """For each code: its sentence with example values, its cause and its remedy."""
     from lflops.profile.notes import Note, kinds, sentence
 
     example: dict[type, int | float | str] = {int: 12, float: 0.25, str: "…"}
@@ -120,7 +125,7 @@ def notes() -> str:
 
 
 def findings() -> str:
-    """For each rule its name, what it means, from which cost on it is an issue, and the fix."""
+    """For each rule: its name, its meaning, the cost that makes it an issue, and the fix."""
     from lflops.findings.registry import all_rules
 
     lines = []
@@ -136,13 +141,16 @@ def findings() -> str:
 
 
 def issue_threshold(rule: Any) -> str:
-    """From which cost on a finding is an issue, and how often such a finding was right."""
+    """The cost that makes a finding an issue, and how often such a finding was right."""
     threshold = rule.threshold
     if threshold.share is None:
         return "never; it only says where the time goes."
-    text = "always" if threshold.share == 0 else f"from {threshold.share * 100:g} % of the time on"
+    costs = []
+    if threshold.share:
+        costs.append(f"{threshold.share * 100:g} % of the time")
     if threshold.seconds:
-        text += f", if it costs at least {threshold.seconds * 1000:g} ms per step"
+        costs.append(f"{threshold.seconds * 1000:g} ms per step")
+    text = f"if it costs at least {' and '.join(costs)}" if costs else "always"
     if rule.right is not None:
         right, total = rule.right
         text += f". Right in {right} of {total} training runs with known issues"
@@ -150,35 +158,60 @@ def issue_threshold(rule: Any) -> str:
 
 
 def as_markdown(template: str) -> str:
-    """A template with its placeholders in words, as Markdown."""
+    """A template with words for its placeholders, as Markdown."""
     words = {"where": "the module", "usual_dtype": "DTYPE", "cores": "CORES"}
     for name, word in words.items():
         template = template.replace(f"{{{name}}}", word)
     return template.replace("<", "&lt;").replace("*", r"\*")
 
 
+def names() -> str:
+    """A table of the public names, each with the first sentence of its documentation."""
+    import lflops.huggingface
+
+    others = {"hardware.lookup", "tensorboard.log", "huggingface.FlopsCallback"}
+    lines = ["| name | meaning | source |", "|---|---|---|"]
+    for name in sorted({*lflops.__all__, *others}, key=str.lower):
+        value: Any = lflops
+        for part in name.split("."):
+            value = getattr(value, part)
+        sentence = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+        file = Path(inspect.getsourcefile(inspect.unwrap(value)) or "").relative_to(ROOT).as_posix()
+        lines.append(f"| `lflops.{name}` | {sentence.replace('|', '/')} | [{file}](../../{file}) |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "chips": chips,
     "command-line": command_line,
     "findings": findings,
+    "names": names,
     "notes": notes,
     "profile-file": profile_file,
 }
 
 
+def with_generated_text(page: str) -> str:
+    """The page with its generated parts as the code has them now."""
+    return GENERATED.sub(
+        lambda found: f"<!-- generated: {found[1]} -->\n\n{TABLES[found[1]]().strip()}\n\n{END}",
+        page,
+    )
+
+
 def site_path(path: str) -> str:
-    """Where a file of the repository is in the site."""
+    """The path of a repository file in the site."""
     return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
 
 
 def links(markdown: str, path: str) -> Iterator[str]:
-    """The files of the repository that a page links to, by their paths in it."""
+    """Paths of the repository files that a page links to."""
     for link in LINK.finditer(FENCE.sub("", markdown)):
         yield posixpath.normpath(posixpath.join(posixpath.dirname(path), link[1]))
 
 
 def relinked(markdown: str, path: str) -> str:
-    """The page with the links to files outside of `docs/` as they are in the site."""
+    """The page, with links to files outside `docs/` changed to their paths in the site."""
     here = posixpath.dirname(site_path(path))
 
     def moved(link: re.Match[str]) -> str:
@@ -189,7 +222,7 @@ def relinked(markdown: str, path: str) -> str:
 
 
 def linked_from_outside() -> list[str]:
-    """The files outside of `docs/` that a page links to, and those that these link to."""
+    """Files outside `docs/` that pages link to, directly or through other such files."""
     waiting = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
     found: list[str] = []
     while waiting:
@@ -204,7 +237,7 @@ def linked_from_outside() -> list[str]:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the files that pages link to."""
+    """Add the repository files that pages link to."""
     from mkdocs.structure.files import File, InclusionLevel
 
     for path in linked_from_outside():
@@ -219,9 +252,20 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Put in what is generated, and change the links to files outside of `docs/`."""
+    """Update the generated parts, and change the links to files outside `docs/`."""
     source = page.file.src_uri
     path = (
         source.removeprefix("repository/") if source.startswith("repository/") else f"docs/{source}"
     )
-    return GENERATED.sub(lambda found: TABLES[found[1]](), relinked(markdown, path))
+    return relinked(with_generated_text(markdown), path)
+
+
+def main() -> None:
+    """Write the generated parts into the pages."""
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text("utf-8")
+        path.write_text(with_generated_text(page), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,4 @@
-"""What `make docs` shows of `FlopsMonitor`.
-
-The arguments of the settings that its constructor takes.
-"""
+"""Document the arguments of `FlopsMonitor` on the site: the fields of its settings."""
 
 from typing import Any
 
@@ -9,10 +6,10 @@ import griffe
 
 
 class TakenSettings(griffe.Extension):
-    """Puts the fields of `Settings` in the place of what `takes` is given."""
+    """Replaces the parameters of `FlopsMonitor` by the fields of `Settings`."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Look at the package once all of it is read."""
+        """Change the constructor after the package is loaded."""
         pkg["integrations.lightning.monitor.FlopsMonitor.__init__"].parameters = pkg[
             "monitoring.inputs.settings.Settings"
         ].parameters

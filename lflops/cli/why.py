@@ -85,7 +85,7 @@ def what_if(
         typer.Option(
             "--json",
             help="Print one JSON object: measured, seconds, low, high, the seconds of phases, "
-            "and doubts.",
+            "and caveats.",
         ),
     ] = False,
 ) -> None:
