@@ -17,7 +17,7 @@ PLANTED_STEPS = 1.5
 """The time that a fault costs in a step, in steps of the run without it."""
 
 LEAST_SECONDS = 0.006
-MOST_SECONDS = 0.4
+MOST_SECONDS = 0.25
 
 TIME_LIMIT = 180
 """Seconds after which a process is stopped."""

@@ -44,7 +44,7 @@ class Client:
         samples: Samples in a step of the optimizer, least and most. `None` if there are none.
         tokens: Tokens in a step, least and most. `None` if the data has none.
         validates: Whether the run has a validation.
-        pads: Whether its batches are padded.
+        padding: The share of its batches that is padding, least and most.
         environment: The environment that it needs, as in `requirements-<environment>.txt`.
         held_out: Whether it was added after the rules for findings were fixed.
         note: What is special about the truth above.
@@ -57,7 +57,7 @@ class Client:
     samples: tuple[int, int] | None
     tokens: tuple[int, int] | None = None
     validates: bool = False
-    pads: bool = False
+    padding: tuple[float, float] = (0.0, 0.0)
     environment: Literal["general", "vision"] = "general"
     held_out: bool = False
     note: str = ""

@@ -1,6 +1,7 @@
 """Compare what lflops reports about a client with the stopwatches and with what is true of it."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,11 +103,12 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     why = watched.get("why", {})
     units = watched.get("units") or {}
     issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
+    plain_step = plain.get("truth", {}).get("mean step")
     faults = []
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
-            faults.append(_fault_row(cell.fault, result, why))
+            faults.append(_fault_row(cell.fault, result, why, plain_step))
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
@@ -162,13 +164,27 @@ def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) 
             yield f"{cause}: one process on a CPU"
         elif cause == "validation" and not client.validates:
             yield "validation: there is none"
-        elif cause == "padding" and not client.pads:
-            yield "padding: there is none"
+        elif cause == "padding":
+            yield from _false_padding(issue, client)
+        elif cause == "outside" and ".item()" in issue["next"]:
+            yield "outside: no forward here calls .item(), prints, or loops in Python"
         elif cause in phases and issue["share"] > phases[cause] + SHARE_TOLERANCE:
             yield f"{cause}: {issue['share']:.0%}, by the stopwatch {phases[cause]:.0%}"
 
 
-def _fault_row(fault: str, result: dict[str, Any], clean: dict[str, Any]) -> FaultRow:
+def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
+    """The claimed share of padding, if it is not the true one."""
+    least, most = client.padding
+    claimed = re.search(r"([0-9.]+) % of each batch is padding", issue["said"])
+    if most == 0:
+        yield "padding: there is none"
+    elif claimed is not None and not least <= float(claimed[1]) / 100 <= most:
+        yield f"padding: {claimed[1]} %, not {least:.0%} to {most:.0%}"
+
+
+def _fault_row(
+    fault: str, result: dict[str, Any], clean: dict[str, Any], plain_step: float | None
+) -> FaultRow:
     truth = result["truth"]
     planted = truth["planted"]
     issues = [finding for finding in result["why"]["findings"] if finding["is_fault"]]
@@ -181,7 +197,7 @@ def _fault_row(fault: str, result: dict[str, Any], clean: dict[str, Any]) -> Fau
     return FaultRow(
         fault=fault,
         planted=planted,
-        share=planted / truth["mean step"] if planted and truth["mean step"] else None,
+        share=planted / (planted + plain_step) if planted and plain_step else None,
         first=f"{first['cause']} {first['module']}".strip() if first else result["why"]["status"],
         said=first["said"] if first else result["why"].get("because", ""),
         is_first=first is not None and _names(first, fault, truth["module"]),

@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow module",),
     samples=(8, 8),
     tokens=(8 * 2 * 6, 8 * 2 * 14),
-    pads=True,
+    padding=(0.1, 0.45),
     held_out=True,
     note="8 pairs; setfit's Trainer is sentence-transformers'",
 )

@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow data", "slow module", "step logging"),
     samples=(8, 8),
     tokens=(8 * 5, 8 * 32),
-    pads=True,
+    padding=(0.15, 0.6),
 )
 
 

@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow data", "slow module", "step logging"),
     samples=(8, 8),
     tokens=(8 * 2 * 6, 8 * 2 * 14),
-    pads=True,
+    padding=(0.1, 0.45),
     note="8 pairs: the tokens are those of both sentences",
 )
 

@@ -11,7 +11,7 @@ CLIENT = Client(
     samples=(8, 8),
     tokens=(8 * 5, 8 * 32),
     validates=True,
-    pads=True,
+    padding=(0.15, 0.6),
 )
 
 

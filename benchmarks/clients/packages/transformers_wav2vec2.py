@@ -9,7 +9,7 @@ CLIENT = Client(
     faults=("slow data", "slow module", "step logging"),
     samples=(4, 4),
     tokens=None,
-    pads=True,
+    padding=(0.0, 0.08),
     note="the audio is padded to its longest; labels are no input tokens",
 )
 

@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow data", "slow module", "step logging"),
     samples=(4, 4),
     tokens=(4 * 2 * 10, 4 * 2 * 42),
-    pads=True,
+    padding=(0.1, 0.45),
     note="4 pairs; their chosen and rejected texts are the 8 rows of the model",
 )
 

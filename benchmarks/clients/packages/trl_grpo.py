@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow module", "step logging", "slow reward"),
     samples=(4, 4),
     tokens=(4 * 6, 4 * 33),
-    pads=True,
+    padding=(0.0, 0.2),
     note="4 completions of one prompt",
 )
 

@@ -10,7 +10,7 @@ CLIENT = Client(
     faults=("slow module", "step logging"),
     samples=(8, 8),
     tokens=(8 * 5, 8 * 32),
-    pads=True,
+    padding=(0.1, 0.6),
     note="a step accumulates two batches of 4",
 )
 
