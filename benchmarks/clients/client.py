@@ -75,6 +75,8 @@ class Run:
         faults: The planted fault with its stopwatch.
         steps: Counts and times the steps of the optimizer.
         phases: A stopwatch for the phases of the step, or `None`.
+        module: The name of the module that "slow module" is planted in, in the trained model.
+        result: The digests of what was trained.
     """
 
     client: Client
