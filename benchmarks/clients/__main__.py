@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import pkgutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.clients import packages
@@ -20,11 +20,11 @@ from benchmarks.clients.cells import (
     PLAIN,
     ROOT,
     Cell,
+    Workers,
     cells_of,
     folder_of,
     is_finished,
     read,
-    run_cell,
 )
 from benchmarks.clients.client import Client
 from benchmarks.clients.judge import as_json, judge, table, wrong_answers
@@ -59,8 +59,14 @@ def main() -> None:
             from benchmarks.results import beside
 
             others.enter_context(beside(given.beside))
-        for name, cell in _asked(given, chosen):
-            _run(results, name, chosen[name], cell)
+        for name, client in chosen.items():
+            cells = [] if given.judge else list(_asked(given, name, client))
+            workers = Workers(results, name, client)
+            for cell in cells:
+                result = workers.run(cell)
+                seconds = result.get("truth", {}).get("seconds", 0.0)
+                print(f"{name}, {cell.name}: {result['status']}, {seconds:.0f} s", flush=True)
+            workers.close()
 
     rows = []
     versions = _versions(every)
@@ -78,22 +84,13 @@ def main() -> None:
         print("\n".join(lines))
 
 
-def _asked(given: argparse.Namespace, chosen: Mapping[str, Client]) -> Iterator[tuple[str, Cell]]:
-    """The cells that are to be run."""
-    if given.judge:
-        return
-    for name, client in chosen.items():
-        for cell in cells_of(client):
-            is_chosen = given.fault is None or cell.name in given.fault
-            is_new = given.again or not is_finished(folder_of(given.results, name, cell))
-            if is_chosen and is_new:
-                yield name, cell
-
-
-def _run(results: Path, name: str, client: Client, cell: Cell) -> None:
-    result = run_cell(results, name, client, cell)
-    truth = result.get("truth", {})
-    print(f"{name}, {cell.name}: {result['status']}, {truth.get('seconds', 0):.0f} s", flush=True)
+def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cell]:
+    """The cells of a client that are to be run."""
+    for cell in cells_of(client):
+        is_chosen = given.fault is None or cell.name in given.fault
+        is_new = given.again or not is_finished(folder_of(given.results, name, cell))
+        if is_chosen and is_new:
+            yield cell
 
 
 def _versions(every: dict[str, Client]) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Client:
         watch: How lflops is attached: as a callback of Lightning or of transformers, by
             `lflops.monitor`, or by `lflops run` without or with a profiled window.
         faults: The faults that its code permits.
+        imports: Modules that `train` imports, for a process that has imported them before.
         samples: Samples in a step of the optimizer, least and most. `None` if there are none.
         tokens: Tokens in a step, least and most. `None` if the data has none.
         validates: Whether the run has a validation.
@@ -54,6 +55,7 @@ class Client:
     about: str
     watch: Watch
     faults: tuple[Fault, ...]
+    imports: tuple[str, ...] = ("torch",)
     samples: tuple[int, int] | None
     tokens: tuple[int, int] | None = None
     validates: bool = False

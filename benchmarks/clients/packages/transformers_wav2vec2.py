@@ -7,6 +7,7 @@ CLIENT = Client(
     about="Wav2Vec2 with CTC on noise",
     watch="transformers",
     faults=("slow data", "slow module", "step logging"),
+    imports=("transformers.trainer", "transformers.models.wav2vec2.modeling_wav2vec2"),
     samples=(4, 4),
     tokens=None,
     padding=(0.0, 0.08),
