@@ -8,7 +8,7 @@ starts the training run as the documentation of its package does. Packages are i
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +47,7 @@ class Client:
         validates: Whether the run has a validation.
         padding: The share of its batches that is padding, least and most.
         environment: The environment that it needs, as in `requirements-<environment>.txt`.
+        accepts: Further causes that name a fault of this client, because of where its code is.
         held_out: Whether it was added after the rules for findings were fixed.
         note: What is special about the truth above.
     """
@@ -61,6 +62,7 @@ class Client:
     validates: bool = False
     padding: tuple[float, float] = (0.0, 0.0)
     environment: Literal["general", "vision"] = "general"
+    accepts: Mapping[Fault, frozenset[str]] = field(default_factory=dict)
     held_out: bool = False
     note: str = ""
 
