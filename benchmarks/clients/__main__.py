@@ -1,14 +1,18 @@
 """Run training runs of other packages plain, watched and with planted faults, and judge lflops.
 
-python -m benchmarks.clients [DIR] [--only NAME ...] [--fault NAME ...] [--again] [--judge] [--record]
+python -m benchmarks.clients [DIR] [--only NAME ...] [--fault NAME ...] [--again] [--beside N]
+    [--judge] [--record]
 
-Finished cells are kept, so that a run that was interrupted goes on. `DIR/results.json` has all rows.
+A cell is "plain", "plain, repeated", "watched", or the name of a planted fault. Finished cells are
+kept, so that a run that was interrupted goes on. `DIR/results.json` has the rows of all clients.
 """
 
 import argparse
+import contextlib
 import importlib
 import pkgutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.clients import packages
@@ -16,11 +20,11 @@ from benchmarks.clients.cells import (
     PLAIN,
     ROOT,
     Cell,
+    Workers,
     cells_of,
     folder_of,
     is_finished,
     read,
-    run_cell,
 )
 from benchmarks.clients.client import Client
 from benchmarks.clients.judge import as_json, judge, table, wrong_answers
@@ -42,6 +46,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these clients")
     parser.add_argument("--fault", nargs="+", metavar="NAME", help="these cells, such as 'watched'")
     parser.add_argument("--again", action="store_true", help="run finished cells again")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="busy processes")
     parser.add_argument("--judge", action="store_true", help="run nothing")
     parser.add_argument("--record", action="store_true", help="write to RESULTS.md")
     given = parser.parse_args()
@@ -49,21 +54,28 @@ def main() -> None:
     every = clients()
     chosen = {name: every[name] for name in given.only or every}
 
-    for name, client in chosen.items():
-        for cell in cells_of(client):
-            is_chosen = given.fault is None or cell.name in given.fault
-            if given.judge or not is_chosen:
-                continue
-            if given.again or not is_finished(folder_of(results, name, cell)):
-                _run(results, name, client, cell)
+    with contextlib.ExitStack() as others:
+        if given.beside:
+            from benchmarks.results import beside
+
+            others.enter_context(beside(given.beside))
+        for name, client in chosen.items():
+            cells = [] if given.judge else list(_asked(given, name, client))
+            workers = Workers(results, name, client)
+            for cell in cells:
+                result = workers.run(cell)
+                seconds = result.get("truth", {}).get("seconds", 0.0)
+                print(f"{name}, {cell.name}: {result['status']}, {seconds:.0f} s", flush=True)
+            workers.close()
 
     rows = []
-    versions = _versions(chosen)
-    for name, client in chosen.items():
+    versions = _versions(every)
+    for name, client in every.items():
         if read(results, name, PLAIN):
             rows.append(judge(results, name, client, versions.get(client.package, "")))
-    lines = [*table(rows), "", *wrong_answers(rows)]
     (results / "results.json").write_text(as_json(rows))
+    shown = [row for row in rows if row.name in chosen]
+    lines = [*table(shown), "", *wrong_answers(shown)]
     if given.record:
         from benchmarks.results import record
 
@@ -72,16 +84,19 @@ def main() -> None:
         print("\n".join(lines))
 
 
-def _run(results: Path, name: str, client: Client, cell: Cell) -> None:
-    result = run_cell(results, name, client, cell)
-    truth = result.get("truth", {})
-    print(f"{name}, {cell.name}: {result['status']}, {truth.get('seconds', 0):.0f} s", flush=True)
+def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cell]:
+    """The cells of a client that are to be run."""
+    for cell in cells_of(client):
+        is_chosen = given.fault is None or cell.name in given.fault
+        is_new = given.again or not is_finished(folder_of(given.results, name, cell))
+        if is_chosen and is_new:
+            yield cell
 
 
-def _versions(chosen: dict[str, Client]) -> dict[str, str]:
+def _versions(every: dict[str, Client]) -> dict[str, str]:
     """The installed version of each package."""
     versions = {}
-    for environment in {client.environment for client in chosen.values()}:
+    for environment in {client.environment for client in every.values()}:
         python = ROOT / f".venv-clients-{environment}" / "bin" / "python"
         command = [str(python), "-m", "pip", "freeze"]
         freeze = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603

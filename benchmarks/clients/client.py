@@ -8,7 +8,7 @@ starts the training run as the documentation of its package does. Packages are i
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -41,11 +41,13 @@ class Client:
         watch: How lflops is attached: as a callback of Lightning or of transformers, by
             `lflops.monitor`, or by `lflops run` without or with a profiled window.
         faults: The faults that its code permits.
+        imports: Modules that `train` imports, for a process that has imported them before.
         samples: Samples in a step of the optimizer, least and most. `None` if there are none.
         tokens: Tokens in a step, least and most. `None` if the data has none.
         validates: Whether the run has a validation.
-        pads: Whether its batches are padded.
+        padding: The share of its batches that is padding, least and most.
         environment: The environment that it needs, as in `requirements-<environment>.txt`.
+        accepts: Further causes that name a fault of this client, because of where its code is.
         held_out: Whether it was added after the rules for findings were fixed.
         note: What is special about the truth above.
     """
@@ -54,11 +56,13 @@ class Client:
     about: str
     watch: Watch
     faults: tuple[Fault, ...]
+    imports: tuple[str, ...] = ("torch",)
     samples: tuple[int, int] | None
     tokens: tuple[int, int] | None = None
     validates: bool = False
-    pads: bool = False
+    padding: tuple[float, float] = (0.0, 0.0)
     environment: Literal["general", "vision"] = "general"
+    accepts: Mapping[Fault, frozenset[str]] = field(default_factory=dict)
     held_out: bool = False
     note: str = ""
 
@@ -75,6 +79,8 @@ class Run:
         faults: The planted fault with its stopwatch.
         steps: Counts and times the steps of the optimizer.
         phases: A stopwatch for the phases of the step, or `None`.
+        module: The name of the module that "slow module" is planted in, in the trained model.
+        result: The digests of what was trained.
     """
 
     client: Client

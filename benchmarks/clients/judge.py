@@ -1,6 +1,7 @@
 """Compare what lflops reports about a client with the stopwatches and with what is true of it."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +19,13 @@ SHARE_TOLERANCE = 0.15
 LEAST_SHARE = 0.05
 
 NAMED = {
-    "slow data": {"data"},
-    "slow module": {"slow", "outside", "python"},
-    "slow hook": {"slow", "outside", "python"},
-    "step logging": {"other", "logging", "outside"},
-    "slow validation": {"validation"},
-    "slow reward": {"reward", "generation", "inference", "rollout", "other"},
-    "slow rollout": {"generation", "inference", "rollout", "other"},
+    "slow data": frozenset({"data"}),
+    "slow module": frozenset({"slow", "python"}),
+    "slow hook": frozenset({"slow", "python"}),
+    "step logging": frozenset({"other", "logging"}),
+    "slow validation": frozenset({"validation"}),
+    "slow reward": frozenset({"reward", "generation", "inference", "rollout", "other"}),
+    "slow rollout": frozenset({"generation", "inference", "rollout", "other"}),
 }
 """The causes that name a planted fault."""
 
@@ -102,11 +103,13 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     why = watched.get("why", {})
     units = watched.get("units") or {}
     issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
+    plain_step = plain.get("truth", {}).get("mean step")
     faults = []
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
-            faults.append(_fault_row(cell.fault, result, why))
+            causes = NAMED[cell.fault] | client.accepts.get(cell.fault, frozenset())
+            faults.append(_fault_row(cell.fault, causes, result, why, plain_step))
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
@@ -162,17 +165,36 @@ def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) 
             yield f"{cause}: one process on a CPU"
         elif cause == "validation" and not client.validates:
             yield "validation: there is none"
-        elif cause == "padding" and not client.pads:
-            yield "padding: there is none"
+        elif cause == "padding":
+            yield from _false_padding(issue, client)
+        elif cause == "outside" and ".item()" in issue["next"] and client.watch != "lightning":
+            yield "outside: this loop and its forward have no .item(), images, prints or loops"
         elif cause in phases and issue["share"] > phases[cause] + SHARE_TOLERANCE:
             yield f"{cause}: {issue['share']:.0%}, by the stopwatch {phases[cause]:.0%}"
 
 
-def _fault_row(fault: str, result: dict[str, Any], clean: dict[str, Any]) -> FaultRow:
+def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
+    """The claimed share of padding, if it is not the true one."""
+    least, most = client.padding
+    claimed = re.search(r"([0-9.]+) % of each batch is padding", issue["said"])
+    if most == 0:
+        yield "padding: there is none"
+    elif claimed is not None and not least <= float(claimed[1]) / 100 <= most:
+        yield f"padding: {claimed[1]} %, not {least:.0%} to {most:.0%}"
+
+
+def _fault_row(
+    fault: str,
+    causes: frozenset[str],
+    result: dict[str, Any],
+    clean: dict[str, Any],
+    plain_step: float | None,
+) -> FaultRow:
     truth = result["truth"]
+    module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
     issues = [finding for finding in result["why"]["findings"] if finding["is_fault"]]
-    names_it = [finding for finding in issues if _names(finding, fault, truth["module"])]
+    names_it = [finding for finding in issues if _names(finding, causes, module)]
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
@@ -181,18 +203,17 @@ def _fault_row(fault: str, result: dict[str, Any], clean: dict[str, Any]) -> Fau
     return FaultRow(
         fault=fault,
         planted=planted,
-        share=planted / truth["mean step"] if planted and truth["mean step"] else None,
+        share=planted / (planted + plain_step) if planted and plain_step else None,
         first=f"{first['cause']} {first['module']}".strip() if first else result["why"]["status"],
         said=first["said"] if first else result["why"].get("because", ""),
-        is_first=first is not None and _names(first, fault, truth["module"]),
+        is_first=first is not None and _names(first, causes, module),
         ratio=ratio,
     )
 
 
-def _names(finding: dict[str, Any], fault: str, module: str) -> bool:
-    if finding["cause"] not in NAMED[fault]:
-        return False
-    return fault not in {"slow module", "slow hook"} or finding["module"] == module
+def _names(finding: dict[str, Any], causes: frozenset[str], module: str | None) -> bool:
+    is_there = module is None or finding["module"] == module
+    return finding["cause"] in causes and is_there
 
 
 def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:

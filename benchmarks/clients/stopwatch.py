@@ -121,7 +121,7 @@ class PhaseTimer:
 
     def __init__(self, steps: StepCounter) -> None:
         self._steps = steps
-        self._seconds = {"data": 0.0, "backward": 0.0, "optimizer": 0.0}
+        self._seconds: Counter[str] = Counter()
         self._optimizer_starts = 0.0
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class PhaseTimer:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each phase in the time after the first steps."""
+        """The share of each phase that there was in the time after the first steps."""
         ends = self._steps.ends[FIRST_STEPS:]
         if len(ends) < 2:
             return {}

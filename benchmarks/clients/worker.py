@@ -9,19 +9,18 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.clients import step_logging
 from benchmarks.clients.client import Run, seed_everything
 from benchmarks.clients.stopwatch import FaultTimer, PhaseTimer, StepCounter
 
 RESULT = "truth.json"
 
-RUN: Run
 
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and write `truth.json`."""
-    global RUN  # noqa: PLW0603 - callbacks of the planted logging find the run here
     parser = argparse.ArgumentParser()
     parser.add_argument("client")
     parser.add_argument("folder", type=Path)
@@ -29,7 +28,7 @@ def main() -> None:
     parser.add_argument("--fault")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--phases", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     os.chdir(given.folder)
     start = time.perf_counter()
@@ -37,7 +36,7 @@ def main() -> None:
     module = importlib.import_module(f"benchmarks.clients.packages.{given.client}")
     steps = StepCounter()
     faults = FaultTimer(given.fault, given.seconds, steps)
-    RUN = Run(
+    run = Run(
         client=module.CLIENT,
         folder=given.folder,
         is_watched=given.watched,
@@ -46,21 +45,22 @@ def main() -> None:
         steps=steps,
         phases=PhaseTimer(steps) if given.phases else None,
     )
+    step_logging.RUNS.append(run)
     seed_everything()
     steps.start()
-    if RUN.phases is not None:
-        RUN.phases.start()
-    module.train(RUN)
+    if run.phases is not None:
+        run.phases.start()
+    module.train(run)
 
     truth = {
-        "digest": RUN.result,
+        "digest": run.result,
         "steps": len(steps),
         "median step": steps.median_seconds,
         "mean step": steps.mean_seconds,
         "calls": faults.calls,
         "planted": faults.seconds_per_step,
-        "module": RUN.module,
-        "phases": RUN.phases.shares if RUN.phases is not None else None,
+        "module": run.module,
+        "phases": run.phases.shares if run.phases is not None else None,
         "seconds": time.perf_counter() - start,
     }
     (given.folder / RESULT).write_text(json.dumps(truth, indent=2))

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="message passing on 80 molecules",
     watch="lightning",
     faults=("slow data", "slow module", "step logging", "slow validation"),
+    imports=("lightning.pytorch", "chemprop"),
     samples=(4, 4),
     tokens=None,
     validates=True,

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="N-BEATS on 8 series",
     watch="lightning",
     faults=("slow data", "slow module", "step logging"),
+    imports=("lightning.pytorch", "pytorch_forecasting"),
     samples=(16, 16),
     tokens=None,
     validates=True,

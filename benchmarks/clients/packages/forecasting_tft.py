@@ -7,6 +7,7 @@ CLIENT = Client(
     about="Temporal Fusion Transformer on 8 series",
     watch="lightning",
     faults=("slow data", "slow module", "slow hook", "step logging", "slow validation"),
+    imports=("lightning.pytorch", "pytorch_forecasting"),
     samples=(16, 16),
     tokens=None,
     validates=True,

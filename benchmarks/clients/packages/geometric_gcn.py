@@ -7,6 +7,7 @@ CLIENT = Client(
     about="GCN on one graph of 500 nodes",
     watch="monitor",
     faults=("slow module", "step logging"),
+    imports=("torch_geometric.nn",),
     samples=(1, 1),
     tokens=None,
     note="a step is the whole graph",

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="DeepAR on 10 series",
     watch="lightning",
     faults=("slow module", "step logging"),
+    imports=("lightning.pytorch", "gluonts.torch"),
     samples=(32, 32),
     tokens=None,
     note="trainer_kwargs holds the callbacks",

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="exact regression on 200 points",
     watch="monitor",
     faults=("slow module", "step logging"),
+    imports=("gpytorch",),
     samples=(200, 200),
     tokens=None,
     held_out=True,

@@ -9,8 +9,8 @@ CLIENT = Client(
     watch="run",
     faults=("slow module",),
     samples=(8, 8),
-    tokens=(8 * 2 * 6, 8 * 2 * 14),
-    pads=True,
+    tokens=(130, 8 * 2 * 14),
+    padding=(0.1, 0.45),
     held_out=True,
     note="8 pairs; setfit's Trainer is sentence-transformers'",
 )

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="SimCLR with a ResNet-18 on images of 32×32",
     watch="lightning",
     faults=("slow data", "slow module", "step logging"),
+    imports=("pytorch_lightning", "torchvision", "lightly.transforms"),
     samples=(8, 8),
     tokens=None,
     environment="vision",

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="NHITS on 8 series",
     watch="lightning",
     faults=("slow module", "slow validation"),
+    imports=("pytorch_lightning", "neuralforecast"),
     samples=(8, 8),
     tokens=None,
     validates=True,

@@ -8,9 +8,10 @@ CLIENT = Client(
     about="LoRA on a causal language model",
     watch="transformers",
     faults=("slow data", "slow module", "step logging"),
+    imports=("transformers.trainer", "transformers.models.llama.modeling_llama", "peft"),
     samples=(8, 8),
-    tokens=(8 * 5, 8 * 32),
-    pads=True,
+    tokens=(100, 8 * 32),
+    padding=(0.15, 0.6),
 )
 
 

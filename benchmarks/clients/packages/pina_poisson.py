@@ -7,6 +7,7 @@ CLIENT = Client(
     about="physics-informed network for an equation of first order",
     watch="lightning",
     faults=("slow module", "step logging"),
+    imports=("pina",),
     samples=(21, 21),
     tokens=None,
     note="20 points in the domain and one of the initial condition",

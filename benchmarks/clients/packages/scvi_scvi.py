@@ -7,6 +7,7 @@ CLIENT = Client(
     about="SCVI on 500 cells",
     watch="lightning",
     faults=("slow module", "slow hook", "step logging"),
+    imports=("lightning.pytorch", "scvi"),
     samples=(64, 64),
     tokens=None,
     validates=True,

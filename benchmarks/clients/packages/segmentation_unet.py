@@ -7,6 +7,7 @@ CLIENT = Client(
     about="U-Net on images of 64×64",
     watch="lightning",
     faults=("slow data", "slow module", "step logging"),
+    imports=("pytorch_lightning", "segmentation_models_pytorch"),
     samples=(4, 4),
     tokens=None,
     environment="vision",

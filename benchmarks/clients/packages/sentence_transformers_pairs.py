@@ -8,9 +8,10 @@ CLIENT = Client(
     about="pairs of sentences with negatives in the batch",
     watch="transformers",
     faults=("slow data", "slow module", "step logging"),
+    imports=("datasets", "sentence_transformers", "transformers.models.bert.modeling_bert"),
     samples=(8, 8),
-    tokens=(8 * 2 * 6, 8 * 2 * 14),
-    pads=True,
+    tokens=(130, 8 * 2 * 14),
+    padding=(0.1, 0.45),
     note="8 pairs: the tokens are those of both sentences",
 )
 

@@ -7,6 +7,7 @@ CLIENT = Client(
     about="CategoryEmbeddingModel on 2000 rows",
     watch="lightning",
     faults=("slow module", "step logging"),
+    imports=("pytorch_lightning", "pytorch_tabular"),
     samples=(64, 64),
     tokens=None,
     validates=True,

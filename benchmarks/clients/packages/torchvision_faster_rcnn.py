@@ -7,6 +7,7 @@ CLIENT = Client(
     about="Faster R-CNN on images of several sizes",
     watch="lightning",
     faults=("slow data", "slow module", "step logging", "slow validation"),
+    imports=("lightning.pytorch", "torchvision.models.detection"),
     samples=(3, 3),
     tokens=None,
     validates=True,

@@ -8,10 +8,11 @@ CLIENT = Client(
     about="a causal language model on padded texts",
     watch="transformers",
     faults=("slow data", "slow module", "slow hook", "step logging", "slow validation"),
+    imports=("transformers.trainer", "transformers.models.llama.modeling_llama"),
     samples=(8, 8),
-    tokens=(8 * 5, 8 * 32),
+    tokens=(100, 8 * 32),
     validates=True,
-    pads=True,
+    padding=(0.15, 0.6),
 )
 
 

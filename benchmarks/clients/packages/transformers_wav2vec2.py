@@ -7,9 +7,10 @@ CLIENT = Client(
     about="Wav2Vec2 with CTC on noise",
     watch="transformers",
     faults=("slow data", "slow module", "step logging"),
+    imports=("transformers.trainer", "transformers.models.wav2vec2.modeling_wav2vec2"),
     samples=(4, 4),
     tokens=None,
-    pads=True,
+    padding=(0.0, 0.08),
     note="the audio is padded to its longest; labels are no input tokens",
 )
 

@@ -8,9 +8,10 @@ CLIENT = Client(
     about="DPOTrainer on pairs of answers",
     watch="transformers",
     faults=("slow data", "slow module", "step logging"),
+    imports=("datasets", "trl.trainer.dpo_trainer", "transformers.models.llama.modeling_llama"),
     samples=(4, 4),
-    tokens=(4 * 2 * 10, 4 * 2 * 42),
-    pads=True,
+    tokens=(170, 4 * 2 * 42),
+    padding=(0.1, 0.45),
     note="4 pairs; their chosen and rejected texts are the 8 rows of the model",
 )
 

@@ -8,9 +8,10 @@ CLIENT = Client(
     about="GRPOTrainer with a reward function",
     watch="transformers",
     faults=("slow module", "step logging", "slow reward"),
+    imports=("datasets", "trl.trainer.grpo_trainer", "transformers.models.llama.modeling_llama"),
     samples=(4, 4),
-    tokens=(4 * 6, 4 * 33),
-    pads=True,
+    tokens=(56, 4 * 33),
+    padding=(0.0, 0.2),
     note="4 completions of one prompt",
 )
 

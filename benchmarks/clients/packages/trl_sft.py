@@ -8,9 +8,10 @@ CLIENT = Client(
     about="SFTTrainer with accumulated gradients",
     watch="transformers",
     faults=("slow module", "step logging"),
+    imports=("datasets", "trl.trainer.sft_trainer", "transformers.models.llama.modeling_llama"),
     samples=(8, 8),
-    tokens=(8 * 5, 8 * 32),
-    pads=True,
+    tokens=(100, 8 * 32),
+    padding=(0.1, 0.6),
     note="a step accumulates two batches of 4",
 )
 
