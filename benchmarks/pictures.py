@@ -1,13 +1,15 @@
-"""The pictures of the documentation, taken in Chromium from a run of the demo.
+"""Take the pictures of the documentation in Chromium.
 
-`make demo` first, then `make pictures`.
+The script in the README makes the first picture, the demo makes the others. Run `make pictures`.
 
 python benchmarks/pictures.py [--page FILE] [--into FOLDER] [--width PIXELS]
 """
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playwright.sync_api import sync_playwright
 
 from tests.support.browser import CHROMIUM
+from tests.support.markdown_pages import blocks
 
 ROOT = Path(__file__).parents[1]
 VIEWS = {"summary": 830, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
@@ -49,8 +52,26 @@ def take(browser: Any, page: Path, into: Path, *, width: int) -> None:
         opened.close()
 
 
+HERO_SIZE = {"width": 1280, "height": 410}
+
+
+def take_hero(browser: Any, into: Path) -> None:
+    """Run the script in the README, and take the summary of its page in both themes."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    script = next(block.code for block in blocks(readme) if block.language == "python")
+    with TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=folder, check=True)  # noqa: S603
+        page = max(Path(folder).rglob("train-*.profile.html"))
+        for theme in ("light", "dark"):
+            opened = browser.new_page(viewport=HERO_SIZE, color_scheme=theme)
+            opened.goto(f"{page.as_uri()}#view=summary")
+            opened.locator(WANTED["summary"]).first.wait_for()
+            opened.screenshot(path=into / f"hero{'-dark' if theme == 'dark' else ''}.png")
+            opened.close()
+
+
 def main() -> None:
-    """Take them from the last window of the demo."""
+    """Take the first picture from the README's script, and the others from the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="the page of a window; else the demo's last one")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "images")
@@ -66,9 +87,10 @@ def main() -> None:
     asked.into.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        take_hero(browser, asked.into)
         take(browser, page, asked.into, width=asked.width)
         browser.close()
-    print(f"{len(VIEWS) * 2} pictures in {asked.into}")
+    print(f"{(len(VIEWS) + 1) * 2} pictures in {asked.into}")
 
 
 if __name__ == "__main__":

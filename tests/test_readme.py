@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import lflops
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS
 from tests.support.markdown_pages import run_page
 from tests.support.repository import ROOT
@@ -15,30 +16,32 @@ README = (ROOT / "README.md").read_text("utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
 
 
-def test_the_examples_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_script_runs_as_a_reader_pastes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Someone who pastes the blocks in order meets no error, and the figure in the comment is the one that comes out."""
+    """Without a hidden setup, and its log has the issue that the README shows."""
     monkeypatch.chdir(tmp_path)
     for seed in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(seed, "0")  # Lightning sets them, and this takes them back
+        # Lightning sets them. The fixture restores them.
+        monkeypatch.setenv(seed, "0")
+    assert "<!-- setup" not in README
+    assert "<!-- not run" not in README
     names = run_page(README, "README.md")
-    batch, length, width, hidden = 8, 32, 64, 256
-    projections, scores, perceptron = 4 * width * width, 2 * length * width, 2 * width * hidden
-    assert batch * length * (projections + scores + perceptron) == names["profile"].total()
-    assert f"{names['profile'].total():,}" in README
+    (monitor,) = (
+        each for each in names["trainer"].callbacks if type(each).__name__ == "FlopsMonitor"
+    )
+    images, inputs, classes = 8, 3 * 32 * 32, 10
+    assert images * inputs * classes == monitor.profiles[0].total()
+    explained = lflops.explain(monitor.profiles[0])
+    # On a busy machine it may not be certain, but it is never another cause.
+    assert {each.cause for each in explained.findings if each.is_fault} <= {"data"}
 
 
-def test_its_first_screen_says_how_to_install_and_to_try_it() -> None:
-    """Within 30 lines, and the whole of it within 150."""
-    lines = README.splitlines()
-    assert len(lines) < 150
-    first = "\n".join(lines[:30])
-    assert [] == [
-        command
-        for command in ("pip install lflops", "make demo", "make test")
-        if command not in first
-    ]
+def test_it_is_one_screen_and_a_half_and_says_how_to_install() -> None:
+    """At most 90 lines; the picture and the script come first."""
+    assert len(README.splitlines()) <= 90
+    places = [README.index(text) for text in ("hero.png", "```python", "pip install lflops")]
+    assert places == sorted(places)
 
 
 def row(text: str, name: str) -> list[str]:
@@ -74,5 +77,5 @@ def test_each_row_of_the_comparison_links_to_its_measurement() -> None:
         for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)
     }
     linked = re.findall(r"^\| \[[^]]*\]\(benchmarks/RESULTS\.md#([\w-]+)\)", README, re.MULTILINE)
-    assert 5 == len(linked)
+    assert 2 == len(linked)
     assert set() == set(linked) - anchors

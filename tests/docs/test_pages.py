@@ -1,6 +1,7 @@
 """Every block of Python and every shell line of the documentation runs, page by page."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,66 @@ def test_the_reference_has_every_public_name() -> None:
         f"add ::: lflops.{name} to docs/reference/python.md" for name in sorted(public - set(names))
     ]
     assert sorted(public) == sorted(names)
+
+
+INDEX = (DOCS / "index.md").read_text("utf-8")
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    """With one click."""
+    assert [] == [page for page in PAGES if page != "index.md" and f"]({page})" not in INDEX]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("reference/")])
+def test_generated_parts_are_those_of_the_code(page: str) -> None:
+    """`python docs/site_pages.py` writes them."""
+    generate = runpy.run_path(str(DOCS / "site_pages.py"))["with_generated_text"]
+    text = (DOCS / page).read_text("utf-8")
+    assert text == generate(text)
+
+
+def test_an_outdated_part_would_be_seen() -> None:
+    """The text between the two comments is replaced, and nothing else is."""
+    generate = runpy.run_path(str(DOCS / "site_pages.py"))["with_generated_text"]
+    page = "above\n<!-- generated: chips -->\nold\n<!-- end of generated text -->\nbelow\n"
+    first, *_, last = generate(page).splitlines()
+    assert ("above", "below") == (first, last)
+    assert "old" not in generate(page).splitlines()
+    assert "NVIDIA H200" in generate(page)
+
+
+LIMITS = (DOCS / "reference" / "limits.md").read_text("utf-8")
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
+
+
+def cells(line_begin: str, text: str) -> list[str]:
+    """The cells of the first table row that begins so."""
+    line = next(line for line in text.splitlines() if line.startswith(line_begin))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "result"),
+    [("| one model of the family", "| each model"), ("| one chip", "| each chip")],
+)
+def test_errors_of_predictions_are_those_of_the_benchmark(limit: str, result: str) -> None:
+    """Its mean error, rounded to a whole percentage, and the share of intervals that hold."""
+    _, error, held = cells(limit, LIMITS)
+    measured = cells(result, RESULTS)
+    assert f"{float(measured[2].rstrip('%')):.0f} %" == error
+    assert measured[-1].replace("%", " %") == held
+
+
+def test_figures_in_sentences_are_those_of_the_benchmark() -> None:
+    """Rows of the fit, what-ifs, and the two steps on the H100."""
+    rows = re.search(r"(\d+) rows of MPT are fitted", RESULTS)
+    held = re.search(r"(\d+ of \d+) intervals hold", RESULTS)
+    steps = re.findall(r"tokens: (\d+) ms, predicted (\d+) ms", RESULTS)
+    prose = " ".join(LIMITS.split())
+    assert rows is not None
+    assert held is not None
+    assert f"fitted to {rows[1]} published training runs" in prose
+    assert f"{held[1]} measured changes were inside" in prose
+    assert 2 == len(steps)
+    for measured, predicted in steps:
+        assert re.search(rf"{measured} ms (was predicted )?as {predicted} ms", prose)
