@@ -75,13 +75,13 @@ def main() -> None:
             rows.append(judge(results, name, client, versions.get(client.package, "")))
     (results / "results.json").write_text(as_json(rows))
     shown = [row for row in rows if row.name in chosen]
-    lines = [*table(shown), "", *wrong_answers(shown)]
+    lines = list(table(shown))
     if given.record:
         from benchmarks.results import record
 
         record("clients", "Training runs of other packages", lines)
     else:
-        print("\n".join(lines))
+        print("\n".join([*lines, "", *wrong_answers(shown)]))
 
 
 def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cell]:

@@ -105,9 +105,10 @@ class FaultTimer:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The measured cost per step, over the steps after the first ones."""
-        steps = len(self._steps) - FIRST_STEPS
-        late = [seconds for step, seconds in self._spent if step >= FIRST_STEPS]
+        """The measured cost per step, from the first steps to the last step."""
+        last = len(self._steps)
+        steps = last - FIRST_STEPS
+        late = [seconds for step, seconds in self._spent if FIRST_STEPS <= step < last]
         if not late or steps < 1:
             return None
         return sum(late) / steps

@@ -21,11 +21,12 @@ def train(run: Run) -> None:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, models
     from setfit import SetFitModel, Trainer, TrainingArguments
+    from sklearn.linear_model import LogisticRegression
 
     bert = models.Transformer(bert_folder("bert"), max_seq_length=32)
     pooling = models.Pooling(bert.get_word_embedding_dimension())
     body = SentenceTransformer(modules=[bert, pooling], device="cpu")
-    model = SetFitModel(model_body=body, labels=["no", "yes"])
+    model = SetFitModel(body, LogisticRegression(), labels=["no", "yes"])
     rows = [{"text": text(4, 12), "label": number % 2} for number in range(24)]
     arguments = TrainingArguments(
         output_dir="out", batch_size=8, num_epochs=1, report_to="none", save_strategy="no"
