@@ -1,8 +1,8 @@
-"""Hold a training step to the last one that was good, as a build would.
+"""Compare a training step with the last good one, for example in CI.
 
-Exit status 1 where a limit is broken.
+If a limit is broken, the exit status is 1.
 
-python examples/compare.py --baseline good.profile.json   # the first time it is recorded
+python examples/compare.py --baseline good.profile.json   # records it the first time
 python examples/compare.py --baseline good.profile.json --max-memory 5%
 python examples/compare.py --baseline good.profile.json --max-regress 3% --min-mfu 0.35
 """
@@ -19,7 +19,7 @@ import lflops
 
 
 def build(hidden: int) -> nn.Module:
-    """The model that is looked after."""
+    """The model to compare."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 8)
@@ -27,7 +27,7 @@ def build(hidden: int) -> nn.Module:
 
 
 def main() -> int:
-    """Record this run, and compare it with the baseline where there is one."""
+    """Record this run, and compare it with the baseline, if there is one."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--baseline", type=Path, default=Path("good.profile.json"))
     parser.add_argument("--hidden", type=int, default=256, help="change it, and the build fails")

@@ -1,8 +1,7 @@
-"""Train a model as it is, then with its blocks compiled.
+"""Train a model without torch.compile, and then with compiled blocks.
 
-Both are counted exactly, and a compiled block is timed as one row.
-
-Half a minute on two cores, most of it the compiler's.
+Both are counted exactly. A compiled block is one row in the table of times. It takes half a minute
+on two cores, most of it for compilation.
 
 python examples/compiled.py
 lflops show runs/compiled/train-0-*.profile.json
@@ -22,7 +21,7 @@ FEATURES, WIDTH, LAYERS, CLASSES, BATCH, STEPS = 64, 256, 3, 10, 128, 30
 
 
 class Block(nn.Module):
-    """A gated perceptron beside a residual: much for a compiler to fuse."""
+    """A gated MLP with a residual connection: the compiler can fuse many operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,13 +32,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let one half decide what passes of the other."""
+        """Gate one half of the features by the other half."""
         value, gate = self.into(self.norm(x)).chunk(2, dim=1)
         return x + self.back(value * F.gelu(gate))
 
 
 class Classifier(LightningModule):
-    """Blocks between two layers."""
+    """Several blocks between two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,17 +46,17 @@ class Classifier(LightningModule):
         self.body = nn.Sequential(*(Block() for _ in range(LAYERS)))
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of one batch."""
+        """Compute the loss of a batch."""
         x, y = batch
         return F.cross_entropy(self.head(self.body(self.embed(x))), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train by AdamW."""
+        """Train with AdamW."""
         return torch.optim.AdamW(self.parameters())
 
 
 def trained(model: Classifier, name: str) -> Profile:
-    """What the monitor saw while the model was trained."""
+    """Train the model, and return the profile of its window."""
     data = DataLoader(
         TensorDataset(
             torch.randn(STEPS * BATCH, FEATURES), torch.randint(CLASSES, (STEPS * BATCH,))
@@ -71,7 +70,7 @@ def trained(model: Classifier, name: str) -> Profile:
 
 
 def main(backend: str = "inductor") -> None:
-    """Train both, and compare."""
+    """Train both models, and compare them."""
     torch.manual_seed(0)
     eager, model = trained(Classifier(), "eager"), Classifier()
     for block in model.body:

@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each beside a residual."""
+    """Attention and an MLP, each with a residual connection."""
 
     def __init__(self) -> None:
         """Build the parts."""
@@ -43,7 +43,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position."""
+        """Apply attention and the MLP."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -60,7 +60,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Give the next token's logits."""
+        """Compute the logits of the next tokens."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
@@ -68,7 +68,7 @@ class GPT(nn.Module):
 
 
 def main() -> None:
-    """Count one training step's forward and backward."""
+    """Count forward and backward of one training step."""
     ids = torch.randint(VOCABULARY, (4, LENGTH))
 
     def loss(logits: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Fine-tune a frozen transformer by low-rank adapters: backward costs what is trained, not twice the forward.
+"""Fine-tune a frozen transformer with low-rank adapters.
 
-Some seconds on two cores.
+Backward costs about as much as forward, not twice as much. It takes some seconds on two cores.
 
 python examples/finetune_lora.py
 lflops show runs/lora/train-0-*.profile.json --phase backward
@@ -28,7 +28,7 @@ VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, RANK, CLASSES, BATCH, STEPS = (
 
 
 class LoRA(nn.Module):
-    """A frozen layer, and beside it a narrow detour that is trained and begins as nothing."""
+    """A frozen linear layer, plus a trained low-rank adapter that starts at zero."""
 
     def __init__(self, frozen: nn.Linear) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class LoRA(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both ways, added up."""
+        """Add the outputs of the layer and of the adapter."""
         return self.frozen(x) + self.up(self.down(x))
 
 
 class Block(nn.Module):
-    """Attention with adapters, and a perceptron without, each beside a residual."""
+    """Attention with adapters, and an MLP without, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class Block(nn.Module):
         self.qkv, self.out = LoRA(self.qkv), LoRA(self.out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the positions, and transform each."""
+        """Apply attention and the MLP."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 class Classifier(LightningModule):
-    """A base that stands for one that was trained before, and a head for the task."""
+    """A frozen model, as if it had been trained before, and a head for the task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,19 +78,19 @@ class Classifier(LightningModule):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of one batch."""
+        """Compute the loss of a batch."""
         ids, labels = batch
         return F.cross_entropy(self.head(self.blocks(self.tokens(ids)).mean(1)), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train what is not frozen."""
+        """Train the parameters that are not frozen."""
         return torch.optim.AdamW(
             (each for each in self.parameters() if each.requires_grad), lr=1e-3
         )
 
 
 def main() -> None:
-    """Train, and set backward beside forward."""
+    """Train, and compare backward with forward."""
     torch.manual_seed(0)
     ids = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH))
     data = DataLoader(TensorDataset(ids, (ids[:, 0] > VOCABULARY // 2).long()), batch_size=BATCH)

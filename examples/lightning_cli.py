@@ -1,4 +1,4 @@
-"""Train what a YAML file says, watched as it says.
+"""Train a model with a monitor, both configured in a YAML file.
 
 LightningCLI fills a monitor's arguments, and its schedule's. Some seconds on two cores.
 
@@ -23,11 +23,11 @@ FEATURES = 32
 
 
 class Perceptron(LightningModule):
-    """Layers of one width that learn the sum of their inputs.
+    """Layers of equal width that learn the sum of their inputs.
 
     Args:
-        width: Of the hidden layers.
-        layers: How many of them there are.
+        width: Width of the hidden layers.
+        layers: Number of hidden layers.
     """
 
     def __init__(self, width: int = 64, layers: int = 2) -> None:
@@ -39,14 +39,14 @@ class Perceptron(LightningModule):
         self.head = nn.Linear(width, 1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of one batch."""
+        """Compute the loss of a batch."""
         x, y = batch
         loss = F.mse_loss(self.head(self.body(x)), y)
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train by AdamW."""
+        """Train with AdamW."""
         return torch.optim.AdamW(self.parameters())
 
 
@@ -54,8 +54,8 @@ class Sums(LightningDataModule):
     """Random numbers and their sums.
 
     Args:
-        batch_size: Rows of a batch.
-        batches: Of the epoch.
+        batch_size: Number of rows in a batch.
+        batches: Number of batches in an epoch.
     """
 
     def __init__(self, batch_size: int = 32, batches: int = 100) -> None:
@@ -63,13 +63,13 @@ class Sums(LightningDataModule):
         self.batch_size, self.batches = batch_size, batches
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """One epoch."""
+        """Load the batches of one epoch."""
         x = torch.randn(self.batch_size * self.batches, FEATURES)
         return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=self.batch_size)
 
 
 def main() -> None:
-    """Train, and tell what each window saw."""
+    """Train, and print the profile of each window."""
     cli = LightningCLI(Perceptron, Sums)
     for monitor in (each for each in cli.trainer.callbacks if isinstance(each, FlopsMonitor)):
         for profile in monitor.profiles:

@@ -1,6 +1,8 @@
-"""Train a GAN by manual optimization, two optimizers in turn, and see which network costs what in which phase.
+"""Train a GAN with manual optimization and two optimizers.
 
-Some seconds on two cores.
+The profile shows the cost of each network in each phase.
+
+It takes some seconds on two cores.
 
 python examples/manual_gan.py
 lflops show runs/gan/train-0-*.profile.json
@@ -18,7 +20,7 @@ NOISE, WIDTH, PIXELS, BATCH, STEPS = 16, 128, 256, 64, 40
 
 
 class GAN(LightningModule):
-    """A generator of small images, and a discriminator that tells them from real ones."""
+    """A generator of small images, and a discriminator that separates them from real images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +33,7 @@ class GAN(LightningModule):
         )
 
     def training_step(self, images: Tensor, _: int) -> None:
-        """Improve the discriminator, then the generator against it."""
+        """Train the discriminator, and then the generator against it."""
         of_generator, of_discriminator = self.optimizers()
         fakes = self.generator(torch.randn(len(images), NOISE, device=self.device))
 
@@ -46,19 +48,19 @@ class GAN(LightningModule):
         self.untoggle_optimizer(of_generator)
 
     def wrong(self, images: Tensor, *, real: bool) -> Tensor:
-        """How far the discriminator is from saying so."""
+        """Compute the loss of the discriminator for a label."""
         said = self.discriminator(images)
         with scope("loss"):
             return F.binary_cross_entropy_with_logits(said, torch.full_like(said, float(real)))
 
     def improve(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        """One step of one optimizer."""
+        """Make one step of an optimizer."""
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One for each network."""
+        """Create an optimizer for each network."""
         return [
             torch.optim.Adam(each.parameters(), lr=2e-4, betas=(0.5, 0.999))
             for each in (self.generator, self.discriminator)
@@ -66,7 +68,7 @@ class GAN(LightningModule):
 
 
 def main() -> None:
-    """Train, and tell what each network does in a step."""
+    """Train, and print the work of each network in a step."""
     torch.manual_seed(0)
     data = DataLoader(torch.rand(STEPS * BATCH, PIXELS) * 2 - 1, batch_size=BATCH)
     monitor = FlopsMonitor(dirpath="runs/gan")

@@ -1,6 +1,8 @@
-"""Train a small ResNet on generated images in bf16-mixed, and see which stages take more time than their share of the work.
+"""Train a small ResNet on generated images in bf16-mixed.
 
-Some seconds on two cores.
+The output shows which stages take more time than their share of the work.
+
+It takes some seconds on two cores.
 
 python examples/resnet_images.py
 lflops show runs/resnet/train-0-*.profile.json --sort time
@@ -18,14 +20,14 @@ SIDE, WIDTH, BLOCKS, STAGES, CLASSES, BATCH, STEPS = 32, 16, 2, 3, 10, 32, 20
 
 
 def convolution(channels: int, made: int, size: int, stride: int = 1) -> nn.Sequential:
-    """One that keeps the side, or halves it, with normalisation behind it."""
+    """Create a convolution that keeps or halves the image size, followed by normalization."""
     return nn.Sequential(
         nn.Conv2d(channels, made, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(made)
     )
 
 
 class Block(nn.Module):
-    """Two convolutions beside a residual, which is projected where the shape changes."""
+    """Two convolutions with a residual connection, which is projected if the shape changes."""
 
     def __init__(self, channels: int, made: int) -> None:
         super().__init__()
@@ -34,12 +36,12 @@ class Block(nn.Module):
         self.residual = nn.Identity() if stride == 1 else convolution(channels, made, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position by its neighbours."""
+        """Apply both convolutions."""
         return F.relu(self.residual(x) + self.second(F.relu(self.first(x))))
 
 
 class ResNet(LightningModule):
-    """Each stage has half the side and twice the channels of the one before."""
+    """A ResNet: each stage halves the image size and doubles the channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,17 +57,17 @@ class ResNet(LightningModule):
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """The loss of one batch."""
+        """Compute the loss of a batch."""
         images, labels = batch
         return F.cross_entropy(self.head(self.stages(self.stem(images)).mean((2, 3))), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train by SGD."""
+        """Train with SGD."""
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def main() -> None:
-    """Train, and set each part's share of the time beside its share of the work."""
+    """Train, and compare each part's share of the time with its share of the work."""
     torch.manual_seed(0)
     data = TensorDataset(
         torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,))

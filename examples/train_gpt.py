@@ -1,4 +1,6 @@
-"""Train a small GPT on generated text, watched by a FlopsMonitor: half a minute or so on two cores.
+"""Train a small GPT on generated text with a FlopsMonitor.
+
+It takes half a minute on two cores.
 
 python examples/train_gpt.py
 lflops show gpt/lflops/train-1-*.profile.json
@@ -20,7 +22,7 @@ VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH, STEPS = 512, 128, 256, 8, 6, 4,
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron, each beside a residual."""
+    """Causal attention and an MLP, each with a residual connection."""
 
     def __init__(self) -> None:
         """Build the parts."""
@@ -36,7 +38,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the positions, and transform each."""
+        """Apply attention and the MLP."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
@@ -44,7 +46,7 @@ class Block(nn.Module):
 
 
 class GPT(LightningModule):
-    """A decoder with tied embeddings that learns to tell the next token."""
+    """A decoder with tied embeddings that learns to predict the next token."""
 
     def __init__(self) -> None:
         """Build the parts."""
@@ -55,7 +57,7 @@ class GPT(LightningModule):
         self.head.weight = self.tokens.weight
 
     def training_step(self, ids: Tensor, _: int) -> Tensor:
-        """The loss of one batch."""
+        """Compute the loss of a batch."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         logits = self.head(self.norm(self.blocks(x)))
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -63,12 +65,12 @@ class GPT(LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train by AdamW."""
+        """Train with AdamW."""
         return torch.optim.AdamW(self.parameters(), lr=3e-4)
 
 
 def text() -> Tensor:
-    """Sentences that count upwards, each from its own beginning and in its own stride."""
+    """Generate sequences of numbers that increase by a constant, each with its own start and step."""
     begin, stride = (
         torch.randint(VOCABULARY, (STEPS * BATCH, 1)),
         torch.randint(1, 8, (STEPS * BATCH, 1)),
@@ -77,7 +79,7 @@ def text() -> Tensor:
 
 
 def main() -> None:
-    """Train, and let the monitor tell."""
+    """Train the model."""
     torch.manual_seed(0)
     print("Measuring how fast this machine multiplies: ten seconds, once")
     hardware = lflops.calibrate("cpu", dtypes=("fp32",))

@@ -118,6 +118,15 @@ def test_an_outdated_part_would_be_seen() -> None:
     assert "NVIDIA H200" in generate(page)
 
 
+def test_every_picture_is_there_and_is_used() -> None:
+    """In the light and in the dark theme."""
+    shown = set()
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for link in re.findall(r'(?:src|srcset)="([^"]+)"', path.read_text("utf-8")):
+            shown.add((path.parent / link).resolve())
+    assert set((DOCS / "images").iterdir()) == shown
+
+
 LIMITS = (DOCS / "reference" / "limits.md").read_text("utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
 
