@@ -33,6 +33,7 @@ VALUE = {
     "intervals",
     "garbage",
     "error_guard",
+    "phase_log",
     "files",
     "profile",
     "hardware",
@@ -73,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intervals": set(),
     "garbage": set(),
     "error_guard": set(),
+    "phase_log": set(),
     "files": set(),
     "version": set(),
     "hardware": {"errors", "files", "pypi:msgspec"},
@@ -81,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formulas": {"pypi:msgspec"},
     "formulas.attention": {"formulas"},
     "formulas.packages": {"formulas", "formulas.attention"},
-    "ledger": {"errors", "profile", "pypi:msgspec"},
+    "ledger": {"errors", "phase_log", "profile", "pypi:msgspec"},
     "memory.peak": VALUE,
     "memory.allocator": {"errors", "pypi:msgspec"},
     "ranks": VALUE,
@@ -114,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.html": VALUE | ANALYSIS | {"ledger", "report", "report.payload"},
     "report.figures": VALUE | ANALYSIS | {"pypi:matplotlib"},
     "tensorboard": VALUE | ANALYSIS | {"ledger", "report.payload", "pypi:tensorboard"},
-    "monitoring.inputs": TORCH | {"ledger", "ranks.collect", "trace.record"},
+    "monitoring.inputs": TORCH | {"ledger", "ranks.collect", "timing", "trace.record"},
     "monitoring.window": TORCH
     | ANALYSIS
     | {

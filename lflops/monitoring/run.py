@@ -19,10 +19,10 @@ from lflops.errors import LflopsError, UnknownTorchError
 from lflops.inputs.batch import BatchReader
 from lflops.inputs.devices import allocator_stats
 from lflops.ledger.account import Ledger
-from lflops.ledger.keeper import DeferredCalls, LedgerWriter, TrainPhases, process_age
+from lflops.ledger.writer import LedgerWriter, process_age
 from lflops.model.compile_guard import KeptGraphs
 from lflops.monitoring.inputs.messages import Failures, warn
-from lflops.monitoring.inputs.phases import RUN, Phases
+from lflops.monitoring.inputs.phases import Phases
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import STAGES, Stage, Training
 from lflops.monitoring.outputs.loggers import log_ledger
@@ -31,6 +31,7 @@ from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.monitoring.session import Session
 from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.monitoring.window_requests import WindowRequests
+from lflops.phase_log import BEGIN, END, MOVE, PAST, REST
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.ranks.collect.store import shared_store
@@ -44,60 +45,68 @@ class RunLedger:
     """Marks the activities of one run for its ledger, from set-up to end.
 
     Attributes:
-        recorder: Records the marks.
+        counters: Reads the counters of the training thread at the end of a step.
         requests: The requests for windows.
         reader: Reads the shapes of batches.
         curves: Returns metrics of the whole run, for a point of the curves.
     """
 
-    def __init__(
-        self, rank: int, ranks: int, requests: WindowRequests, tape: DeferredCalls
-    ) -> None:
+    def __init__(self, phases: Phases, rank: int, ranks: int, requests: WindowRequests) -> None:
         # the device and the methods of the training, once it has begun
         self._device: torch.device | None = None
         self._ends_step: Callable[[], bool] | None = None
         self._logged_step: Callable[[], int] = int
+        self._log = phases.log
+        self._tape = phases.tape
         self._writer = LedgerWriter(
-            rank,
-            ranks,
-            tape,
+            phases.log,
+            phases.tape,
+            rank=rank,
+            ranks=ranks,
             retries=self._allocator_retries,
             schedule=ThreadSchedule().read,
-            hear=requests.hears,
+            look_for_request=requests.look_for_request,
         )
-        recorder = self._writer.recorder
-        self.recorder = recorder
+        self.counters = self._writer.counters
         self.requests = requests
         self._compilations = Compilations(
-            partial(tape.note, recorder.enter, "compilation"),
-            partial(tape.note, recorder.leave_last, "compilation"),
+            partial(phases.tape.note, self.begin, "compilation"),
+            partial(phases.tape.note, self.end, "compilation"),
         )
         self.reader = BatchReader()
-        # attributes instead of methods, since each batch calls them
         self.curves = self._writer.curves
-        self.enter = recorder.enter
-        self.leave_last = recorder.leave_last
-        # the time until the next batch is requested is between two epochs
-        self.epoch_ends = partial(recorder.rest, "between_epochs")
 
-    def install(
-        self, phases: Phases, folder: Path | None, boundary: ErrorGuard, undo: CleanupStack
-    ) -> None:
-        """Listen until `undo` is closed, and write the ledger to a file in `folder`, if any."""
+    def install(self, folder: Path | None, boundary: ErrorGuard, undo: CleanupStack) -> None:
+        """Account for the run until `undo` is closed, in a file in `folder`, if any."""
         undo.add(self.stop, "interrupted")
         self._writer.start(folder)
-        boundary.passes = phases.tape.plays_here
+        boundary.passes = self._tape.plays_here
         undo.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
         if self._writer.is_first:
             # compilations of this process that nothing has recorded
-            self.recorder.note_past("compilation", min(compile_seconds(), process_age()))
+            seconds = min(compile_seconds(), process_age())
+            self._log.append((self._log.clock(), PAST, "compilation", int(seconds * 1e9)))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
-        undo.add(phases.listen("train", TrainPhases(self.recorder), boundary.guard))
-        undo.add(phases.listen(RUN, self.recorder, boundary.guard))
-        # closed first, while all of these still listen
-        undo.add(phases.tape.stop)
+        # closed first, while all of these still run
+        undo.add(self._tape.stop)
+
+    def begin(self, category: str) -> None:
+        """Begin a category of the run's time."""
+        self._log.append((self._log.clock(), BEGIN, category, None))
+
+    def end(self, category: str) -> None:
+        """End the innermost category of this name and everything within it, if it is running."""
+        self._log.append((self._log.clock(), END, category, None))
+
+    def rest(self, category: str) -> None:
+        """Assign time in no other category to this category from now on."""
+        self._log.append((self._log.clock(), REST, category, None))
+
+    def move(self, nanoseconds: int, phase: str, category: str) -> None:
+        """Move the last nanoseconds of a phase to a category."""
+        self._log.append((self._log.clock(), MOVE, (phase, category), nanoseconds))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """Account for the steps of this stage."""
@@ -113,13 +122,14 @@ class RunLedger:
             touched: Whether lflops counted, timed or traced the step.
         """
         if self._ends_step is not None and self._ends_step():
-            counters = self.recorder.read(self._logged_step() + 1)
-            self.step_ends(counters, self.reader.shapes(batch), touched=touched)
+            step = self._logged_step() + 1
+            counters = self.counters.read(step)
+            self.step_ends(step, counters, self.reader.shapes(batch), touched=touched)
 
-    def step_ends(self, read: Any, shapes: Hashable, *, touched: bool) -> None:
-        """Record a step's end with the counters from the recorder's `read()`."""
+    def step_ends(self, step: int, counters: Any, shapes: Hashable, *, touched: bool) -> None:
+        """Record a step's end with the counters that were read as it ended."""
         self._compilations.listen_again()
-        self.recorder.step_ends(read, shapes, touched=touched)
+        self._writer.end_step(step, counters, shapes, touched=touched)
 
     def stop(self, ended: str) -> None:
         """End the ledger. Can be called repeatedly.
@@ -209,8 +219,8 @@ class MonitoredRun:
         folder = None if paths is None else paths.profiles
         self._requests = WindowRequests(rank, ranks, self.store, folder, self._can_open_window)
         if is_kept:
-            self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
-            self._ledger.install(phases, folder, self.boundary, self.undo)
+            self._ledger = RunLedger(phases, rank, ranks, self._requests)
+            self._ledger.install(folder, self.boundary, self.undo)
 
     def _can_open_window(self) -> bool:
         session = self.sessions["train"]
@@ -247,25 +257,26 @@ class MonitoredRun:
         """Account for the time from now on as this category, until `leaves(category)`."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
-                self._ledger.enter(category)
+                self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
         """Account for the time from now on as before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
-                self._ledger.leave_last(category)
+                self._ledger.end(category)
 
     def belongs(self, nanoseconds: int, phase: str, category: str) -> None:
         """Move a time of this step from its phase to a category of the ledger."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
-                self._ledger.recorder.move(nanoseconds, phase, category)
+                self._ledger.move(nanoseconds, phase, category)
 
     def epoch_ends(self) -> None:
         """Account for the time until the next batch as between two epochs."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
-                self._ledger.epoch_ends()
+                # the time until the next batch is requested
+                self._ledger.rest("between_epochs")
 
     def open(self, name: str, ranks: int) -> None:
         """Prepare for the run.
@@ -390,9 +401,9 @@ class MonitoredRun:
             if self._ledger is None or session.is_plain:
                 session.batch_begins(batch)
             else:
-                self._ledger.enter("lflops")
+                self._ledger.begin("lflops")
                 session.batch_begins(batch)
-                self._ledger.leave_last("lflops")
+                self._ledger.end("lflops")
 
     def batch_ends(self, name: str, batch: Any) -> None:
         """End a batch of a stage, and open a requested window if its step has come."""
@@ -400,13 +411,13 @@ class MonitoredRun:
         ledger = None if self._failed else self._ledger
         with self.boundary:
             if ledger is not None:
-                ledger.enter("lflops")
+                ledger.begin("lflops")
                 if name == "train":
                     ledger.batch_ends(batch, touched=session is not None and session.touches_step)
             if session is not None:
                 session.batch_ends(batch)
             if ledger is not None:
-                ledger.leave_last("lflops")
+                ledger.end("lflops")
         if session is not None and session.over:
             self.sessions[name] = None
             if name == "train":

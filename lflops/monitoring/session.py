@@ -33,7 +33,7 @@ from lflops.timing.clock import (
     device_clock,
     event_seconds,
 )
-from lflops.timing.step_phases import StepPhases
+from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
@@ -88,6 +88,9 @@ class Session:
         self._annotations = TraceAnnotations(training)
         # whether a trace is being annotated
         self._is_annotating = False
+        self._marked_phases = self._device_phases()
+        host_clock = self._clock if self._marked_phases is None else HostClock()
+        self._logged_phases = LoggedPhases(stage.log, stage.name, host_clock)
         self._step_timer = self._new_step_timer()
         # used in every step
         self._fast_path = self._step_timer.fast_path
@@ -130,19 +133,20 @@ class Session:
             self._training.say(message)
         return plan
 
-    def _new_step_timer(self) -> StepTimer:
+    def _device_phases(self) -> MarkedPhases | None:
+        """The phases on the stream of the device; `None` if they are those of the host."""
         clock = self._clock
+        if not isinstance(clock, StreamClock):
+            return None
+        is_expensive = (event_seconds(clock.device) or 0.0) > EXPENSIVE_EVENT
+        return MarkedPhases(clock, every=PHASES_EVERY if is_expensive else 1)
+
+    def _new_step_timer(self) -> StepTimer:
         training = self._training
-        every = 1
-        host_phases = None
-        if isinstance(clock, StreamClock):
-            host_phases = StepPhases(HostClock())
-            if (event_seconds(clock.device) or 0.0) > EXPENSIVE_EVENT:
-                every = PHASES_EVERY
-        within = HostClock() if isinstance(clock, WaitingClock) else None
+        marked = self._marked_phases
         return StepTimer(
-            StepPhases(clock, within=within, every=every),
-            host_phases,
+            self._logged_phases if marked is None else marked,
+            None if marked is None else self._logged_phases,
             self._settings.units,
             training.logged_step(),
             updating=self._stage.updates,
@@ -176,8 +180,9 @@ class Session:
         """
         if not self._step_timer.times_phases:
             return
-        for listener in self._step_timer.listeners:
-            self._listening.add(self._stage.listen(listener))
+        self._logged_phases.connect()
+        if self._marked_phases is not None:
+            self._listening.add(self._stage.listen(self._marked_phases))
         self._flush_fast_path()
         self._step_timer.resume()
         self._step_timer.mark("warmup")
@@ -186,6 +191,7 @@ class Session:
     def pause(self) -> None:
         """End the stage, which may begin again. A recording ends here."""
         self._listening.close()
+        self._logged_phases.disconnect()
         for mode in self._modes.values():
             mode.pause()
 
@@ -287,7 +293,7 @@ class Session:
         parts: list[Callable[[], object]] = [mode.remove for mode in self._modes.values()]
         parts.append(self._listening.close)
         if not keep_curves:
-            parts.append(self._step_timer.close)
+            parts += [self._step_timer.close, self._logged_phases.disconnect]
         parts.append(self._step_timer.leave_phases)
         call_each(parts)
 

@@ -69,7 +69,7 @@ class WindowRequests:
         self._step_after: Callable[[float], int] = lambda _: 0
         # What looks for a request of the shell; `None` where the thread here does so, or no file
         # can be left
-        self.hears = self._hear if store is None and self._file else None
+        self.look_for_request = self._look if store is None and self._file else None
 
     def ask(self) -> None:
         """Ask for a window. A handler of a signal may call it, and any thread."""
@@ -107,7 +107,7 @@ class WindowRequests:
             self._thread.join(STOP)
         _LISTENING.discard(self)
 
-    def _hear(self) -> None:
+    def _look(self) -> None:
         # which takes a tenth of an exception
         if self._file and os.access(self._file, os.F_OK):
             with suppress(OSError):
@@ -127,7 +127,7 @@ class WindowRequests:
                 self._follow(store)
                 return
             while not self._is_over.wait(LISTEN):
-                self._hear()
+                self._look()
                 if self._asked and self.due is None and self._can_open():
                     self._asked = False
                     self._ask_ranks(store)

@@ -11,9 +11,10 @@ they are events on the stream, so a phase is the time in which the stream had no
 with.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from lflops.phase_log import STEP_END, WAIT, PhaseLog, innermost, last_phase
 from lflops.timing.clock import Clock
 
 OTHER = "other"
@@ -21,12 +22,6 @@ OTHER = "other"
 
 SYNC = "sync"
 """Lightning's internal collectives, in which ranks wait for each other."""
-
-WAIT = "wait"
-"""The end of backward, after every node has run.
-
-DDP waits in it for the gradients of the other ranks. It is a part of backward.
-"""
 
 BETWEEN = "before_optimizer"
 """Time in no phase from the end of backward to the optimizer's step."""
@@ -43,99 +38,51 @@ It is a plain tuple, because every step makes one.
 
 
 class StepPhases:
-    """Marks where one thread enters and leaves phases.
-
-    It does so about twenty times in a step: everything that can wait is left to the reader of the
-    marks.
+    """The phases of steps by one clock, and what can be read from their marks.
 
     Attributes:
-        mark: Marks a moment between two steps.
-        marks: Moments at which a phase became the innermost one since the last step that was
-            handed out. Always the same list. A moment that was not marked is `None`.
+        mark: Marks a moment.
         is_marked: Set while the phases of the running step are marked.
     """
 
-    def __init__(self, clock: Clock, within: Clock | None = None, every: int = 1) -> None:
-        """Mark the phases of one step in `every`.
-
-        `within` marks phases where `clock` may not; both must measure the same seconds.
-        """
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.mark = clock.mark
-        self._mark = (within or clock).mark
-        self._every = every
-        # steps since the last step whose phases were marked
-        self._unmarked = 0
         self.is_marked = True
-        # The first is the time in no phase.
-        self._running: list[str] = [OTHER]
-        self.marks: list[Any] = []
+        # Moments at which a phase became the innermost one, and those phases. `STEP_END` stands for
+        # a step's end. A moment that was not marked is `None`.
+        self._marks: list[Any] = []
         self._phases: list[str] = []
-
-    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        if self.is_marked:
-            self.marks.append(self._mark())
-            self._phases.append(phase)
-        self._running.append(phase)
-
-    def leave(self) -> None:
-        running = self._running
-        if len(running) > 1:
-            running.pop()
-        if self.is_marked:
-            self.marks.append(self._mark())
-            self._phases.append(running[-1])
-
-    def drop(self) -> None:
-        """Leave the innermost phase because of an exception.
-
-        No moment is marked, so that nothing in lflops can fail while the exception passes.
-        """
-        if len(self._running) > 1:
-            self._running.pop()
-        self.marks.append(None)
-        self._phases.append(self._running[-1])
-
-    def wait(self) -> None:
-        """Mark where backward begins to wait for other ranks."""
-        if self.is_marked:
-            self.marks.append(self._mark())
-            self._phases.append(WAIT)
 
     def begin(self) -> None:
         """Begin a step; marks since the end of the last step belong to no step."""
-        self.marks[:] = [self.mark()]
-        self._phases = [self._running[-1]]
+        self._marks = [self.mark()]
+        self._phases = [self._running]
+
+    def end_step(self) -> None:
+        """Mark the end of a step and the begin of the next."""
+        raise NotImplementedError
+
+    def steps(self) -> list[PhaseMarks]:
+        """Take the steps that have ended."""
+        steps, self._marks, self._phases = split_steps(self._marks, self._phases)
+        return steps
 
     def end(self) -> PhaseMarks:
         """End the step and begin the next."""
-        return self.cut([(len(self.marks), self.mark())])[0]
+        self.end_step()
+        return self.steps()[-1]
 
-    def cut(self, ends: Iterable[tuple[int, Any]]) -> list[PhaseMarks]:
-        """Split the recorded marks into steps.
+    def _step_ended(self, mark: Any) -> None:
+        """Record the end of a step, and that the next step begins in the same phase."""
+        phase = self._phases[-1] if self._phases and self.is_marked else self._running
+        self._marks += [mark, mark]
+        self._phases += [STEP_END, phase]
 
-        `ends` has the length of `marks` at the end of each step, and a mark of that moment.
-        """
-        all_marks = self.marks[:]
-        all_phases = self._phases
-        steps: list[PhaseMarks] = []
-        # The running step begins with the end mark of the step before.
-        marks: list[Any] = []
-        phases: list[str] = []
-        place = 0
-        for length, end in ends:
-            marks += all_marks[place:length]
-            phases += all_phases[place:length]
-            steps.append((*_without_unmarked(marks, phases), end))
-            marks = [end]
-            phases = phases[-1:] if self.is_marked else self._running[-1:]
-            place = length
-            if self._every > 1:
-                self._unmarked = (self._unmarked + 1) % self._every
-                self.is_marked = not self._unmarked
-        self.marks[:] = marks + all_marks[place:]
-        self._phases = phases + all_phases[place:]
-        return steps
+    @property
+    def _running(self) -> str:
+        """The innermost phase."""
+        raise NotImplementedError
 
     def has_come(self, step: PhaseMarks) -> bool:
         """Check that the marks of the step can be read without waiting for a device."""
@@ -168,6 +115,134 @@ class StepPhases:
             if phase == WAIT:
                 waited += self._clock.seconds(start, stop)
         return waited
+
+
+class LoggedPhases(StepPhases):
+    """The phases of one stage by the host's clock, read from the phase log.
+
+    `clock` may wait for the device where it marks the ends of steps.
+    """
+
+    def __init__(self, log: PhaseLog, stage: str, clock: Clock) -> None:
+        super().__init__(clock)
+        self._log = log
+        self._stage = stage
+        self._stack: list[tuple[str, str]] = []
+        self._is_connected = False
+
+    def connect(self) -> None:
+        """Read the log from now on."""
+        self._stack.clear()
+        self._log.connect(self)
+        self._is_connected = True
+
+    def disconnect(self) -> None:
+        """Stop reading phases; steps can still end. Can be repeated."""
+        self._log.disconnect(self)
+        self._is_connected = False
+
+    def take(self, events: Sequence[Any]) -> None:
+        """Handle events of the log."""
+        for moment, phase in innermost(events, self._stage, self._stack, self):
+            if phase == STEP_END:
+                self._step_ended(moment)
+            else:
+                self._marks.append(moment)
+                self._phases.append(phase or OTHER)
+
+    def begin(self) -> None:
+        """Begin a step; marks since the end of the last step belong to no step."""
+        self._log.deliver()
+        super().begin()
+
+    def end_step(self) -> None:
+        """Mark the end of a step and the begin of the next."""
+        if self._is_connected:
+            self._log.append((self.mark(), STEP_END, self, None))
+        else:
+            self._step_ended(self.mark())
+
+    def steps(self) -> list[PhaseMarks]:
+        """Take the steps that have ended."""
+        self._log.deliver()
+        return super().steps()
+
+    @property
+    def _running(self) -> str:
+        return last_phase(self._stack, self._stage) or OTHER
+
+
+class MarkedPhases(StepPhases):
+    """The phases that one thread enters and leaves, marked by any clock as they come.
+
+    On a device, the marks are events on its stream.
+    """
+
+    def __init__(self, clock: Clock, every: int = 1) -> None:
+        """Mark the phases of one step in `every`."""
+        super().__init__(clock)
+        self._every = every
+        # steps since the last step whose phases were marked
+        self._unmarked = 0
+        self._stack: list[str] = []
+
+    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
+        self._stack.append(phase)
+        self._record(phase)
+
+    def leave(self) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._record(self._running)
+
+    def drop(self) -> None:
+        """Leave the innermost phase because of an exception.
+
+        No moment is marked, so that nothing in lflops can fail while the exception passes.
+        """
+        if self._stack:
+            self._stack.pop()
+        self._marks.append(None)
+        self._phases.append(self._running)
+
+    def wait(self) -> None:
+        """Mark where backward begins to wait for other ranks."""
+        self._record(WAIT)
+
+    def end_step(self) -> None:
+        """Mark the end of a step and the begin of the next."""
+        self._step_ended(self.mark())
+        if self._every > 1:
+            self._unmarked = (self._unmarked + 1) % self._every
+            self.is_marked = not self._unmarked
+            if self.is_marked:
+                self._phases[-1] = self._running
+
+    def _record(self, phase: str) -> None:
+        if self.is_marked:
+            self._marks.append(self.mark())
+            self._phases.append(phase)
+
+    @property
+    def _running(self) -> str:
+        return self._stack[-1] if self._stack else OTHER
+
+
+def split_steps(
+    marks: Sequence[Any], phases: Sequence[str]
+) -> tuple[list[PhaseMarks], list[Any], list[str]]:
+    """Split marks into steps, at the phases `STEP_END`.
+
+    Returns the steps, and the marks and the phases of the step that has not ended.
+    """
+    steps: list[PhaseMarks] = []
+    begin = 0
+    for place, phase in enumerate(phases):
+        if phase == STEP_END:
+            of_step = list(marks[begin:place])
+            steps.append((*_without_unmarked(of_step, list(phases[begin:place])), marks[place]))
+            begin = place + 1
+    return steps, list(marks[begin:]), list(phases[begin:])
 
 
 def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], list[str]]:

@@ -18,13 +18,12 @@ from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.utilization import utilization
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
-from lflops.monitoring import session
 from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, OpCount, Profile
 from lflops.profile.records import PHASES, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report.report import report_of
-from tests.support.fake_clock import StillClock
+from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, watching
 from tests.support.profile_builders import cell, clocked, product, profile, run, spread
 from tests.support.terminal import drawn
@@ -497,7 +496,7 @@ def trained(
 ) -> dict[str, float]:
     """Seconds of each part of a training's breakdown, on a clock that only what is planted moves, and the 4 s of its step."""
     clock = StillClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     monitor = watching(hardware=SLOW_CHIP)
     fit(
         Slow(clock, idle=idle, pointwise=pointwise),

@@ -17,7 +17,7 @@ from torch import nn
 
 import lflops
 from lflops.integrations.huggingface import FlopsCallback
-from lflops.ledger import keeper
+from lflops.ledger import writer
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
 from lflops.monitoring.session import Session
@@ -215,8 +215,8 @@ def test_transformers_has_one_too(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, signal, sys, torch, lflops
-from lflops.ledger import keeper
-keeper.LOOK = keeper.WRITE = 0.005
+from lflops.ledger import writer
+writer.LOOK = writer.WRITE = 0.005
 first, last, folder, deadly = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 model = torch.nn.Linear(8, 2)
 with lflops.monitor(model, dirpath=folder, trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
@@ -275,10 +275,9 @@ def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Session, "batch_ends", fail)
         with pytest.warns(UserWarning, match="planted"):
             loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
-        marks = monitor._run._ledger.recorder.marks
-        before = len(marks)
+        log = monitor._phases.log
         loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
-        assert before == len(marks)
+        assert [] == log.events
     assert 4 == adds_up(monitor.ledger).steps  # the last one is that in which it failed
 
 
@@ -311,7 +310,7 @@ def test_a_program_that_ends_without_closing_its_run_has_a_ledger(
 
 def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
     """A process that takes long to exit has no second last row."""
-    ended = keeper.LedgerWriter()
+    ended = writer.LedgerWriter()
     ended.start(tmp_path)
     ended.end()
     ended._thread.join(60)
@@ -328,8 +327,8 @@ def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPat
 
     The run ends after the patience, and says why.
     """
-    monkeypatch.setattr(keeper, "PATIENCE", 0.01)
-    hanging = keeper.LedgerWriter()
+    monkeypatch.setattr(writer, "PATIENCE", 0.01)
+    hanging = writer.LedgerWriter()
     hanging.start(None)
     is_held, may_go = threading.Event(), threading.Event()
 

@@ -13,8 +13,12 @@ from weakref import ref
 import pytest
 
 from lflops.error_guard import ErrorGuard
-from lflops.ledger.book import StepAccountant
-from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
+from lflops.ledger.accountant import StepAccountant
+from lflops.ledger.deferred import DeferredCalls
+from lflops.ledger.marks import CategoryMarks, EventQueue
+from lflops.ledger.writer import LedgerWriter
+from lflops.phase_log import PhaseLog
+from tests.support.phase_events import Events
 
 MS = 1_000_000
 
@@ -35,14 +39,14 @@ def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
     What is called at once, before and after, sees the clock itself.
     """
     clock = Clock()
-    tape, heard = DeferredCalls(clock), list[tuple[str, int]]()
+    tape, heard = DeferredCalls(PhaseLog(clock)), list[tuple[str, int]]()
 
     def hear(name: str) -> None:
         heard.append((name, tape.now()))
 
     clock.now = 1
     tape.note(hear, "at once")
-    tape.runs = True
+    tape.start()
     for clock.now, name in ((5, "first"), (7, "second"), (7, "third")):
         tape.note(hear, name)
     clock.now = 9
@@ -63,10 +67,12 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
     """
     for runs in (False, True):
         clock = Clock()
-        tape = DeferredCalls(clock)
-        tape.runs = runs
-        recorder = Recorder(tape)
-        phases = TrainPhases(recorder)
+        phases = Events(clock)
+        tape = DeferredCalls(phases.log)
+        if runs:
+            tape.start()
+        queue = EventQueue()
+        phases.log.connect(queue)
         book = StepAccountant(0, deque())
         for clock.now, call, given in (
             (10, phases.enter, ("data",)),
@@ -77,15 +83,16 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
             tape.note(call, *given)
         clock.now = 100
         tape.play()
-        book.read(recorder.marks, clock())
+        phases.log.deliver()
+        book.read(CategoryMarks().of(queue.pop()), clock())
         assert {"training/data": 20, "training/forward": 40, "training/other": 30} == book.open
         assert {"start_up": 10} == book.spent
 
 
 def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
     """Ten thousand notes, which a thread plays meanwhile."""
-    tape, heard, is_over = DeferredCalls(), list[int](), threading.Event()
-    tape.runs = True
+    tape, heard, is_over = DeferredCalls(PhaseLog()), list[int](), threading.Event()
+    tape.start()
 
     def play() -> None:
         while not is_over.is_set():
@@ -106,7 +113,7 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
 
     The training asks for the error.
     """
-    tape, taken_off, heard = DeferredCalls(), list[Any](), list[int]()
+    tape, taken_off, heard = DeferredCalls(PhaseLog()), list[Any](), list[int]()
     boundary = ErrorGuard(taken_off.append)
     boundary.passes = tape.plays_here
 
@@ -114,7 +121,7 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
         with boundary:
             raise RuntimeError("planted")
 
-    tape.runs = True
+    tape.start()
     tape.note(fail)
     tape.note(heard.append, 1)
     tape.play()
@@ -128,9 +135,11 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
 
 def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many are dropped, as where a file system hangs; and what was played is kept by nothing."""
-    monkeypatch.setattr("lflops.ledger.keeper.LONGEST", 9)  # a note of one value takes four places
-    tape, heard = DeferredCalls(), list[int]()
-    tape.runs = True
+    monkeypatch.setattr(
+        "lflops.ledger.deferred.LONGEST", 9
+    )  # a note of one value takes four places
+    tape, heard = DeferredCalls(PhaseLog()), list[int]()
+    tape.start()
     for number in range(5):
         tape.note(heard.append, number)
     tape.play()
@@ -146,8 +155,8 @@ def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.Monk
 
 def test_so_many_are_played_at_once() -> None:
     """By hand: of five notes two, two and one."""
-    tape, heard = DeferredCalls(), list[int]()
-    tape.runs = True
+    tape, heard = DeferredCalls(PhaseLog()), list[int]()
+    tape.start()
     for number in range(5):
         tape.note(heard.append, number)
     left = []
@@ -157,18 +166,19 @@ def test_so_many_are_played_at_once() -> None:
     assert [(True, 2), (True, 4), (False, 5)] == left
 
 
-def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_played_in_parts_is_charged_until_the_next_note_alone() -> None:
     """By hand: 100 steps of 4 ms of forward and 6 of no phase, two of them the warm-up.
 
     The collector has 60 ms more in the 81st.
     """
     clock = Clock()
-    monkeypatch.setattr("time.perf_counter_ns", clock)
-    watched = LedgerWriter(tape=(tape := DeferredCalls(clock)))
-    book, recorder, phases = watched._book, watched.recorder, TrainPhases(watched.recorder)
-    tape.runs, usage = True, getrusage(RUSAGE_SELF)
+    phases = Events(clock)
+    tape = DeferredCalls(phases.log)
+    watched = LedgerWriter(phases.log, tape)
+    phases.log.connect(watched._queue)
+    book = watched._accountant
+    tape.start()
+    usage = getrusage(RUSAGE_SELF)
     for step in range(1, 101):
         tape.note(phases.enter, "forward")
         if step == 81:
@@ -177,9 +187,7 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(
         clock.now += 4 * MS
         tape.note(phases.leave)
         clock.now += 6 * MS
-        tape.note(
-            lambda read: recorder.step_ends(read, None, touched=False), (step, 0, None, usage)
-        )
+        tape.note(lambda step: watched.end_step(step, (0, None, usage), None, touched=False), step)
     watched._read()
     steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
     spent, slow = book.take()

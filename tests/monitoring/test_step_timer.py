@@ -17,9 +17,10 @@ from lflops.error_guard import unguarded
 from lflops.monitoring.window.step_timer import CPU_ROUND, MAX_PENDING_STEPS, StepTimer
 from lflops.profile.steps import Step
 from lflops.timing.clock import ThreadSchedule
-from lflops.timing.step_phases import StepPhases
+from lflops.timing.step_phases import LoggedPhases
 from lflops.torch_private.modules import Compilations
 from tests.support.fake_clock import StillClock
+from tests.support.phase_events import Events
 
 BATCH, OTHER_BATCH = torch.zeros(4, 3), torch.zeros(2, 3)
 COLD = 2
@@ -36,7 +37,10 @@ class Run:
     def __init__(self, *, is_short: bool = True, on_ranks: bool = False) -> None:
         """Make the cold steps."""
         self.clock = StillClock()
-        self.phases = StepPhases(self.clock)
+        self.events = Events(self.clock.mark)
+        self.phases = LoggedPhases(self.events.log, "train", self.clock)
+        self.phases.connect()
+        self.depth = 0
         self.steps = StepTimer(
             self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
         )
@@ -52,9 +56,11 @@ class Run:
             if sign.isdigit():
                 self.clock.advance(int(sign))
             elif sign not in ")!":
-                self.phases.enter({"d": "data", "f": "forward", "b": "backward"}[sign])
-            elif self.phases._running[-1] != "other":
-                (self.phases.leave if sign == ")" else self.phases.drop)()
+                self.events.enter({"d": "data", "f": "forward", "b": "backward"}[sign])
+                self.depth += 1
+            elif self.depth:
+                (self.events.leave if sign == ")" else self.events.drop)()
+                self.depth -= 1
 
     def end(self, batch: Any) -> bool:
         """A step of one batch ends. Returns whether it was taken for a plain one."""
@@ -233,11 +239,11 @@ def test_what_is_made_out_is_in_no_step() -> None:
     for _ in range(3):
         run.play("2")
         run.end(BATCH)
-    cut, run.phases.cut = run.phases.cut, lambda ends: (cut(ends), run.clock.advance(50))[0]  # type: ignore[method-assign,return-value]
+    steps, run.phases.steps = run.phases.steps, lambda: (steps(), run.clock.advance(50))[0]  # type: ignore[method-assign,return-value]
     run.play("3")
     run.steps.mark("checkpoint")
     run.end(BATCH)
-    run.phases.cut = cut  # type: ignore[method-assign]
+    run.phases.steps = steps  # type: ignore[method-assign]
     run.steps.resume()
     run.play("4")
     run.end(BATCH)

@@ -12,8 +12,8 @@ from torch import nn
 
 import lflops
 from lflops.cli.main import main
-from lflops.ledger import keeper
-from lflops.ledger.book import StepAccountant
+from lflops.ledger import writer
+from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.run import REQUEST
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
@@ -93,7 +93,7 @@ def test_the_shell_asks_a_loop_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """It leaves a file, which the loop's thread takes; a run that is over is not asked."""
-    monkeypatch.setattr(keeper, "LOOK", 0.01)
+    monkeypatch.setattr(writer, "LOOK", 0.01)
     model = nn.Linear(8, 2)
     with lflops.monitor(
         model,
@@ -262,9 +262,9 @@ def test_a_rank_names_the_first_step_that_ends_later(
     follow.
     """
     monkeypatch.setattr(StepAccountant, "usual", usual)
-    watched = keeper.LedgerWriter()
+    watched = writer.LedgerWriter()
     assert 0 == watched.step_after(30.0)
-    watched.recorder.last_end = time.perf_counter_ns() - ago * 10**9, 7
+    watched.counters.last_end = time.perf_counter_ns() - ago * 10**9, 7
     assert step == watched.step_after(30.0)
 
 
@@ -272,7 +272,7 @@ def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is removed as the run begins."""
-    monkeypatch.setattr(keeper, "HEAR", 0.001)
+    monkeypatch.setattr(writer, "REQUEST_PERIOD", 0.001)
     (tmp_path / REQUEST).touch()
     with lflops.monitor(
         nn.Linear(8, 2), dirpath=tmp_path, stages=(), html=False, hardware=None, log=lambda _: None

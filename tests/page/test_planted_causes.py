@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lflops import Hardware
-from lflops.monitoring import session
 from lflops.schedule import Schedule
 from tests.support.browser import Seen
-from tests.support.fake_clock import StillClock
+from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,
     WIDTH,
@@ -87,7 +86,7 @@ def test_the_first_screen_names_the_planted_cause(
 ) -> None:
     """At 1024 x 768 the sentence is in sight as soon as the page is drawn, and it is the first cause."""
     clock = StillClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     planted = Planted(
         clock,
         10.0 if cause == "block" else 0.1,

@@ -9,8 +9,9 @@ import torch
 from lflops.errors import CountError
 from lflops.timing.clock import HostClock, StreamClock, WaitingClock, clock_of, seconds_of
 from lflops.timing.module_hooks import hook_overhead
-from lflops.timing.step_phases import StepPhases
+from lflops.timing.step_phases import LoggedPhases
 from tests.support import simulated
+from tests.support.phase_events import Events
 from tests.support.simulated import FIRST, SECOND
 
 
@@ -85,13 +86,15 @@ def test_where_a_mark_waits_the_phases_of_a_step_are_the_host_s() -> None:
     """
     simulated.plan_events(timed=False)
     simulated.plan_kernel("mm", 3e-3)
-    x, phases = torch.ones(8, 8, device=FIRST), StepPhases(clock_of(FIRST), within=HostClock())
+    x, events = torch.ones(8, 8, device=FIRST), Events(HostClock.mark)
+    phases = LoggedPhases(events.log, "train", clock_of(FIRST))
+    phases.connect()
     phases.begin()
     before = simulated.synchronisations()
     for phase in ("forward", "backward"):
-        phases.enter(phase)
+        events.enter(phase)
         x @ x
-        phases.leave()
+        events.leave()
     step = phases.end()
     assert before + 1 == simulated.synchronisations()
     assert phases.total(step) == pytest.approx(6e-3 + simulated.LAUNCH)

@@ -1,5 +1,16 @@
 """Clocks for tests: one that stands still until the test advances it, and one that goes on by a second whenever it is read."""
 
+import pytest
+
+from lflops.monitoring import session
+from lflops.monitoring.inputs import phases
+
+
+def use_clock(monkeypatch: pytest.MonkeyPatch, clock: "StillClock") -> None:
+    """Replace the host's clock of all monitored runs."""
+    for module in (session, phases):
+        monkeypatch.setattr(module, "HostClock", lambda: clock)
+
 
 class StillClock:
     """Its moments are numbers of seconds."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lflops.timing.clock import StreamClock
-from lflops.timing.step_phases import BETWEEN, StepPhases
+from lflops.timing.step_phases import BETWEEN, MarkedPhases
 from tests.support.fake_clock import StillClock
 
 
-def whole_seconds(phases: StepPhases, clock: StillClock, script: str) -> dict[str, float]:
+def whole_seconds(phases: MarkedPhases, clock: StillClock, script: str) -> dict[str, float]:
     """The phases of one step.
 
     A letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass.
@@ -34,15 +34,15 @@ def clock() -> StillClock:
 
 
 @pytest.fixture
-def phases(clock: StillClock) -> StepPhases:
+def phases(clock: StillClock) -> MarkedPhases:
     """At the beginning of a step."""
-    phases = StepPhases(clock)
+    phases = MarkedPhases(clock)
     phases.begin()
     return phases
 
 
 def test_a_phase_has_its_time_less_that_of_the_phases_within_it(
-    phases: StepPhases, clock: StillClock
+    phases: MarkedPhases, clock: StillClock
 ) -> None:
     """A step of Lightning's: forward and backward run in the closure that the optimizer is given."""
     expected = {
@@ -58,7 +58,7 @@ def test_a_phase_has_its_time_less_that_of_the_phases_within_it(
     assert sum(expected.values()) == clock.now
 
 
-def test_a_phase_that_comes_twice_is_added_up(phases: StepPhases, clock: StillClock) -> None:
+def test_a_phase_that_comes_twice_is_added_up(phases: MarkedPhases, clock: StillClock) -> None:
     """Two micro-batches, and a forward within a forward."""
     assert {"other": 0.0, "forward": 9.0, "backward": 5.0} == whole_seconds(
         phases, clock, "f1f1)1)b2)f6)b3)"
@@ -66,7 +66,7 @@ def test_a_phase_that_comes_twice_is_added_up(phases: StepPhases, clock: StillCl
 
 
 def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(
-    phases: StepPhases, clock: StillClock
+    phases: MarkedPhases, clock: StillClock
 ) -> None:
     """2 s of 5 in the first step, 3 in the second."""
     assert {"other": 1.0, "data": 2.0} == whole_seconds(phases, clock, "1d2")
@@ -74,7 +74,7 @@ def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(
 
 
 def test_the_wait_at_the_end_of_backward_is_a_part_of_it(
-    phases: StepPhases, clock: StillClock
+    phases: MarkedPhases, clock: StillClock
 ) -> None:
     """3 s of 5, in two passes; a step in which nobody told of it does not know."""
     for work, wait in ((1, 2), (1, 1)):
@@ -89,7 +89,7 @@ def test_the_wait_at_the_end_of_backward_is_a_part_of_it(
 
 
 def test_what_is_between_backward_and_the_optimizer_has_a_name(
-    phases: StepPhases, clock: StillClock
+    phases: MarkedPhases, clock: StillClock
 ) -> None:
     """3 s, where a loop clips.
 
@@ -107,7 +107,7 @@ def test_what_is_between_backward_and_the_optimizer_has_a_name(
     assert ["forward", "backward", "clip", BETWEEN, "optimizer", "other"] == [*found]
 
 
-def test_time_before_a_step_begins_is_in_none(phases: StepPhases, clock: StillClock) -> None:
+def test_time_before_a_step_begins_is_in_none(phases: MarkedPhases, clock: StillClock) -> None:
     """What ran since the last one ended is forgotten, and a phase that runs still goes on."""
     phases.enter("data")
     clock.advance(7)
@@ -117,7 +117,7 @@ def test_time_before_a_step_begins_is_in_none(phases: StepPhases, clock: StillCl
 
 
 def test_a_phase_that_is_left_by_an_exception_is_not_running(
-    phases: StepPhases, clock: StillClock
+    phases: MarkedPhases, clock: StillClock
 ) -> None:
     """Nor is what ran within it; its time goes on to the next mark, for none was made."""
     phases.enter("optimizer")
@@ -125,7 +125,7 @@ def test_a_phase_that_is_left_by_an_exception_is_not_running(
     clock.advance(1)
     phases.drop()
     phases.drop()
-    assert ["other"] == phases._running
+    assert "other" == phases._running
     clock.advance(1)
     assert {"other": 3.0, "optimizer": 0.0, "forward": 2.0, "backward": 4.0} == whole_seconds(
         phases, clock, "b4)3"
@@ -137,7 +137,7 @@ SCRIPTS = ["".join(script) for script in itertools.product(("1f2)", "b3c1)2)", "
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_phases_of_a_step_add_up_to_it(
-    phases: StepPhases, clock: StillClock, script: str
+    phases: MarkedPhases, clock: StillClock, script: str
 ) -> None:
     """Whatever they are, and in whatever order."""
     assert sum(whole_seconds(phases, clock, script).values()) == clock.now
@@ -156,7 +156,7 @@ def test_a_mark_that_has_not_come_is_not_read(
 ) -> None:
     """A moment of the host's has come at once."""
     clock.mark = mark  # type: ignore[assignment,method-assign]
-    phases = StepPhases(clock)
+    phases = MarkedPhases(clock)
     phases.begin()
     assert expected is phases.has_come(phases.end())
 
@@ -164,7 +164,7 @@ def test_a_mark_that_has_not_come_is_not_read(
 @pytest.mark.gpu
 def test_on_cuda_a_phase_is_the_time_of_the_stream(cuda: torch.device) -> None:
     """The host is done with a product's launch long before the stream is done with the product."""
-    phases = StepPhases(StreamClock(cuda))
+    phases = MarkedPhases(StreamClock(cuda))
     x = torch.ones(8192, 8192, device=cuda)
     torch.mm(x, x)
     phases.begin()

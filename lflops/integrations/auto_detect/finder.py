@@ -100,8 +100,9 @@ class AutoDetectedLoop(LoopMonitor):
         shapes = ledger.reader.shapes(batch)
         if len(self._shapes) < MOST_SHAPES:
             shapes = self._shapes.setdefault(shapes, shapes)
-        read = ledger.recorder.read(self._steps_done)
-        phases.tape.note(AutoDetectedLoop._passes, self, ledger, shapes, *read)
+        step = self._steps_done
+        counters = ledger.counters.read(step)
+        phases.tape.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
 
     def other_step_ends(self) -> None:
         """Handle a step of another optimizer, which ends no step of the loop."""
@@ -116,11 +117,12 @@ class AutoDetectedLoop(LoopMonitor):
         self._batch_ends(batch)
         self._batch_begins(None)
         self._ledger = self._run.lone_ledger
-        self.phases.tape.runs = self._ledger is not None
+        if self._ledger is not None:
+            self.phases.tape.start()
 
-    def _passes(self, ledger: RunLedger, shapes: Hashable, *read: Any) -> None:
+    def _passes(self, ledger: RunLedger, shapes: Hashable, step: int, *counters: Any) -> None:
         self.phases.end_step()
-        ledger.step_ends(read, shapes, touched=False)
+        ledger.step_ends(step, counters, shapes, touched=False)
         self.phases.begin_step()
 
     def _validates(self, *, begins: bool, loading: int = 0) -> None:
@@ -224,7 +226,7 @@ class AutoDetectedPhases(LoopPhases):
         if backward_id() != NO_BACKWARD or get_ident() != self.home:
             return None
         if self.awaits_others:
-            self.hear_wait(*losses)
+            self.hook_wait(*losses)
         self.tape.note(AutoDetectedPhases._learns, self, () if self.tape.runs else (*losses,))
         return 0
 
@@ -256,7 +258,7 @@ class AutoDetectedPhases(LoopPhases):
             changes = bool(self._expected) and is_other and not learns
         if changes:
             self._turn(begins=not self._is_validating, was_fetched=True)
-        self._begun = self.tape.now()
+        self._begun = self.log.clock()
         self._is_between = False
         self.enter("data", RUNNING)
 
@@ -275,7 +277,7 @@ class AutoDetectedPhases(LoopPhases):
                 self._epoch_ends()
         elif error is None and not self._is_validating:
             self._last = loader
-            self._took = self.tape.now() - self._begun
+            self._took = self.log.clock() - self._begun
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
         if self._is_validating:
@@ -472,7 +474,7 @@ def _begin_anew() -> None:
     global current  # noqa: PLW0603 - one process, one finder
     watched = current._watched  # noqa: SLF001 - of the parent process
     if isinstance(watched, AutoDetectedLoop):
-        watched.phases.tape.forget()
+        watched.phases.tape.clear()
     current = Finder()
 
 

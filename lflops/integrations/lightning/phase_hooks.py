@@ -22,7 +22,8 @@ from weakref import WeakKeyDictionary, ref
 
 from lflops.attribution.hooks import hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
-from lflops.monitoring.inputs.phases import RUN, Phases
+from lflops.monitoring.inputs.phases import Phases
+from lflops.phase_log import RUN
 from lflops.timing.step_phases import OTHER, SYNC
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
@@ -120,7 +121,7 @@ class TrainerPhases(Phases):
         self._users.pop(boundary, None)
         if not self._users:
             self._undo.close()
-            self.forget()
+            self.clear()
             trainer = self._trainer()
             if trainer is not None:
                 _PHASES.pop(trainer, None)
@@ -129,7 +130,7 @@ class TrainerPhases(Phases):
         """Begin backward, from the callback hook before it."""
         if self.innermost != "backward":
             self.enter("backward", "train", (loss,))
-            self.hear_wait(loss)
+            self.hook_wait(loss)
 
     def backward_ends(self) -> None:
         if self.innermost == "backward":

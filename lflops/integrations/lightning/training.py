@@ -122,13 +122,15 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
 
 
 def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
-    listen = partial(phases_of(trainer).listen, name)
+    phases = phases_of(trainer)
+    listen = partial(phases.listen, name)
     fetches_itself = "dataloader_iter" in signature(getattr(pl_module, STEPS[name])).parameters
     if name != "train":
         return Stage(
             name=name,
             learns=False,
             listen=listen,
+            log=phases.log,
             accumulation=lambda: 1,
             ends_step=lambda: True,
             batches_left=_batches_of(trainer, name),
@@ -140,6 +142,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         name=name,
         learns=True,
         listen=listen,
+        log=phases.log,
         accumulation=lambda: trainer.accumulate_grad_batches if automatic else 1,
         ends_step=lambda: _ends_step(trainer, pl_module),
         batches_left=_batches_left(trainer, pl_module),

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
-from lflops.monitoring.inputs.phases import RUN, Phases, Within
+from lflops.monitoring.inputs.phases import Phases, Within
+from lflops.phase_log import RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
 
 RUNNING = ""
@@ -73,7 +74,7 @@ class LoopPhases(Phases):
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary = boundary
         guard = boundary.guard
-        undo.add(self.forget)
+        undo.add(self.clear)
         hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
         hook_models(undo, models, guard(self._model_is_called))
         begins = guard(self._optimizer_begins)
@@ -162,10 +163,11 @@ class LoopPhases(Phases):
         is_nested = backward_id() != NO_BACKWARD
         if is_nested or not self._in_step or threading.get_ident() != self._thread:
             return None
-        self.hear_wait(*losses)
+        self.hook_wait(*losses)
         if self.depth_of("backward") is not None:
             return None
-        return self.begin("backward", RUNNING, (*losses,))
+        self.enter("backward", RUNNING, (*losses,))
+        return self.depth - 1
 
     def _backward_ends(self, around: int) -> None:
         self.leave(around)

@@ -7,16 +7,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lflops.error_guard import ErrorGuard, Guard, unguarded
-from lflops.ledger.keeper import DeferredCalls
+from lflops.ledger.deferred import DeferredCalls
+from lflops.phase_log import DROP, ENTER, LEAVE, MANY, WAIT, PhaseLog
 from lflops.profile.records import Phase
+from lflops.timing.clock import HostClock
 from lflops.torch_private.autograd import after_backward
-
-RUN = "run"
-"""Stands for the stage of phases that belong to no step, such as saving a checkpoint."""
 
 
 class Listener(Protocol):
-    """A listener to phases."""
+    """Acts on phases while they begin and end.
+
+    Everything that can wait reads the log instead.
+    """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """Begin a phase; `given` are the arguments of its method."""
@@ -28,7 +30,7 @@ class Listener(Protocol):
         """End the innermost phase because of an exception."""
 
 
-class _Ear(NamedTuple):
+class _GuardedListener(NamedTuple):
     """The guarded methods of a listener."""
 
     enter: Callable[..., None]
@@ -37,25 +39,31 @@ class _Ear(NamedTuple):
     wait: Callable[[], None] | None
 
 
+_Listeners = tuple[_GuardedListener, ...]
+
+
 class Phases:
     """The phases that a training run is in, innermost last.
 
-    An integration enters and leaves them. A listener receives the end of every phase whose begin it
-    received.
+    An integration enters and leaves them. Each transition is appended to the log. A listener
+    receives the end of every phase whose begin it received.
 
     Attributes:
         awaits_others: Set if backward may end with a wait for other ranks. An integration that
             detects the wait itself calls `wait`.
         boundary: The error guard of the run. Before a run begins, nothing is installed.
+        log: The log of all phases.
+        tape: Calls that are made later by the thread of the ledger.
     """
 
     awaits_others = False
 
     def __init__(self) -> None:
         self.boundary = ErrorGuard(lambda _: None)
-        self.tape = DeferredCalls()
-        self._ears: dict[str, tuple[_Ear, ...]] = {}
-        self._running: list[tuple[str, tuple[_Ear, ...]]] = []
+        self.log = PhaseLog(HostClock().mark)
+        self.tape = DeferredCalls(self.log)
+        self._listeners: dict[str, _Listeners] = {}
+        self._running: list[tuple[str, _Listeners]] = []
         # called after the last running phase ends
         self._goes_on: Callable[[], None] | None = None
 
@@ -68,15 +76,17 @@ class Phases:
         if guard == self.boundary.guard:
             guard = unguarded
         wait = getattr(listener, "wait", None)
-        ear = _Ear(
+        guarded = _GuardedListener(
             guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait)
         )
 
         def undo() -> None:
-            self._ears[stage] = _without(ear, self._ears.get(stage, ()))
-            self._running[:] = [(phase, _without(ear, ears)) for phase, ears in self._running]
+            self._listeners[stage] = _without(guarded, self._listeners.get(stage, ()))
+            self._running[:] = [
+                (phase, _without(guarded, listeners)) for phase, listeners in self._running
+            ]
 
-        self._ears[stage] = (*self._ears.get(stage, ()), ear)
+        self._listeners[stage] = (*self._listeners.get(stage, ()), guarded)
         return undo
 
     @property
@@ -89,15 +99,12 @@ class Phases:
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
         """Begin a phase of a stage; `given` are the arguments of its method."""
-        ears = self._ears.get(stage, ())
-        self._running.append((phase, ears))
-        for each in ears:
+        log = self.log
+        log.append((log.clock(), ENTER, phase, stage))
+        listeners = self._listeners.get(stage, ())
+        self._running.append((phase, listeners))
+        for each in listeners:
             each.enter(phase, given)
-
-    def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
-        """Begin a phase of a stage. Returns the number of phases around it."""
-        self.enter(phase, stage, given)
-        return len(self._running) - 1
 
     def call_in(
         self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -108,13 +115,20 @@ class Phases:
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
         """End all phases beyond a depth; `failed` if an exception ends them."""
-        while len(self._running) > depth:
-            for each in self._running.pop()[1]:
+        log = self.log
+        running = self._running
+        while len(running) > depth:
+            _, listeners = running.pop()
+            log.append((log.clock(), DROP if failed else LEAVE, None, None))
+            for each in listeners:
                 (each.drop if failed else each.leave)()
-        if self._goes_on is not None and not self._running:
-            self._goes_on()
+        if not running:
+            if len(log.events) > MANY:
+                log.deliver()
+            if self._goes_on is not None:
+                self._goes_on()
 
-    def hear_wait(self, *losses: Any) -> None:
+    def hook_wait(self, *losses: Any) -> None:
         """Hook the start of gradient synchronization in backward from these losses.
 
         Does nothing if there are no other ranks.
@@ -135,10 +149,11 @@ class Phases:
         """Report the wait for other ranks: every node of the backward pass has run."""
         if not self._running:
             return
-        phase, ears = self._running[-1]
+        phase, listeners = self._running[-1]
         if phase != "backward":
             return
-        for each in ears:
+        self.log.append((self.log.clock(), WAIT, None, None))
+        for each in listeners:
             if each.wait is not None:
                 each.wait()
 
@@ -156,14 +171,14 @@ class Phases:
                 return depth
         return None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all listeners and all running phases."""
-        self._ears.clear()
+        self._listeners.clear()
         self._running.clear()
 
 
-def _without(ear: _Ear, ears: tuple[_Ear, ...]) -> tuple[_Ear, ...]:
-    return tuple(each for each in ears if each is not ear)
+def _without(listener: _GuardedListener, listeners: _Listeners) -> _Listeners:
+    return tuple(each for each in listeners if each is not listener)
 
 
 class Within:
@@ -176,7 +191,9 @@ class Within:
 
     def __enter__(self) -> None:
         with self._phases.boundary:
-            self._around = self._phases.begin(*self._of)
+            self._phases.enter(*self._of)
+            # Entering may have ended another phase first.
+            self._around = self._phases.depth - 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._phases.boundary:

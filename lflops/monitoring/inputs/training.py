@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lflops.phase_log import PhaseLog
+
 # the names of stages, as our files have them
 STAGES = ("train", "validate", "test", "predict")
 
@@ -77,6 +79,8 @@ class Stage:
     # Tells a listener of the stage's phases, until what it returns is called. The run gives a
     # driver's its guard.
     listen: Callable[..., Callable[[], None]]
+    # the log of the loop, which has the phases of all stages
+    log: PhaseLog
     # returns how many batches gradients are accumulated over, now
     accumulation: Callable[[], int]
     # returns whether the batch that ends now ends a step

@@ -7,6 +7,7 @@ from typing import Any
 from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.training import Stage
+from lflops.phase_log import WAIT
 from lflops.profile.timeline import SelfTime, StepTimeline, longest, nested
 from lflops.timing.clock import (
     Clock,
@@ -18,7 +19,7 @@ from lflops.timing.clock import (
 )
 from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
-from lflops.timing.step_phases import OTHER, WAIT, PhaseMarks, StepPhases
+from lflops.timing.step_phases import OTHER, MarkedPhases, PhaseMarks
 
 # phases without a slice in the timeline: their modules have slices, or nothing does
 _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
@@ -46,7 +47,7 @@ class ModuleTimingStep:
         self._own = own if leaves_out else None
         self._begun_at = own.now()
         self._timer = ModuleTimer(tree, self._own or clock)
-        self._own_phases = None if self._own is None else StepPhases(self._own)
+        self._own_phases = None if self._own is None else MarkedPhases(self._own)
         self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
         # whether a pass is being timed

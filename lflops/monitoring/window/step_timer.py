@@ -4,7 +4,7 @@ This code runs in every training step. Everything that can wait is done when a s
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step, StepKind, is_unprofiled
 from lflops.timing.clock import ThreadSchedule, cpu_usage
-from lflops.timing.step_phases import PhaseMarks, StepPhases
+from lflops.timing.step_phases import LoggedPhases, PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
 # the first steps of a run, which are not typical
@@ -57,7 +57,7 @@ class FastPathSteps:
         limit: How many steps may take the fast path. Only `StepTimer.allow_fast_path` sets it.
         reader: Reads the shapes of batches.
         known: The units of batches, by shapes.
-        steps: For each step its batch, the number of marks at its end, and a mark of its end.
+        steps: The batch of each step.
         cpu: The CPU time of the process at the end of some steps, by the number of steps.
         reads_cpu: Whether CPU times are read at all.
         schedule: Reads the scheduling of the training thread at the end of each step, or `None`.
@@ -65,25 +65,26 @@ class FastPathSteps:
     """
 
     def __init__(
-        self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None
+        self, end_step: Callable[[], None], schedule: ThreadSchedule | None = None
     ) -> None:
+        """Create it; `end_step` marks the end of a step."""
         self.limit = 0
         self.reader = BatchReader()
         self.known: dict[Hashable, BatchUnits] = {}
-        self.steps: list[tuple[BatchUnits, int, Any]] = []
+        self.steps: list[BatchUnits] = []
         self.cpu: dict[int, struct_rusage] = {}
         self.reads_cpu = True
         self.schedule = schedule
         self.threads: dict[int, bytes | None] = {}
-        self._mark = mark
-        self._marks = marks
+        self._end_step = end_step
 
     def note(self, batch: Any) -> bool:
         """End a step on the fast path if its shapes are known. Returns whether they are."""
         known = self.known.get(self.reader.shapes(batch))
         if known is None:
             return False
-        self.steps.append((known, len(self._marks), self._mark()))
+        self._end_step()
+        self.steps.append(known)
         if self.reads_cpu and (
             self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ
         ):
@@ -92,15 +93,9 @@ class FastPathSteps:
                 self.threads[len(self.steps)] = self.schedule.read()
         return True
 
-    def ends(self) -> list[tuple[int, Any]]:
-        """The number of marks and the mark at the end of each step."""
-        return [(length, end) for _, length, end in self.steps]
-
     def take(
         self,
-    ) -> tuple[
-        list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]
-    ]:
+    ) -> tuple[list[BatchUnits], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
         """Return `steps`, `cpu` and `threads`, and start anew."""
         taken = self.steps, self.cpu, self.threads
         self.steps = []
@@ -152,8 +147,8 @@ class StepTimer:
     """Turns the batches and phases of a stage into timed steps.
 
     Args:
-        phases: Marks the phases on the training's device.
-        host_phases: Marks the phases by the host's clock, if the device has another clock.
+        phases: The phases on the training's device.
+        host_phases: The phases by the host's clock, if the device has another clock.
         units: The function from a batch to its samples and tokens that the user passed, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
         updating: The phases without which a step has not updated the model.
@@ -162,7 +157,6 @@ class StepTimer:
             training thread is read in every step.
 
     Attributes:
-        listeners: The listeners that have to receive the phases.
         batches: The batches of the current step that are over.
         fast_path: The steps since the last one that took the slow path.
         times_phases: Whether the phases are recorded.
@@ -171,7 +165,7 @@ class StepTimer:
     def __init__(
         self,
         phases: StepPhases,
-        host_phases: StepPhases | None,
+        host_phases: LoggedPhases | None,
         units: Any,
         logged_step: int,
         *,
@@ -179,12 +173,11 @@ class StepTimer:
         scaled: bool,
         on_ranks: bool = False,
     ) -> None:
-        self.listeners = [phases] if host_phases is None else [phases, host_phases]
         self.batches: list[BatchUnits] = []
         self.times_phases = True
         self._schedule = ThreadSchedule()
         schedule = self._schedule if on_ranks else None
-        self.fast_path = FastPathSteps(phases.mark, phases.marks, schedule)
+        self.fast_path = FastPathSteps(phases.end_step, schedule)
         self._new_shapes = 0
         # slow-path and flushed steps; `ordinal` adds those of the fast path
         self._ended = 0
@@ -258,8 +251,7 @@ class StepTimer:
 
     def flush_fast_path(self, logged_step: int) -> None:
         """Turn the steps of the fast path into timed steps, within the step `logged_step`."""
-        steps = self._phases.cut(self.fast_path.ends())
-        self._flush(logged_step, steps, self._missed_compilations())
+        self._flush(logged_step, self._phases.steps(), self._missed_compilations())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """Turn the batches of the fast path into timed steps.
@@ -270,8 +262,7 @@ class StepTimer:
         is_complete = logged_step == self.logged_step + 1
         self.allow_fast_path(0)
         taken, usage, threads = self.fast_path.take()
-        for number, (noted, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
-            batch = noted[0]
+        for number, (batch, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
             step = self._ended_step(
                 self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number)
             )
@@ -357,13 +348,12 @@ class StepTimer:
     ) -> None:
         """End a step on the slow path, and begin the next step."""
         # first, since all that follows takes a while
-        end = len(self._phases.marks), self._phases.mark()
-        ends = [*self.fast_path.ends(), end]
-        host_marks = None if self._host_phases is None else self._host_phases.end()
         times_phases = self.times_phases and self._phases.is_marked
+        self._phases.end_step()
+        host_marks = None if self._host_phases is None else self._host_phases.end()
         usage = cpu_usage() if self.times_phases else None
         thread = self._schedule.read()
-        *of_fast_path, device_marks = self._phases.cut(ends)
+        *of_fast_path, device_marks = self._phases.steps()
         missed = self._missed_compilations()
         self._flush(logged_step, of_fast_path, missed)
         marks = self._marks | dict.fromkeys(missed)

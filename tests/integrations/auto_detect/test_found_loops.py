@@ -427,7 +427,7 @@ def test_a_monitor_between_two_steps_leaves_the_loop_watched(
 
 GARBAGE = f"""{ASKED}{MODEL}
 import gc
-from lflops.ledger import keeper
+from lflops.ledger import writer
 data = [[torch.ones(2, 64), torch.ones(2, 4)]] * 2100
 loader = iter(DataLoader(data, batch_size=None))
 def steps(number):
@@ -437,7 +437,7 @@ def steps(number):
         optimizer.step()
         optimizer.zero_grad()
 if "unwatched" not in sys.argv:
-    keeper.LOOK = keeper.WRITE = 1e9  # no thread reads
+    writer.LOOK = writer.WRITE = 1e9  # no thread reads
 steps(100)
 gc.disable()
 gc.collect()
@@ -551,10 +551,10 @@ def test_a_trainer_of_transformers_gets_its_callback(
 
 
 PLANTED = f"""{ASKED}{MODEL}
-from lflops.ledger import keeper
+from lflops.ledger import writer
 from lflops.integrations.auto_detect import finder
 if sys.argv[2] == "meanwhile":
-    keeper.LOOK = 0.005
+    writer.LOOK = 0.005
 def fail(*_):
     raise RuntimeError("planted")
 finder.AutoDetectedPhases._fetch_begins = fail

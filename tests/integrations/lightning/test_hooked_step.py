@@ -16,13 +16,12 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.analysis.analysis import analyze
 from lflops.integrations.lightning.monitor import FlopsMonitor
-from lflops.monitoring import session
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
 from lflops.schedule import Schedule
 from lflops.timing import clock as module_clock
 from lflops.timing.module_hooks import ModuleTimer
-from tests.support.fake_clock import StillClock
+from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, loader, watching
 from tests.support.process_state import Facts, differences, global_hooks
 from tests.support.timed_modules import Part, Takes
@@ -272,7 +271,7 @@ CASES: dict[str, tuple[type[Timed], dict[str, Any], Times]] = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> Changing:
     """The one that the monitor reads."""
     clock = Changing()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     return clock
 
 

@@ -25,7 +25,7 @@ import lflops
 from lflops import Hardware
 from lflops.analysis.analysis import analyze
 from lflops.integrations.deepspeed.text.summary import summary
-from lflops.monitoring import session, window_publisher as results
+from lflops.monitoring import window_publisher as results
 from lflops.monitoring.outputs.loggers import TensorBoardOutput, markdown_of, module_scalars
 from lflops.profile.profile import Profile
 from lflops.report.html import page
@@ -34,7 +34,7 @@ from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
 from lflops.tensorboard.payload_event import unpacked
 from tests.integrations.lightning.test_endings import Ending, raises
-from tests.support.fake_clock import StillClock, TickingClock
+from tests.support.fake_clock import StillClock, TickingClock, use_clock
 from tests.support.lightning_runs import (
     CLASSES,
     LIGHTNINGS_WARNINGS,
@@ -101,7 +101,7 @@ class Recorder(Logger):
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     """The one that the monitor reads."""
     clock = StillClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     return clock
 
 
@@ -370,7 +370,7 @@ def test_curves_of_modules_are_on_charts_of_their_own(
 ) -> None:
     """From the third window on."""
     clock = TickingClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     monitor, logger = (
         watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)),
         TensorBoardLogger(tmp_path),
@@ -648,7 +648,7 @@ def test_every_logger_gets_the_busiest_modules(monkeypatch: pytest.MonkeyPatch) 
     None where none are asked for.
     """
     clock, logger = TickingClock(), Recorder()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     monitor = watching(
         module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=3), track=False
     )

@@ -13,12 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
-from lflops.monitoring import session
 from lflops.monitoring.window.counting_step import CountingMode
 from lflops.schedule import Schedule
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
-from tests.support.fake_clock import StillClock
+from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, watching
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -41,7 +40,7 @@ def _kernels() -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     """The one that the monitor reads."""
     clock = StillClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     return clock
 
 

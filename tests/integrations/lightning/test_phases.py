@@ -14,8 +14,7 @@ from torch import Tensor
 from lflops import Schedule
 from lflops.error_guard import unguarded
 from lflops.integrations.lightning.phase_hooks import phases_of
-from lflops.monitoring import session
-from tests.support.fake_clock import StillClock
+from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,
     Classifier,
@@ -232,7 +231,7 @@ CASES: dict[str, tuple[type[Clocked], dict[str, Any], dict[str, float]]] = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     """The one that the monitor reads."""
     clock = StillClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     return clock
 
 
@@ -368,7 +367,7 @@ def test_marks_that_come_late_are_waited_for_and_never_forced(
     The same times, told some steps later; only the end of the training waits for what is left.
     """
     clock = LateClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     monitor = watching()
     fit(Clocked(clock), monitor, data=loader(batches, look=lambda: clock.advance(DATA)))
     (profile,) = monitor.profiles
@@ -393,7 +392,7 @@ def test_after_an_exception_nothing_waits_for_the_device(monkeypatch: pytest.Mon
                 raise ValueError("planted")
 
     clock = LateClock()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     monitor = watching()
     with pytest.raises(ValueError, match="planted"):
         fit(Failing(clock), monitor)

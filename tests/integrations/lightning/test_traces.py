@@ -27,7 +27,6 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.integrations.lightning.training import RUNS
-from lflops.monitoring import session
 from lflops.monitoring.window import traced_steps as tracing
 from lflops.profile.profile import Profile
 from lflops.schedule import Schedule
@@ -54,6 +53,7 @@ from tests.integrations.lightning.test_hooked_step import (
 )
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.integrations.lightning.test_same_training import train
+from tests.support.fake_clock import use_clock
 from tests.support.lightning_runs import (
     CLASSES,
     LIGHTNINGS_WARNINGS,
@@ -272,7 +272,7 @@ def test_a_trace_holds_whole_steps_of_batches(tmp_path: Path) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Changing:
     """The one that the monitor reads."""
     clock = Changing()
-    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    use_clock(monkeypatch, clock)
     return clock
 
 

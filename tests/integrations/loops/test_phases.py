@@ -445,7 +445,7 @@ def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
 def test_where_nobody_listens_the_hooks_do_nothing() -> None:
     """They stand until the run is over, and no tensor gets one."""
     loop = Loop()
-    loop.phases.forget()
+    loop.phases.clear()
     loop.phases.begin_step()
     output = loop.model(torch.ones(2, 4))
     assert (3, None) == (loop.hooks, output._backward_hooks)

@@ -8,7 +8,7 @@ import math
 import statistics
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
@@ -370,13 +370,12 @@ class StepAccountant:
         """Seconds of the usual step; 0 before the first."""
         return self._usual.median / 1e9
 
-    def read(self, marks: deque[tuple[int, str | StepEnd]], now: int) -> None:
-        """Read all marks, and account for the time until now."""
+    def read(self, marks: Iterable[tuple[int, str | StepEnd]], now: int) -> None:
+        """Read marks, and account for the time until now."""
         retried = self._retries()
         self._new_retries = retried - self._retried
         self._retried = retried
-        while marks:
-            at, mark = marks.popleft()
+        for at, mark in marks:
             self._charge(at)
             if isinstance(mark, StepEnd):
                 self._end_step(at, mark)

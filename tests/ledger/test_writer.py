@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lflops.ledger import keeper
-from lflops.ledger.keeper import LedgerWriter
+from lflops.ledger import writer
+from lflops.ledger.writer import LedgerWriter
+from lflops.phase_log import PhaseLog
 
 MS = 1_000_000
 
@@ -16,23 +17,25 @@ MS = 1_000_000
     ids=["a slow disk", "a stopped process"],
 )
 def test_a_freeze_is_a_wait_that_ends_late(
-    late: int, hearing: int, freezes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    late: int, hearing: int, freezes: list[tuple[int, int]]
 ) -> None:
     """The thread waits for 100 ms.
 
     To look whether a window was asked for may take as long as it likes.
     """
     clock = SimpleNamespace(now=0)
-    monkeypatch.setattr(keeper.time, "perf_counter_ns", lambda: clock.now)
     clock.now = 10 * MS
-    watched = LedgerWriter(hear=lambda: setattr(clock, "now", clock.now + hearing * MS))
+    watched = LedgerWriter(
+        PhaseLog(lambda: clock.now),
+        look_for_request=lambda: setattr(clock, "now", clock.now + hearing * MS),
+    )
     waits = iter([100 + late, 100, None])
 
     def wait(seconds: float) -> bool:
-        assert seconds == keeper.HEAR
+        assert seconds == writer.REQUEST_PERIOD
         clock.now += (took := next(waits) or 0) * MS
         return not took
 
     watched._is_over = SimpleNamespace(wait=wait)  # type: ignore[assignment] - of the event only this is asked
     watched._run()
-    assert [(begin * MS, end * MS) for begin, end in freezes] == list(watched._book.freezes)
+    assert [(begin * MS, end * MS) for begin, end in freezes] == list(watched._accountant.freezes)

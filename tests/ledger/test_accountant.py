@@ -11,8 +11,10 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
-from lflops.ledger.book import Evidence, StepAccountant, StepEnd, StepSpent, _excess
-from lflops.ledger.keeper import DeferredCalls, Recorder, TrainPhases
+from lflops.ledger.accountant import Evidence, StepAccountant, StepSpent, _excess
+from lflops.ledger.marks import CategoryMarks, EventQueue, StepCounters
+from lflops.phase_log import BATCH, BEGIN, COUNTERS, STEP_END
+from tests.support.phase_events import Events
 
 MS = 1_000_000
 
@@ -24,8 +26,10 @@ class Training:
         self.now = 0
         self.collections: deque[int] = deque()
         self.faults, self.system, self.retries = 0, 0.0, 0
-        self.recorder = Recorder(DeferredCalls(lambda: self.now))
-        self.phases = TrainPhases(self.recorder)
+        self.events = Events(lambda: self.now)
+        self.queue = EventQueue()
+        self.events.log.connect(self.queue)
+        self.marks = CategoryMarks()
         self.book = StepAccountant(0, self.collections, lambda: self.retries)
         self.done = 0
         self.ran, self.waited = 0, 0
@@ -37,9 +41,9 @@ class Training:
 
     def phase(self, name: str, milliseconds: float) -> None:
         """A phase of a step."""
-        self.phases.enter(name)
+        self.events.enter(name)
         self.spend(milliseconds)
-        self.phases.leave()
+        self.events.leave()
 
     def step(
         self,
@@ -60,19 +64,20 @@ class Training:
         """Its end."""
         self.done += 1
         usage = SimpleNamespace(ru_majflt=self.faults, ru_stime=self.system)
-        mark = StepEnd(
-            self.done,
-            self.ran,
-            f"{self.ran} {self.waited} 0".encode(),
-            usage,
-            (("x",), ((elements,),)),
-            touched,
-        )
-        self.recorder.marks.append((self.now, mark))
+        schedule = f"{self.ran} {self.waited} 0".encode()
+        shapes = (("x",), ((elements,),))
+        self.events.log.append((self.ran, COUNTERS, schedule, usage))
+        self.events.log.append((self.now, BATCH, shapes, touched))
+        self.events.log.append((self.now, STEP_END, self, self.done))
+
+    def look(self) -> None:
+        """Account for all until now."""
+        self.events.log.deliver()
+        self.book.read(self.marks.of(self.queue.pop(), self), self.now)
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
         """Account for all until now; milliseconds by category, and the slow steps."""
-        self.book.read(self.recorder.marks, self.now)
+        self.look()
         spent, slow = self.book.take()
         self.spent += sum(spent.values())
         assert self.now == self.spent + sum(self.book.open.values())
@@ -105,7 +110,7 @@ def test_every_phase_of_a_calm_training_has_its_time() -> None:
 def test_a_step_that_is_going_on_is_part_of_the_account() -> None:
     """And is again in the row in which it ends."""
     training = Training().trained()
-    training.phases.enter("data")
+    training.events.enter("data")
     training.spend(47_000)
     training.read()
     assert {"training/data": 47_000 * MS} == training.book.open
@@ -119,10 +124,10 @@ def test_what_belonged_to_a_category_is_moved_there() -> None:
     training = Training().trained()
     training.phase("data", 31)
     training.read()
-    training.recorder.enter("validation")
-    training.recorder.move(30 * MS, "data", "validation")
+    training.events.begin("validation")
+    training.events.move(30 * MS, "data", "validation")
     training.spend(100)
-    training.recorder.leave_last("validation")
+    training.events.end("validation")
     training.step(data=0)
     spent, slow = training.read()
     assert (130, 1) == (spent["validation"], spent["training/data"])
@@ -132,14 +137,14 @@ def test_what_belonged_to_a_category_is_moved_there() -> None:
 def test_what_is_within_a_category_is_taken_from_it() -> None:
     """A checkpoint of 30 ms in a validation of 100 ms; both in a step, which has none of it."""
     training = Training().trained()
-    recorder = training.recorder
-    recorder.enter("validation")
+    events = training.events
+    events.begin("validation")
     training.spend(50)
-    recorder.enter("checkpoint_save")
+    events.enter_activity("checkpoint_save")
     training.spend(30)
-    recorder.leave()
+    events.leave()
     training.spend(20)
-    recorder.leave_last("validation")
+    events.end("validation")
     training.step()
     spent, slow = training.read()
     assert (70, 30) == (spent["validation"], spent["checkpoint_save"])
@@ -191,13 +196,13 @@ def test_garbage_that_is_collected_in_each_step_has_its_own_part() -> None:
     for _ in range(20):
         training.collections += [training.now + 2 * MS, training.now + 4 * MS]
         training.step()
-    training.phases.enter("forward")
+    training.events.enter("forward")
     training.collections += [training.now + MS, training.now + 3 * MS]
     training.spend(2)
-    training.book.read(training.recorder.marks, training.now)
+    training.look()
     assert {"training/forward": MS, "gc": MS} == training.book.open
     training.spend(2)
-    training.phases.leave()
+    training.events.leave()
     training.end_step()
     spent, slow = training.read()
     assert (18 * 2 + 2, 18 * 2 + 2, []) == (spent["training/forward"], spent["gc"], slow)
@@ -282,10 +287,10 @@ def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
     """That wait is part of no step, and the next epoch's first step begins with its fetch."""
     training = Training().trained()
     training.phase("data", 3)
-    training.recorder.rest("between_epochs")
+    training.events.rest("between_epochs")
     training.spend(70)
     training.step()
-    training.recorder.stop()
+    training.events.rest("after_run")
     training.spend(10)
     spent, slow = training.read()
     assert (70, 18 + 3 + 1, 10) == (
@@ -298,12 +303,12 @@ def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
 
 EVENTS = st.one_of(
     st.tuples(
-        st.sampled_from(["enter", "enter_phase"]),
+        st.sampled_from(["enter_activity", "enter", "begin"]),
         st.sampled_from([*CATEGORIES, "data", "forward", "wait"]),
     ),
-    st.tuples(st.sampled_from(["leave", "step", "wait", "stop", "collect"]), st.just("")),
+    st.tuples(st.sampled_from(["leave", "drop", "step", "wait", "collect"]), st.just("")),
     st.tuples(st.just("rest"), st.sampled_from([*CATEGORIES])),
-    st.tuples(st.just("leave_last"), st.sampled_from([*CATEGORIES])),
+    st.tuples(st.just("end"), st.sampled_from([*CATEGORIES])),
     st.tuples(st.just("look"), st.just("")),
 )
 
@@ -316,15 +321,15 @@ def test_any_order_of_events_adds_up(events: list[tuple[tuple[str, str], int]]) 
         if event == "step":
             training.end_step()
         elif event == "look":
-            training.book.read(training.recorder.marks, training.now)
+            training.look()
         elif event == "collect":
             training.collections += [training.now, training.now + after // 2]
         elif name:
-            getattr(training.recorder, event)(name)
+            getattr(training.events, event)(name)
         else:
-            getattr(training.recorder, event)()
+            getattr(training.events, event)()
         training.now += after
-    training.book.read(training.recorder.marks, training.now)
+    training.look()
     taken, _ = training.book.take()
     spent = sum(taken.values()) + sum(training.book.open.values())
     assert training.now == spent
@@ -335,8 +340,8 @@ def test_a_mark_that_comes_after_a_later_look_at_the_clock_moves_the_time_back()
     """The thread looked at 100 ms; the training's mark of 99 ms was not there yet."""
     training = Training()
     training.spend(100)
-    training.book.read(training.recorder.marks, training.now)
-    training.recorder.marks.append((99 * MS, "validation"))
+    training.look()
+    training.events.log.append((99 * MS, BEGIN, "validation", None))
     training.spend(1)
     assert ({"start_up": 99, "validation": 2}, []) == training.read()
 
@@ -350,11 +355,11 @@ def test_what_is_lost_is_all_but_training_and_warm_up() -> None:
     training.spend(10)
     for _ in range(30):
         training.step()
-    training.book.read(training.recorder.marks, training.now)
+    training.look()
     training.book.take()
     assert (10 * MS, 0) == (training.book.lost, training.book.slow_steps)
     training.step(data=200)
-    training.book.read(training.recorder.marks, training.now)
+    training.look()
     training.book.take()
     assert (209 * MS, 1) == (training.book.lost, training.book.slow_steps)
 
@@ -401,12 +406,12 @@ def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
         asked.append(now // MS)
         return f"0 {now} 0".encode()
 
-    recorder = Recorder(DeferredCalls(lambda: now), schedule)
+    counters = StepCounters(lambda: now, schedule)
     read = []
     for step, later in enumerate((0, 1, 0.5, 100, 0)):
         now += int(later * MS)
-        read.append(recorder.read(step))
+        read.append(counters.read(step))
     assert [1000, 1101] == asked
-    _, ran, schedules, _ = zip(*read, strict=True)
+    ran, schedules, _ = zip(*read, strict=True)
     assert (b"0 1000000000 0",) * 3 + (b"0 1101500000 0",) * 2 == schedules
     assert all(first <= second for first, second in pairwise(ran))

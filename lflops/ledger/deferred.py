@@ -1,0 +1,116 @@
+"""Calls that a training thread notes, and that the thread of the ledger makes later."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lflops.phase_log import PhaseLog
+
+LONGEST = 1 << 21
+"""Number of values that are kept if the thread of the ledger does not make the calls.
+
+They are the notes of about 40,000 steps.
+"""
+
+
+class DeferredCalls:
+    """Calls of one training run, in order. Until `start`, calls are made immediately.
+
+    While a noted call is made, the clock of the log returns the moment of the note.
+
+    Attributes:
+        runs: Set while calls are noted for later.
+        append: Appends the values of a note: its moment, the function, the number of arguments, the
+            arguments. No argument may be a new object, or an object that the training run would
+            free. Tuples would make Python's garbage collector run, because it tracks them.
+        clock: Returns the moment of a note.
+        error: The exception that ended it.
+    """
+
+    def __init__(self, log: PhaseLog) -> None:
+        self.runs = False
+        self.error: Exception | None = None
+        self.clock = log.clock
+        self._log = log
+        self._notes: deque[Any] = deque()
+        # one call of it is atomic, also if other threads note
+        self.append = self._notes.extend
+        self._lock = threading.RLock()
+        # moment of the note whose call is being made
+        self._moment: int | None = None
+        # the thread that makes the calls
+        self._player: int | None = None
+
+    def start(self) -> None:
+        """Note calls from now on."""
+        self._log.clock = self.now
+        self.runs = True
+
+    def note(self, call: Callable[..., object], *given: Any) -> None:
+        """Note a call for later, with the arguments that `append` allows."""
+        if not self.runs:
+            call(*given)
+            return
+        if len(self._notes) > LONGEST:
+            self._notes.clear()
+        self.append((self.clock(), call, len(given), *given))
+
+    def now(self) -> int:
+        """Nanoseconds of the clock; while noted calls are made, the moment of the note."""
+        return self.clock() if self._moment is None else self._moment
+
+    @property
+    def next(self) -> int | None:
+        """The moment of the first note whose call was not made, or `None`."""
+        return self._notes[0] if self._notes else None
+
+    def play(self, most: int = LONGEST) -> None:
+        """Make up to `most` of the noted calls. An exception ends it."""
+        take = self._notes.popleft
+        with self._lock:
+            self._player = threading.get_ident()
+            try:
+                for _ in range(most):
+                    if not self._notes:
+                        break
+                    self._moment = take()
+                    call = take()
+                    count = take()
+                    call(*[take() for _ in range(count)])
+            except Exception as error:  # noqa: BLE001 - the training thread reports it
+                self.error = error.with_traceback(None)
+                self._end()
+                self._notes.clear()
+            finally:
+                self._moment = None
+                self._player = None
+
+    def raise_error(self) -> None:
+        """Raise the exception that ended it, once."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+
+    def clear(self) -> None:
+        """Start again in a forked process, which has no thread that makes the calls."""
+        self._end()
+        self._lock = threading.RLock()
+        self._notes.clear()
+
+    def plays_here(self) -> bool:
+        """Whether the calling thread is making noted calls."""
+        return self._player == threading.get_ident()
+
+    def stop(self) -> None:
+        """Make all noted calls; further calls are made immediately."""
+        if self.runs:
+            with self._lock:
+                self.play()
+                self._end()
+
+    def _end(self) -> None:
+        self.runs = False
+        self._log.clock = self.clock

@@ -1,0 +1,172 @@
+"""Turn the events of the phase log into marks of the account.
+
+A mark is a moment at which another category of time begins, or at which a step ends:
+
+    marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
+
+Each moment belongs to the last mark before it. So the account adds up to the clock by construction,
+and an interrupt between two marks loses nothing.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from resource import RUSAGE_THREAD, getrusage
+from typing import Any
+
+from lflops.ledger.accountant import StepEnd
+from lflops.phase_log import (
+    BATCH,
+    BEGIN,
+    COUNTERS,
+    DROP,
+    ENTER,
+    LEAVE,
+    MOVE,
+    PAST,
+    REST,
+    RUN,
+    STEP_END,
+    WAIT,
+    WIDTH,
+    events_in,
+)
+
+OTHER = "other"
+"""The phase of time in no phase."""
+
+START_UP = "start_up"
+AFTER_RUN = "after_run"
+
+TRAIN = "train"
+"""The stage with the steps that the ledger accounts for."""
+
+LONGEST = WIDTH << 18
+"""Maximum number of values that are kept if no thread reads them."""
+
+IDLE = 2_000_000
+"""Nanoseconds off its core after which the scheduler counters of the training thread are read.
+
+A read takes as long as ten events.
+"""
+
+Mark = tuple[int, str | StepEnd]
+
+
+class EventQueue:
+    """The events that the ledger has not read yet. A reader of the phase log."""
+
+    def __init__(self) -> None:
+        self._values: deque[Any] = deque(maxlen=LONGEST)
+        self.take = self._values.extend
+
+    def pop(self) -> list[Any]:
+        """Remove and return the values of all events."""
+        pop = self._values.popleft
+        return [pop() for _ in range(len(self._values))]
+
+
+class CategoryMarks:
+    """Turns events into marks. A category that begins within another ends before it."""
+
+    def __init__(self) -> None:
+        # Categories and phases that run. A phase of a stage without an account is `None`.
+        self._running: list[str | None] = []
+        # the category of time in no other category
+        self._base = START_UP
+        # values of the events before a step's end
+        self._counters: tuple[int, bytes | None, Any] = 0, None, None
+        self._batch: tuple[Any, bool] = None, False
+
+    def of(self, values: Sequence[Any], ledger: object = None) -> Iterator[Mark]:
+        """The marks of events. Only ends of steps of this ledger are included."""
+        for moment, event, subject, detail in events_in(values):
+            if event == COUNTERS:
+                self._counters = moment, subject, detail
+            elif event == BATCH:
+                self._batch = subject, detail
+            elif event == STEP_END:
+                if subject is ledger:
+                    yield moment, StepEnd(detail, *self._counters, *self._batch)
+            elif event == PAST:
+                yield moment - detail, subject
+                yield moment, self._current
+            elif event == MOVE:
+                phase, category = subject
+                yield moment, phase
+                yield moment - detail, category
+                yield moment, self._current
+            else:
+                category = self._after(event, subject, detail)
+                if category is not None:
+                    yield moment, category
+
+    def _after(self, event: str, subject: str, stage: str) -> str | None:
+        """The category that an event begins, or `None` if it begins none."""
+        if event == ENTER:
+            return self._after_enter(subject, stage)
+        if event in {LEAVE, DROP}:
+            is_counted = self._running and self._running.pop() is not None
+            return self._current if is_counted else None
+        if event == WAIT:
+            return WAIT if self._running and self._running[-1] is not None else None
+        if event == REST:
+            return self._after_rest(subject)
+        if event == BEGIN:
+            self._running.append(subject)
+        elif subject in self._running:
+            while self._running.pop() != subject:
+                pass
+        return self._current
+
+    def _after_rest(self, category: str) -> str | None:
+        """Assign time in no other category to this category from now on."""
+        self._base = category
+        if category == AFTER_RUN:
+            self._running.clear()
+        return None if any(self._running) else category
+
+    def _after_enter(self, phase: str, stage: str) -> str | None:
+        """Begin a phase. After the first phase of training, time in no phase is part of a step."""
+        is_counted = stage in {TRAIN, RUN}
+        self._running.append(phase if is_counted else None)
+        if stage == TRAIN:
+            self._base = OTHER
+        return phase if is_counted else None
+
+    @property
+    def _current(self) -> str:
+        for category in reversed(self._running):
+            if category is not None:
+                return category
+        return self._base
+
+
+class StepCounters:
+    """Reads the counters of the training thread at the end of each step.
+
+    Attributes:
+        last_end: The moment at which the last step ended, and its number.
+    """
+
+    def __init__(self, clock: Callable[[], int], schedule: Callable[[], bytes | None]) -> None:
+        """Create it; `schedule` reads the scheduler counters of its thread."""
+        self.last_end: tuple[int, int] | None = None
+        self._clock = clock
+        self._schedule = schedule
+        # counters of the system when they were last read
+        self._counted: tuple[bytes | None, Any] = None, None
+        # nanoseconds that the thread had been off its core by then
+        self._idle = -1 << 62
+
+    def read(self, step: int) -> tuple[int, bytes | None, Any]:
+        """The nanoseconds on a core and the counters of the calling thread, at a step's end."""
+        now = self._clock()
+        ran = time.thread_time_ns()
+        idle = now - ran
+        # A thread that ran all the time was not kept from its core.
+        if idle - self._idle >= IDLE:
+            self._counted = self._schedule(), getrusage(RUSAGE_THREAD)
+            self._idle = idle
+        self.last_end = now, step
+        return ran, *self._counted

@@ -1,0 +1,363 @@
+"""Keep the ledger of this process.
+
+The training run appends events to the phase log; a thread reads them once per second and writes a
+line every three seconds.
+
+    writer = LedgerWriter(log)
+    writer.start(folder)              # accounts for every second since the process began
+    log.append(...)                   # the training run logs its phases
+    writer.stop("finished")           # ends the thread; `after_run` lasts until the process ends
+
+Code and data that a step uses have left the processor's caches since the last step, so less code in
+a step is better. An auto-detected loop logs no phases at all: it notes calls in a `DeferredCalls`,
+and the thread makes them.
+
+No step waits for an account or a file.
+"""
+
+import atexit
+import gc
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lflops.ledger.account import Ledger
+from lflops.ledger.accountant import StepAccountant
+from lflops.ledger.deferred import DeferredCalls
+from lflops.ledger.marks import AFTER_RUN, CategoryMarks, EventQueue, StepCounters
+from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
+from lflops.phase_log import BATCH, COUNTERS, REST, STEP_END, PhaseLog
+
+
+def unknown() -> None:
+    """Stand in for counters that the system does not have."""
+
+
+class Collections:
+    """Records the moments at which Python's garbage collector begins and ends.
+
+    Python discards an exception of a function in `gc.callbacks`, including a Ctrl-C. So the
+    callback consists of functions written in C, in which no signal is handled: `property.__get__`
+    calls `next` with its first argument, which appends the time.
+
+    Attributes:
+        moments: Alternately the begin and the end of a collection.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.moments: deque[int] = deque(maxlen=4096)
+        append = map(self.moments.append, iter(clock, None))
+        self._callback: Any = property(partial(next, append)).__get__
+
+    def start(self) -> None:
+        gc.callbacks.append(self._callback)
+
+    def stop(self) -> None:
+        """Stop recording. It can be called more than once."""
+        gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
+
+
+def process_age() -> float:
+    """Seconds since this process began, with Linux's resolution of a hundredth.
+
+    On other systems, seconds since this module was loaded.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - as the process begins
+            _, _, after_name = file.read().rpartition(b")")
+        began = int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began, 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - _LOADED
+
+
+_LOADED = time.monotonic()
+
+
+LOOK, WRITE = 1.0, 3.0
+"""Seconds between two reads of the log, and between two rows."""
+
+REQUEST_PERIOD = 0.1
+"""Seconds between two checks for requests, if this process alone answers them."""
+
+AT_ONCE = 200
+"""Number of notes whose calls are made without a pause."""
+
+BREATH = 0.001
+"""Seconds that the thread pauses after so many notes.
+
+While it computes, Python lets the training thread run only every 5 ms.
+"""
+
+LATE = 50_000_000
+"""Nanoseconds of delay from which on a read shows that no thread of the process ran."""
+
+PATIENCE = 2.0
+"""Maximum number of seconds that the end of a run waits for the thread."""
+
+
+class LedgerWriter:
+    """Keeps and writes the ledger of one run in this process.
+
+    Args:
+        log: The log of the training run.
+        deferred: Deferred calls of the training run, which the thread makes.
+        rank: Rank of the process.
+        ranks: Number of ranks.
+        retries: Returns how often the device's allocator has freed its cache and tried again.
+        schedule: Reads the scheduler counters of the training thread.
+        look_for_request: Function that is called every `REQUEST_PERIOD` seconds.
+
+    Attributes:
+        error: The exception that ended it before the end of the run.
+        is_first: Set for the first ledger of this process, whose account begins with the process.
+    """
+
+    def __init__(
+        self,
+        log: PhaseLog | None = None,
+        deferred: DeferredCalls | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        retries: Callable[[], int] = lambda: 0,
+        schedule: Callable[[], bytes | None] = unknown,
+        look_for_request: Callable[[], None] | None = None,
+    ) -> None:
+        global _latest  # noqa: PLW0603 - one process, one account
+        self.error: Exception | None = None
+        self._log = log or PhaseLog()
+        self._deferred = deferred or DeferredCalls(self._log)
+        # the clock also while deferred calls are made
+        self._clock = self._deferred.clock
+        self.counters = StepCounters(self._clock, schedule)
+        self._queue = EventQueue()
+        self._marks = CategoryMarks()
+        self.is_first = _latest is None
+        now = self._clock()
+        begin = _begin_of_account(now)
+        age = now - begin
+        self._collections = Collections(self._clock)
+        self._accountant = StepAccountant(begin, self._collections.moments, retries)
+        head = Head(begin=time.time_ns() - age, rank=rank, ranks=ranks, pid=os.getpid())
+        self._segment = Segment(head)
+        self._look_for_request = look_for_request
+        self._ended: str | None = None
+        # Reentrant, because an interrupt may come between acquiring and releasing it.
+        self._lock = threading.RLock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
+        _latest = self
+
+    def start(self, folder: Path | None) -> None:
+        """Start recording, and writing to a file in a folder if one is given."""
+        head = self._segment.head
+        if folder is not None:
+            milliseconds = head.begin // 1_000_000
+            name = f"rank{head.rank}-{milliseconds}-{head.pid}{ENDING}"
+            self._segment.path = folder / name
+        self._log.connect(self._queue)
+        self._collections.start()
+        self._thread.start()
+
+    def end_step(
+        self, step: int, counters: tuple[int, bytes | None, Any], shapes: Hashable, *, touched: bool
+    ) -> None:
+        """Log the end of a step.
+
+        Args:
+            step: Steps done, as the loggers count.
+            counters: The result of `counters.read`, which was called as the step ended.
+            shapes: The shapes of the batch, if they are known.
+            touched: Whether lflops counted, timed or traced the step.
+        """
+        ran, schedule, usage = counters
+        now = self._log.clock()
+        # fmt: off
+        self._log.append((
+            ran, COUNTERS, schedule, usage,
+            now, BATCH, shapes, touched,
+            now, STEP_END, self, step,
+        ))
+        # fmt: on
+
+    def stop(self, ended: str) -> None:
+        """End the run and begin `after_run`. It can be called more than once.
+
+        `ended` is "finished" or the class of an exception.
+        """
+        self._deferred.stop()
+        self.error = self.error or self._deferred.error
+        self._deferred.error = None
+        self._log.append((self._log.clock(), REST, AFTER_RUN, None))
+        self._log.disconnect(self._queue)
+        # The counters keep a file open.
+        self.counters = StepCounters(self._clock, unknown)
+        self._collections.stop()
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+        self._finish(ended)
+
+    def end(self) -> int:
+        """End the account with the process, or before another run; return its last moment."""
+        if self.process == os.getpid():
+            self._is_over.set()
+            self._finish("exit")
+        return self._accountant.until
+
+    def _finish(self, ended: str) -> None:
+        """Write the rest.
+
+        If the thread hangs in the file system, the rest is given up, so that the program can go on.
+        """
+        if not self._lock.acquire(timeout=PATIENCE):
+            self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
+            return
+        try:
+            self._ended = self._ended or ended
+            self._write()
+            self._segment.close()
+        finally:
+            self._lock.release()
+
+    @property
+    def process(self) -> int:
+        return self._segment.head.pid
+
+    def curves(self) -> dict[str, float]:
+        """Figures of this start up to the last row, a few seconds ago."""
+        rows = self._segment.rows
+        if not rows:
+            return {}
+        accountant = self._accountant
+        return {
+            "lost_share": accountant.lost / rows[-1].end,
+            "slow_steps": accountant.slow_steps,
+        }
+
+    def ledger(self) -> Ledger:
+        with self._lock:
+            if self._ended is None:
+                self._write()
+            return ledger_of([self._segment])
+
+    def step_after(self, seconds: float) -> int:
+        """Number of the first step that ends more than `seconds` from now, at the usual pace.
+
+        Steps are numbered as the loggers count. 0 before any step.
+        """
+        if self.counters.last_end is None:
+            return 0
+        at, done = self.counters.last_end
+        usual = self._accountant.usual
+        if not usual:
+            return done + 2
+        elapsed = (self._clock() - at) / 1e9
+        ends = math.ceil((seconds - max(usual - elapsed, 0.0)) / usual)
+        return done + 1 + max(ends, 0)
+
+    def _run(self) -> None:
+        written = self._clock()
+        looked = written
+        pause = LOOK if self._look_for_request is None else min(REQUEST_PERIOD, LOOK)
+        while True:
+            due = self._clock() + int(pause * 1e9)
+            if self._is_over.wait(pause):
+                return
+            now = self._clock()
+            if now - due > LATE:
+                self._accountant.freezes.append((due, now))
+            if self._look_for_request is not None:
+                self._look_for_request()
+            if now - looked < (LOOK - pause / 2) * 1e9:
+                continue
+            looked = now
+            if not self._lock.acquire(timeout=LOOK):
+                continue
+            try:
+                if self._is_over.is_set():
+                    return
+                self._read(BREATH)
+                if now - written >= WRITE * 1e9 or not self._segment.rows:
+                    written = now
+                    self._write()
+            except Exception as error:  # noqa: BLE001 - the training's thread reports it
+                self.error = error
+                return
+            finally:
+                self._lock.release()
+
+    def _read(self, pause: float = 0.0) -> None:
+        while True:
+            self._deferred.play(AT_ONCE)
+            # The order matters: no event to come is older than `now`.
+            now = self._clock()
+            next_note = self._deferred.next
+            if next_note is not None:
+                now = min(now, next_note)
+            self._log.deliver()
+            self._accountant.read(self._marks.of(self._queue.pop(), self), now)
+            if next_note is None or (pause and self._is_over.wait(pause)):
+                return
+
+    def _write(self) -> None:
+        """Add a row for the time since the last row."""
+        if self.error is not None:
+            return
+        self._read()
+        accountant = self._accountant
+        spent, slow = accountant.take()
+        row = Row(
+            end=accountant.until - accountant.begin,
+            spent=spent,
+            open=accountant.open,
+            step=accountant.steps,
+            first=accountant.first_step,
+            memory=_resident(),
+            ended=self._ended,
+        )
+        try:
+            self._segment.open()
+            self._segment.add(row, slow)
+        except OSError as error:
+            self.error = error
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_latest: LedgerWriter | None = None
+"""The last ledger of this process. It accounts for the time until the next one begins."""
+
+
+def _begin_of_account(now: int) -> int:
+    """The moment from which no other ledger of this process accounts for the time."""
+    # A forked process begins its own account.
+    if _latest is None or _latest.process != os.getpid():
+        return now - int(process_age() * 1e9)
+    # That ledger accounts for the time after its run.
+    has_ended = _latest._ended is not None  # noqa: SLF001
+    return _latest.end() if has_ended else now
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    if _latest is not None:
+        with suppress(OSError):
+            _latest.end()
+
+
+def _resident() -> int | None:
+    """Resident memory of this process in bytes, or `None` on systems other than Linux."""
+    try:
+        pages = Path("/proc/self/statm").read_bytes().split()[1]
+        return int(pages) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,186 @@
+"""One log of the transitions of a training run.
+
+Each transition is one append of four values. Everything else is computed from them later, in
+functions that a test can call with a list:
+
+    moment   event       subject     detail
+    1000     ENTER       "data"      "train"      the phase `data` of a training step begins
+    2500     LEAVE       None        None         the innermost phase ends
+    2600     STEP_END    a reader    None         a step of this reader ends
+
+A moment is an integer number of nanoseconds. The values are not packed into tuples: thousands of
+tuples would make Python's garbage collector run.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+from weakref import WeakSet
+
+ENTER = "enter"
+"""A phase begins. Subject: its name. Detail: its stage."""
+
+LEAVE = "leave"
+"""The innermost phase ends."""
+
+DROP = "drop"
+"""The innermost phase ends because of an exception."""
+
+WAIT = "wait"
+"""Backward begins to wait for other ranks: every node has run.
+
+DDP waits there for the gradients of the other ranks. It is a part of backward.
+"""
+
+STEP_END = "step_end"
+"""A step ends. Subject: the reader that counts the steps. Detail: the number of the step, if any."""
+
+COUNTERS = "counters"
+"""Counters of the thread before a step's end: scheduler counters and resource usage.
+
+In place of the moment, it has the nanoseconds of the thread on a core.
+"""
+
+BATCH = "batch"
+"""Facts about a step before its end: the shapes of its batch, and whether lflops touched it."""
+
+BEGIN = "begin"
+"""A category of the run's time begins. Subject: its name."""
+
+END = "end"
+"""The innermost category of a name ends, and everything within it. Subject: the name."""
+
+REST = "rest"
+"""Time in no phase belongs to a category from now on. Subject: its name."""
+
+PAST = "past"
+"""The last nanoseconds belong to a category. Subject: its name. Detail: nanoseconds."""
+
+MOVE = "move"
+"""The last nanoseconds of a phase belong to a category. Subject: both. Detail: nanoseconds."""
+
+WIDTH = 4
+"""Values of an event."""
+
+RUN = "run"
+"""Stands for the stage of phases that belong to no step, such as saving a checkpoint."""
+
+MANY = WIDTH * 10_000
+"""Values after which the log is delivered even if no reader has requested it."""
+
+Event = tuple[int, str, Any, Any]
+
+
+class Reader(Protocol):
+    """A reader of the log."""
+
+    def take(self, events: Sequence[Any], /) -> None:
+        """Handle the events since the last call, in order."""
+
+
+class PhaseLog:
+    """The log of one training loop.
+
+    Attributes:
+        clock: Returns the moment of an event.
+        events: Events that were not delivered yet, as flat values.
+        append: Appends the values of one or several events. It is a function written in C. Without
+            a reader, it drops them.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock = clock
+        self.events: list[Any] = []
+        self._readers: list[Reader] = []
+        self._lock = threading.RLock()
+        self._drop = deque[Any](maxlen=0).extend
+        self.append = self._drop
+        _LOGS.add(self)
+
+    def connect(self, reader: Reader) -> None:
+        """Deliver events to a reader from now on. Can be repeated."""
+        with self._lock:
+            self.disconnect(reader)
+            self._readers.append(reader)
+            self.append = self.events.extend
+
+    def disconnect(self, reader: Reader) -> None:
+        """Stop delivering to a reader, after it has the events until now. Can be repeated."""
+        with self._lock:
+            self.deliver()
+            self._readers = [each for each in self._readers if each is not reader]
+            if not self._readers:
+                self.append = self._drop
+
+    def deliver(self) -> None:
+        """Pass the events since the last delivery to all readers. Any thread may call it."""
+        with self._lock:
+            events = self.events[:]
+            del self.events[: len(events)]
+            if events:
+                for reader in self._readers:
+                    reader.take(events)
+
+    def unlock(self) -> None:
+        """Release the lock in a forked process, if a thread of the parent process holds it."""
+        self._lock = threading.RLock()
+
+
+_LOGS: WeakSet[PhaseLog] = WeakSet()
+
+
+def _unlock_all() -> None:
+    for log in _LOGS:
+        log.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_all)
+
+
+def events_in(values: Sequence[Any]) -> Iterator[Event]:
+    """The events in flat values."""
+    remaining = iter(values)
+    return zip(remaining, remaining, remaining, remaining, strict=True)
+
+
+def innermost(
+    values: Sequence[Any], stage: str, running: list[tuple[str, str]], reader: object = None
+) -> Iterator[tuple[Any, str]]:
+    """The moments at which another phase of a stage became the innermost one.
+
+    Args:
+        values: Events of the log.
+        stage: The stage.
+        running: The phases that run before the first event, each with its stage; changed to those
+            that run after the last.
+        reader: The reader whose ends of steps are included.
+
+    Yields:
+        A moment and the phase that runs from then on: "" if none does, `WAIT` in a wait for other
+        ranks, `STEP_END` at the end of a step. The moment is `None` after an exception, because
+        the phase before it has no measured end.
+    """
+    for moment, event, subject, detail in events_in(values):
+        if event == ENTER:
+            running.append((subject, detail))
+            if detail == stage:
+                yield moment, subject
+        elif event in {LEAVE, DROP} and running:
+            _, left = running.pop()
+            if left == stage:
+                yield (None if event == DROP else moment), last_phase(running, stage)
+        elif event == WAIT and running and running[-1][1] == stage:
+            yield moment, WAIT
+        elif event == STEP_END and subject is reader:
+            yield moment, STEP_END
+
+
+def last_phase(running: Sequence[tuple[str, str]], stage: str) -> str:
+    """The innermost running phase of a stage, or ""."""
+    for phase, of_stage in reversed(running):
+        if of_stage == stage:
+            return phase
+    return ""
