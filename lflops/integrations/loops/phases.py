@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases, Within
-from lflops.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
+from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
 """Stands for the running stage."""
@@ -74,7 +74,7 @@ class LoopPhases(Phases):
         self.boundary = boundary
         guard = boundary.guard
         undo.add(self.forget)
-        hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
+        wrap_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
         hook_models(undo, models, guard(self._model_is_called))
         begins = guard(self._optimizer_begins)
         ends = guard(partial(self.leave_last, "optimizer"))
