@@ -284,7 +284,7 @@ def by_block(times: CompiledTimes) -> list[dict[str, float]]:
         for by_module in batch.values():
             for key, took in by_module.items():
                 block = ".".join(
-                    key.row.removeprefix("_orig_mod.").replace("._orig_mod", "").split(".")[:3]
+                    key.fqn.removeprefix("_orig_mod.").replace("._orig_mod", "").split(".")[:3]
                 )
                 sums[block] = sums.get(block, 0.0) + took / 1e9
         steps.append(sums)

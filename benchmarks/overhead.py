@@ -13,7 +13,7 @@ from results import in_turn, record
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 
 NOISE = 0.2
@@ -52,7 +52,7 @@ def ratios(
         "plain": contextlib.nullcontext,
         "FlopCounterMode": lambda: FlopCounterMode(display=False),
         "lflops: MACs, FLOPs, scopes": lambda: Counting(
-            {"": model}, extent=Extent(traffic=False, memory=False)
+            {"": model}, options=CountOptions(traffic=False, memory=False)
         ),
         "lflops: all that `count` collects": lambda: Counting({"": model}),
     }

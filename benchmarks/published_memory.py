@@ -31,7 +31,7 @@ from results import record
 import lflops
 from lflops.estimation.changes import Changes, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject
-from lflops.memory.peak import CUBLAS_BYTES, room_for
+from lflops.memory.peak import CUBLAS_BYTES, memory_fit_of
 
 PREDICTED, PUBLISHED = (
     Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", "")
@@ -206,7 +206,7 @@ def predicted(folder: Path) -> Iterator[str]:
     for path in sorted((folder / "config_hub" / "finetune").glob("*/*.yaml")):
         name = f"{path.parent.name}/{path.stem}"
         profile = Run(folder, name).predict()
-        memory, room = profile.memory, room_for(profile, profile.run.hardware)
+        memory, room = profile.memory, memory_fit_of(profile, profile.run.hardware)
         if memory is None or room is None:
             raise ValueError(name)
         row = f'["{name}"]\npeak_gb = {(memory.peak_bytes + CUBLAS_BYTES) / GB:.2f}\nverdict = "{room.verdict}"\n'

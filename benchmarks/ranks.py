@@ -517,7 +517,7 @@ def simulated(ranks: int, seeds: int) -> Iterator[str]:
     Planted culprits that come first, and runs without one in which nobody is accused.
     """
     plants = {
-        (place.row, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)
+        (place.fqn, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)
         for place in (
             ModulePhase("layers.3.mlp", "forward"),
             ModulePhase("layers.5.attention", "backward"),

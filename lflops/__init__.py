@@ -1,25 +1,31 @@
-"""Where the FLOPs, bytes and milliseconds of a PyTorch training go.
+"""The FLOPs, bytes and milliseconds of a PyTorch training run.
 
-Names are loaded when they are first used, so that importing the package costs next to nothing and a
-reader of profiles needs no torch. `__init__.pyi` has them, for type checkers too.
+Names are loaded when they are first used, so that importing the package is fast, and a reader of
+profiles needs no torch. `__init__.pyi` lists the names, for type checkers too.
 """
 
 import importlib
-from itertools import pairwise
 from typing import Any
 
 
-def _homes() -> dict[str, str]:
-    """The public names with the module of each, as the stub has them."""
-    homes, home = dict[str, str](), ""
-    with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:  # noqa: PTH123 - to load pathlib takes longer than all of this
-        for words in map(str.split, stub):
-            home = words[1] if words[:1] == ["from"] else home
-            homes |= {name.strip(","): home for before, name in pairwise(words) if before == "as"}
+def _read_stub() -> dict[str, str]:
+    """The public names with their modules, from the lines `from module import name as name`."""
+    homes: dict[str, str] = {}
+    home = ""
+    # Importing pathlib would take longer than everything else here.
+    with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:  # noqa: PTH123
+        for line in stub:
+            words = line.split()
+            if words[:1] == ["from"]:
+                home = words[1]
+            for place, word in enumerate(words):
+                if word == "as":
+                    name = words[place + 1].strip(",")
+                    homes[name] = home
     return homes
 
 
-_HOMES = _homes()
+_HOMES = _read_stub()
 
 __all__ = sorted(name for name, home in _HOMES.items() if home != __name__)  # noqa: PLE0605 - type checkers read the stub
 
@@ -28,19 +34,21 @@ def __getattr__(name: str) -> Any:
     """Load a public name, and keep it."""
     if name == "__version__":
         return importlib.import_module("lflops.version").__version__
-    home, missing = _HOMES.get(name), AttributeError(f"module 'lflops' has no attribute {name!r}")
+    missing = AttributeError(f"module 'lflops' has no attribute {name!r}")
+    home = _HOMES.get(name)
     if home is None:
         raise missing
-    # a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
+    # A module, such as `lflops.hardware`.
     if home == __name__:
         return importlib.import_module(f"lflops.{name}")
     try:
-        globals()[name] = found = getattr(importlib.import_module(home), name)
+        found = getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
-        raise (
-            missing if error.name == home.rpartition(".")[0] else error
-            # an extra that was removed
-        ) from None
+        # An extra that was removed.
+        if error.name == home.rpartition(".")[0]:
+            raise missing from None
+        raise
+    globals()[name] = found
     return found
 
 

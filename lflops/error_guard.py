@@ -1,7 +1,7 @@
-"""The boundary between a training and lflops: all that a training calls of ours enters through it.
+"""The boundary between a training run and lflops: the run calls lflops only through it.
 
-What fails behind it is taken off and warned of once, and the training goes on. An interrupt, as
-Ctrl-C, takes off the same, and goes on.
+If lflops fails, everything that it installed is removed, it logs one warning, and training
+continues. An interrupt such as Ctrl-C removes the same things, and is raised.
 
     boundary = ErrorGuard(fail)
     hook = boundary.guard(listener.enter_module)     # a hook that never raises
@@ -17,34 +17,35 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-Guard = Callable[
-    [Callable[..., Any]], Callable[..., Any]
-    # makes a function of ours one that a training may call
-]
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a function of lflops safe for a training run to call."""
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The guard where lflops was called by its user, who is to see our errors."""
+    """The guard if a user calls lflops directly, and must see its errors."""
     return function
 
 
 class ErrorGuard:
-    """The way into lflops from one training.
+    """Handles the errors of lflops in one training run.
 
-    `fail` takes off all that is ours: it is given what was raised, and may be called again.
-
-    It may raise that to end the training.
+    Attributes:
+        passes: Returns whether an error in this thread does not come from lflops.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        """Prepare the guard.
+
+        Args:
+            fail: Called with the error. It removes everything that lflops installed, and can be
+                called again. It raises the error to end the training run.
+        """
         self._fail = fail
-        self.passes: Callable[[], bool] = (
-            # whether errors in this thread are somebody else's now
-            bool
-        )
+        # By default, `bool()` is False.
+        self.passes: Callable[[], bool] = bool
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, from which no error of ours comes out: after one it returns `None`."""
+        """Return the function without its errors: after an error, it returns `None`."""
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -57,7 +58,7 @@ class ErrorGuard:
         return guarded
 
     def __enter__(self) -> None:
-        """Begin a block of ours."""
+        """Begin a block of lflops."""
 
     def __exit__(
         self,
@@ -65,73 +66,74 @@ class ErrorGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """End it; an error of it goes no further."""
+        """End the block, and suppress its error."""
         return error is not None and self.contains(error)
 
     def contains(self, error: BaseException) -> bool:
-        """Take everything off. Returns whether the error ends here: an interrupt goes on."""
+        """Remove everything. Returns whether the error is suppressed; an interrupt is not."""
         if self.passes():
             return False
         try:
             self._fail(error)
         except BaseException as another:
             if another is not error and not isinstance(another, Exception):
-                # an interrupt of the taking off itself
+                # The removal itself was interrupted.
                 self._fail(another)
             raise
         return isinstance(error, Exception)
 
 
 class ExitBy:
-    """The `__exit__` of a class, by a stack of Python's own.
+    """The `__exit__` of a class, implemented by an `ExitStack`.
 
-    Python asks an object for it before the block begins. What it gets has no line of ours, so that
-    an interrupt as it is called is still followed by all that is on the stack. `stack_of` returns
-    that of an object of the class.
+    Python looks `__exit__` up before the block begins. The result has no line of lflops, so that
+    everything on the stack runs even if its call is interrupted.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
+        """Use the stack that `stack_of` returns for an object."""
         self._stack_of = stack_of
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., bool | None]:
         return self if instance is None else self._stack_of(instance).__exit__
 
     def __call__(self, instance: Any, *error: Any) -> bool | None:
-        """As `contextlib.ExitStack` calls the `__exit__` of a class."""
+        """Exit an object, as `contextlib.ExitStack` does: through the class."""
         return self._stack_of(instance).__exit__(*error)
 
 
 class CleanupStack:
-    """What is installed, and how to take it off.
+    """The parts that are installed, with the functions that remove them.
 
-    Each part is noted before it is installed, so that an interrupt between the two loses nothing.
-    What takes it off has to do no harm where it is called twice, or where nothing was installed.
+    A part is added before it is installed, so that an interrupt between the two loses nothing. A
+    function that removes a part must be harmless if it is called twice, or if nothing was
+    installed.
     """
 
     def __init__(self) -> None:
         self._parts: list[Callable[[], object]] = []
 
-    def add(self, take_off: Callable[..., object], *given: Any) -> None:
-        """Note what takes a part off, with its arguments. Then install the part."""
-        self._parts.append(partial(take_off, *given))
+    def add(self, remove: Callable[..., object], *args: Any) -> None:
+        """Add the function that removes a part, with its arguments. Then install the part."""
+        self._parts.append(partial(remove, *args))
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
-        """Enter a context manager, and leave it at the end."""
+        """Enter a context manager, and exit it when the stack is closed."""
         self.add(context.__exit__, None, None, None)
         context.__enter__()
 
     def close(self) -> None:
-        """Take off all parts, the last one first, each by itself, and raise what one raised first.
+        """Remove all parts, the last one first, and then raise the first error.
 
         It can be called again.
         """
-        call_each([self._take_off_last] * len(self._parts))
+        call_each([self._remove_last] * len(self._parts))
 
     def __enter__(self) -> Self:
         return self
 
     def _ends(self) -> contextlib.ExitStack:
-        """Takes them off, and once more where that was interrupted."""
+        """Return a stack that closes this one, twice in case the first time is interrupted."""
         ends = contextlib.ExitStack()
         ends.callback(self.close)
         ends.callback(self.close)
@@ -139,27 +141,31 @@ class CleanupStack:
 
     __exit__ = ExitBy(_ends)
 
-    def _take_off_last(self) -> None:
-        if self._parts:
-            try:
-                self._parts[-1]()
-            except Exception:
-                self._parts.pop()
-                raise
-            # after an interrupt it stays, to be taken off again
+    def _remove_last(self) -> None:
+        if not self._parts:
+            return
+        try:
+            self._parts[-1]()
+        except Exception:
             self._parts.pop()
+            raise
+        # After an interrupt, the part stays on the stack and is removed again.
+        self._parts.pop()
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all of them, one that is interrupted twice, and raise at the end what was raised first, an interrupt before all else."""
+    """Call all functions, and then raise the first interrupt, or else the first error.
+
+    A function that is interrupted is called a second time.
+    """
     failures: list[BaseException] = []
     for function in functions:
         for _ in range(2):
             try:
                 function()
-            except Exception as error:  # noqa: BLE001 - the others are called first
+            except Exception as error:  # noqa: BLE001 - it is raised below
                 failures.append(error)
-            except BaseException as interrupt:  # noqa: BLE001 - the same
+            except BaseException as interrupt:  # noqa: BLE001 - it is raised below
                 failures.insert(0, interrupt)
                 continue
             break
@@ -171,9 +177,9 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """Stands in the place of a method, as an attribute of the instance.
+    """An attribute of an instance that replaces a method.
 
-    `around` is called with the method and its arguments.
+    It calls `around` with the method and its arguments.
     """
 
     __slots__ = (
@@ -191,15 +197,17 @@ class _Wrapper:
         self._lflops_name = name
         self._lflops_around = around
         self._lflops_before = vars(owner).get(name, _ABSENT)
-        self._lflops_found = self._lflops_bound = _ABSENT
+        self._lflops_found = _ABSENT
+        self._lflops_bound = _ABSENT
         self._lflops_ended = False
 
     @property
     def __wrapped__(self) -> Any:
-        """The method: what was set on the instance before, else what its class has now, which somebody may have replaced since."""
+        """The method: an earlier attribute of the instance, or else its class's current method."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
-        owner, kind = self._lflops_owner, type(self._lflops_owner)
+        owner = self._lflops_owner
+        kind = type(owner)
         found = getattr(kind, self._lflops_name)
         if found is not self._lflops_found:
             static = inspect.getattr_static(kind, self._lflops_name)
@@ -220,7 +228,9 @@ class _Wrapper:
         return type(self.__wrapped__)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.__wrapped__ == (other.__wrapped__ if type(other) is _Wrapper else other))
+        if type(other) is _Wrapper:
+            other = other.__wrapped__
+        return bool(self.__wrapped__ == other)
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
@@ -236,46 +246,57 @@ class _Wrapper:
 
 
 def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> None:
-    """Put ours in the place of an attribute of a class or a module, until `undo` is closed.
+    """Replace an attribute of a class or a module by `ours` until `undo` is closed.
 
-    What somebody else puts there since stays.
+    If other code has replaced it by then, that replacement stays.
     """
-    undo.add(_put_back, owner, name, ours, vars(owner)[name])
+    undo.add(_restore, owner, name, ours, vars(owner)[name])
     setattr(owner, name, ours)
 
 
-def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
-    ours.lflops_ended = (
-        ours,
-        before,
-        # what has replaced it since puts that back; a copy of the attribute names another object
-    )
-    while (ended := getattr(current := vars(owner).get(name), "lflops_ended", None)) and ended[
-        0
-    ] is current:
-        setattr(owner, name, ended[1])
+def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
+    """Restore an attribute, and the attributes below it that have ended before.
+
+    A later replacement by lflops restores this one when it ends, unless this one has ended.
+    """
+    # The mark has the object itself: a copy of it, such as `functools.wraps` makes, does not count.
+    ours.lflops_ended = (ours, before)
+    while True:
+        current = vars(owner).get(name)
+        marked, earlier = getattr(current, "lflops_ended", (_ABSENT, None))
+        if marked is not current:
+            return
+        setattr(owner, name, earlier)
 
 
 def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Wrap a method of one object, until `undo` is closed.
+    """Wrap a method of one object until `undo` is closed.
 
-    Nothing but an attribute of this instance is set: no class, no module.
+    Only an attribute of this instance is set. If other code has wrapped the wrapper by then, it
+    stays and calls the method.
+
+    Args:
+        undo: Removes the wrapper.
+        owner: The object.
+        name: The method.
+        around: Called with the method and its arguments.
     """
-    # `around` is called with the method and what the caller gives. A wrapper that somebody else has
-    # wrapped since stays below theirs, and goes on to call the method.
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
     setattr(owner, name, wrapper)
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    """Take a wrapper off, and those below it that have ended before.
+    """Remove a wrapper, and the wrappers below it that have ended before.
 
-    Monitors need not end in reverse order.
+    Monitors may end in any order.
     """
-    wrapper._lflops_ended = True  # noqa: SLF001 - the two are one
-    while type(above := vars(owner).get(name)) is _Wrapper and above._lflops_ended:  # noqa: SLF001
-        if above._lflops_before is _ABSENT:  # noqa: SLF001
+    wrapper._lflops_ended = True  # noqa: SLF001
+    while True:
+        top = vars(owner).get(name)
+        if type(top) is not _Wrapper or not top._lflops_ended:  # noqa: SLF001
+            return
+        if top._lflops_before is _ABSENT:  # noqa: SLF001
             delattr(owner, name)
         else:
-            setattr(owner, name, above._lflops_before)  # noqa: SLF001
+            setattr(owner, name, top._lflops_before)  # noqa: SLF001

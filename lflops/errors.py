@@ -1,11 +1,11 @@
-"""The errors that lflops raises on purpose: all of them are a `LflopsError`."""
+"""The errors that lflops raises on purpose. All of them are a `LflopsError`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class LflopsError(Exception):
-    """The base of every error that lflops raises on purpose."""
+    """Base class of all errors that lflops raises on purpose."""
 
 
 class ProfileError(LflopsError):
@@ -16,20 +16,23 @@ class ProfileError(LflopsError):
 
 
 class ScheduleError(LflopsError):
-    """A schedule cannot be; the message names the argument, its value and what is taken."""
+    """A schedule is invalid.
+
+    The message names the argument, its value and the accepted values.
+    """
 
 
 class CountError(LflopsError):
-    """A count cannot be made, or one of its arguments is wrong.
+    """A count is impossible, or one of its arguments is invalid.
 
-    The message names it and what is taken.
+    The message names the argument and the accepted values.
     """
 
 
 class UnknownTorchError(CountError):
-    """This torch's internals are not those that lflops knows.
+    """torch's internals differ from the internals that lflops supports.
 
-    The message names its version and the difference.
+    The message names torch's version and the difference.
     """
 
 
@@ -38,14 +41,18 @@ class HardwareError(LflopsError):
 
 
 class MissingPackageError(LflopsError, ImportError):
-    """A package is not installed; the message names it, and the feature that needs it."""
+    """A package is not installed.
+
+    The message names the package and the feature that needs it.
+    """
 
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
     """A context for imports that only one feature needs.
 
-    A `MissingPackageError` names the module that is not installed.
+    Raises:
+        MissingPackageError: A module is not installed.
     """
     try:
         yield

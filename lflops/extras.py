@@ -1,6 +1,6 @@
-"""Extras: folders that no training needs.
+"""Extras: folders that no training run needs.
 
-Nothing else of lflops imports one: remove it with its line here, and the rest works.
+No other code of lflops imports an extra. Remove its folder and its line here, and the rest works.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         "command:show_trace_roofline",
     ),
 }
-"""For each extra the functions that the rest of lflops calls, as `module:function`."""
+"""By extra: the functions that the rest of lflops calls, as `module:function`."""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:
-    """The functions of this name.
+    """Import and yield the functions with a name, from all extras.
 
-    Their modules are imported now; an error about a package that they lack names the feature.
+    An error about a missing package names the feature.
     """
     for folder, entries in EXTRAS.items():
         for entry in entries:
@@ -43,7 +43,11 @@ def offered(name: str, feature: str) -> Iterator[Any]:
 
 
 def needed(name: str, feature: str) -> Any:
-    """The one function of this name; without it, an error names the feature."""
+    """Import the only function with a name.
+
+    Raises:
+        LflopsError: The extra was removed.
+    """
     for function in offered(name, feature):
         return function
     raise LflopsError(f"{feature} is not part of this installation of lflops")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import os
 import secrets
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a file, which has its name once it is whole; a link stays a link.
+    """Write a file under a temporary name, and rename it when it is complete.
 
-    `lasting` waits until the disk has it.
+    A symbolic link stays a link. `lasting` waits until the disk has the content.
     """
     path = path.resolve()
     temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")

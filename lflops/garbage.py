@@ -1,7 +1,4 @@
-"""Python's garbage collector.
-
-Paused where many values are made that live on, and asked for the objects of a class that are alive.
-"""
+"""Python's garbage collector: pause it while many values are made, and search live objects."""
 
 import contextlib
 import gc
@@ -9,19 +6,26 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-LONGEST, CHUNK = 1.0, 100_000
-"""Seconds that a search takes at most, and how many objects are looked at between two looks at the clock: about 2 ms."""
+LONGEST = 1.0
+"""Most seconds of a search."""
+
+CHUNK = 100_000
+"""Objects that a search checks between two looks at the clock: about 2 ms."""
 
 
-class SearchTimeout(Exception):  # noqa: N818 - whoever searches decides what it means
-    """There are more objects than could be looked at."""
+class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
+    """A search took too long."""
 
 
 def alive(kinds: Collection[type]) -> Iterator[Any]:
-    """The objects of exactly these classes, of all that are alive in the process."""
-    # Nothing is called for an object: `isinstance` would ask a proxy for the class of its object,
-    # and a profiler that records Python's stack would record a million calls. A `SearchTimeout`
-    # where there are so many, or so little of the memory is at hand, that it takes too long.
+    """Yield all live objects of exactly these classes.
+
+    Nothing is called for an object: `isinstance` would ask a proxy for the class of its object, and
+    a profiler that records Python's stack would record a million calls.
+
+    Raises:
+        SearchTimeout: There are too many objects.
+    """
     objects = gc.get_objects()
     deadline = time.monotonic() + LONGEST
     for start in range(0, len(objects), CHUNK):
@@ -32,8 +36,12 @@ def alive(kinds: Collection[type]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    with contextlib.ExitStack() as undo:
-        if gc.isenabled():
-            undo.callback(gc.enable)
-            gc.disable()
+    if not gc.isenabled():
         yield
+        return
+    # Inside `try`, so that an interrupt after it leaves the collector enabled.
+    try:
+        gc.disable()
+        yield
+    finally:
+        gc.enable()

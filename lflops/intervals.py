@@ -1,53 +1,55 @@
-"""Sets of moments as sorted, disjoint stretches of integer nanoseconds."""
+"""Sets of moments as sorted, disjoint intervals of integer nanoseconds."""
 
-import math
 from collections.abc import Iterable, Sequence
 
-Intervals = list[tuple[int, int]]
+Interval = tuple[int, int]
+Intervals = list[Interval]
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> Intervals:
-    """The spans in their order, without overlaps."""
-    stretches: Intervals = []
-    end = -math.inf
-    for start, stop in sorted(spans):
-        if start > end:
-            stretches.append((start, stop))
-            end = stop
-        elif stop > end:
-            stretches[-1] = stretches[-1][0], stop
-            end = stop
-    return stretches
+def joined(spans: Iterable[Interval]) -> Intervals:
+    """The union of spans, sorted and without overlaps."""
+    intervals: Intervals = []
+    for start, end in sorted(spans):
+        if not intervals or start > intervals[-1][1]:
+            intervals.append((start, end))
+        elif end > intervals[-1][1]:
+            intervals[-1] = (intervals[-1][0], end)
+    return intervals
 
 
-def length(stretches: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in stretches)
+def length(intervals: Iterable[Interval]) -> int:
+    return sum(end - start for start, end in intervals)
 
 
-def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Intervals:
-    """The parts of the stretches that lie in none of the others."""
-    left, first = [], 0
-    for start, end in stretches:
+def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Intervals:
+    """The parts of intervals that are in no other interval."""
+    left: Intervals = []
+    # The first other interval that does not end before the current interval.
+    first = 0
+    for start, end in intervals:
         while first < len(others) and others[first][1] <= start:
             first += 1
-        at, index = start, first
+        covered_until = start
+        index = first
         while index < len(others) and others[index][0] < end:
-            if at < others[index][0]:
-                left.append((at, others[index][0]))
-            at, index = max(at, others[index][1]), index + 1
-        if at < end:
-            left.append((at, end))
+            other_start, other_end = others[index]
+            if covered_until < other_start:
+                left.append((covered_until, other_start))
+            covered_until = max(covered_until, other_end)
+            index += 1
+        if covered_until < end:
+            left.append((covered_until, end))
     return left
 
 
-def shares(stretches: Intervals, *others: Intervals) -> list[int]:
-    """How much of the stretches lies in each of the others; a moment belongs to the first that has it.
+def shares(intervals: Intervals, *others: Intervals) -> list[int]:
+    """The length of the intervals inside each of several sets, and last, inside none of them.
 
-    Behind them, what is in none.
+    A moment that is in several sets belongs to the first one.
     """
     found = []
     for each in others:
-        left = outside(stretches, each)
-        found.append(length(stretches) - length(left))
-        stretches = left
-    return [*found, length(stretches)]
+        left = outside(intervals, each)
+        found.append(length(intervals) - length(left))
+        intervals = left
+    return [*found, length(intervals)]

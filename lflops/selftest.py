@@ -1,6 +1,6 @@
-"""Tries lflops on one device, in some seconds.
+"""A test of lflops on one device, in a few seconds.
 
-What torch offers there, and whether times, work and memory are right.
+It checks what torch offers on the device, and whether times, work and memory are right.
 """
 
 from collections.abc import Iterator
@@ -15,29 +15,41 @@ from lflops.errors import CountError
 from lflops.flop_counter.count import count
 from lflops.inputs.devices import allocator_stats, memory_of, profiler_activity, runtime
 from lflops.inputs.run_info import device_name
+from lflops.profile.profile import Profile
+from lflops.profile.records import Phase
 from lflops.timing.clock import StreamClock, WaitingClock, clock_of, seconds_of
 from lflops.timing.measure import measure
 
-WIDTH, ROWS, TIMES = 512, 256, 9
-NEAR = (
-    0.5,
-    1.25,
-    # what lflops' shortest time may be of the shortest with the device waited for, which has the
-    # latency of launches in it
-)
+WIDTH = 512
+ROWS = 256
+TIMES = 9
+
+LEAST_RATIO = 0.5
+MOST_RATIO = 1.25
+"""Accepted ratios of the shortest forward time to the time in which the host waits for the device.
+
+The latter includes the latency of launches.
+"""
+
+COMPARED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One thing that was tried."""
+    """One check.
+
+    Attributes:
+        name: What is checked.
+        passed: Whether it passed; `None` if the device does not support it.
+        found: The result, in words.
+    """
 
     name: str
-    # `None` where this device does not offer what it takes
     passed: bool | None
     found: str
 
 
 class SelfTest(Struct, frozen=True, kw_only=True):
-    """What was tried on one device."""
+    """The checks of one device."""
 
     device: str
     device_name: str
@@ -46,38 +58,50 @@ class SelfTest(Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return all(check.passed is not False for check in self.checks)
 
 
 class Layers(nn.Module):
-    """Three equal layers. A checkpoint computes the second again, and one within it the third."""
+    """Three equal layers: one plain, one in a checkpoint, and one in a nested checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.third = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(self.again, torch.relu(self.first(x)), use_reentrant=True)  # type: ignore[no-any-return]
 
     def again(self, x: Tensor) -> Tensor:
-        """What is computed twice."""
+        """Compute the layers that are recomputed in backward."""
         return checkpoint(self.third, torch.tanh(self.second(x)), use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def self_test(device: torch.device | str | None = None) -> SelfTest:
-    """Try all checks on a device.
+    """Run all checks on a device.
 
-    `None` is the accelerator, or else the CPU. A `CountError` where there is no such device.
+    Args:
+        device: The device. Default: the accelerator, or else the CPU.
+
+    Raises:
+        CountError: torch has no such device.
     """
     try:
-        where = torch.device(
-            device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        )
-        model, x = Layers().to(where), torch.rand(ROWS, WIDTH).to(where).requires_grad_()
+        default = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        where = torch.device(device or default)
+        model = Layers().to(where)
+        x = torch.rand(ROWS, WIDTH).to(where).requires_grad_()
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         raise CountError(f"device={device!r}: torch has no such device here: {error}") from error
-    checks = [*_offered(x.device), *_right(model, x)]
+    profile = measure(model, x, backward=True, warmup=3, repeats=TIMES, hardware=None)
+    checks = [
+        *_check_support(x.device),
+        *_check_forward_time(profile, model, x),
+        _check_work(profile),
+        _check_peak(model, x),
+    ]
     return SelfTest(
         device=str(x.device),
         device_name=device_name(x.device),
@@ -86,30 +110,27 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
     )
 
 
-def _offered(device: torch.device) -> Iterator[Check]:
-    """List what torch has for the device."""
-    clock, stats, memory, activity = (
-        clock_of(device),
-        allocator_stats(device),
-        memory_of(device),
-        profiler_activity(device),
-    )
-    is_timed = isinstance(clock, StreamClock)
+def _check_support(device: torch.device) -> Iterator[Check]:
+    """Check what torch offers for the device."""
+    has_events = isinstance(clock_of(device), StreamClock)
     yield Check(
         name="clock",
-        passed=device.type == "cpu" or is_timed or None,
-        found="events with times" if is_timed else "the host's clock",
+        passed=device.type == "cpu" or has_events or None,
+        found="events with times" if has_events else "the host's clock",
     )
+    stats = allocator_stats(device)
     yield Check(
         name="allocator",
         passed="allocated_bytes.all.peak" in stats or None,
         found=f"{len(stats)} figures",
     )
+    memory = memory_of(device)
     yield Check(
         name="memory",
         passed=memory is not None or None,
         found=units.size(None if memory is None else memory[1]),
     )
+    activity = profiler_activity(device)
     yield Check(
         name="traces",
         passed=activity is not None or None,
@@ -117,53 +138,52 @@ def _offered(device: torch.device) -> Iterator[Check]:
     )
 
 
-def _right(model: Layers, x: Tensor) -> Iterator[Check]:
-    """Whether what lflops says of a model there is right."""
-    device = x.device
-    profile = measure(model, x, backward=True, warmup=3, repeats=TIMES, hardware=None)
-    # there both would be the host's clock
-    if device.type != "cpu":
-        took = min(seconds_of(WaitingClock(device), lambda: model(x)) for _ in range(TIMES))
-        share = min(
-            step.phases["forward"] for step in profile.steps if step.kind == "unprofiled"
-        ) / max(took, 1e-9)
-        yield Check(
-            name="forward",
-            passed=NEAR[0] <= share <= NEAR[1],
-            found=f"{share:.2f} of the time with the device waited for",
-        )
-    work = [
-        {
-            (name, phase): each.total(name, phase)
-            for name in each.modules
-            for phase in ("forward", "backward", "recompute")
-        }
-        for each in (
-            profile,
-            count(Layers(), torch.rand(ROWS, WIDTH, requires_grad=True), backward=True),
-        )
-    ]
-    different = sum(work[0][key] != macs for key, macs in work[1].items())
+def _check_forward_time(profile: Profile, model: Layers, x: Tensor) -> Iterator[Check]:
+    """Compare the forward time with the host's clock, if the device has another clock."""
+    if x.device.type == "cpu":
+        return
+    measured = min(step.phases["forward"] for step in profile.steps if step.kind == "unprofiled")
+    clock = WaitingClock(x.device)
+    waited = min(seconds_of(clock, lambda: model(x)) for _ in range(TIMES))
+    ratio = measured / max(waited, 1e-9)
     yield Check(
+        name="forward",
+        passed=LEAST_RATIO <= ratio <= MOST_RATIO,
+        found=f"{ratio:.2f} of the time with the device waited for",
+    )
+
+
+def _check_work(profile: Profile) -> Check:
+    """Compare the MACs of each module with the MACs on the CPU."""
+    on_cpu = count(Layers(), torch.rand(ROWS, WIDTH, requires_grad=True), backward=True)
+    number = 0
+    different = 0
+    for name in on_cpu.modules:
+        for phase in COMPARED_PHASES:
+            number += 1
+            different += profile.total(name, phase) != on_cpu.total(name, phase)
+    return Check(
         name="work by module",
         passed=not different,
-        found=f"{different} of {len(work[1])} differ from the CPU's",
+        found=f"{different} of {number} differ from the CPU's",
     )
-    reset = getattr(
-        torch.get_device_module(device),
-        "reset_peak_memory_stats",
-        getattr(torch.accelerator, "reset_peak_memory_stats", None),
-    )
+
+
+def _check_peak(model: Layers, x: Tensor) -> Check:
+    """Check that the allocator's peak includes the gradients and an activation."""
+    device = x.device
+    general_reset = getattr(torch.accelerator, "reset_peak_memory_stats", None)
+    reset = getattr(torch.get_device_module(device), "reset_peak_memory_stats", general_reset)
     before = allocator_stats(device).get("allocated_bytes.all.current")
     if before is None or reset is None:
-        yield Check(name="peak of a step", passed=None, found="unknown")
-        return
+        return Check(name="peak of a step", passed=None, found="unknown")
     reset(device)
     model(x).sum().backward()
     runtime(device).synchronize(device)
     grown = allocator_stats(device)["allocated_bytes.all.peak"] - before
-    least = 4 * (sum(map(Tensor.numel, model.parameters())) + x.numel())
-    yield Check(
+    elements = x.numel() + sum(map(Tensor.numel, model.parameters()))
+    least = 4 * elements
+    return Check(
         name="peak of a step",
         passed=grown >= least,
         found=f"{units.size(grown)}; gradients and one activation {units.size(least)}",

@@ -1,7 +1,7 @@
-"""Numbers to text: the one place where they are rounded.
+"""Numbers as text. This is the only place where numbers are rounded.
 
-Two decimals and a prefix; what needs no prefix stays exact. Times and rates have three digits.
-Unknown is a dash, 0 is `0`, and what is not 0 never reads as 0.
+Counts and bytes have two decimals and a prefix; a count that needs no prefix stays exact. Times and
+rates have three digits. An unknown value is a dash, 0 is `0`, and no other value reads as 0.
 """
 
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -11,118 +11,137 @@ UNKNOWN = "–"
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB")
 _SECONDS = ("ns", "µs", "ms", "s")
-# wide enough for any float with its decimals
+
+# Precise enough for any float with its decimals.
 _HALF_UP = Context(prec=400, rounding=ROUND_HALF_UP)
 
 
 def count(value: float | None) -> str:
-    """A count, as `1.23 G`."""
+    """A count: `1.23 G`."""
     return quantity(value, "")
 
 
 def quantity(value: float | None, unit: str, *, digits: int = 2) -> str:
-    """An amount with a decimal prefix before its unit, as `312.00 TFLOP/s`."""
-    return _scaled(_known(value), 1000, tuple(prefix + unit for prefix in _DECIMAL), digits)
+    """An amount with a decimal prefix before its unit: `312.00 TFLOP/s`."""
+    return _scaled(_known(value), 1000, _with_prefixes(unit), digits)
 
 
 def size(value: float | None, *, digits: int = 2) -> str:
-    """Bytes in binary units, as `417.76 MiB`."""
+    """Bytes in binary units: `417.76 MiB`."""
     return _scaled(_known(value), 1024, _BINARY, digits)
 
 
 def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
-    """A rate in three digits, as `177 GFLOP/s`: it is made of a time.
+    """A rate: `177 GFLOP/s`. It has three digits, because it comes from a measured time.
 
-    More than the `peak` is marked, as in `of_peak`.
+    A rate above the `peak` is marked, as in `of_peak`.
     """
-    mark = " (over the peak)" if value is not None and peak is not None and value > peak else ""
-    return _three_digits(_known(value), tuple(prefix + unit for prefix in _DECIMAL)) + mark
+    text = _three_digits(_known(value), _with_prefixes(unit))
+    is_over = value is not None and peak is not None and value > peak
+    return f"{text} (over the peak)" if is_over else text
 
 
 def duration(value: float | None) -> str:
-    """Seconds in three digits, as `76.7 ms`: a time is measured, and its noise hides the others.
+    """Seconds: `76.7 ms`. More than three digits would be noise.
 
-    From a second on they stay seconds.
+    There is no unit above seconds.
     """
-    known = _known(value)
-    if known is None or known == 0:
-        return UNKNOWN if known is None else "0 s"
-    return (
-        _three_digits(known, _SECONDS[-1:])
-        if abs(known) >= 1
-        else _three_digits(known.scaleb(9), _SECONDS)
-    )
+    seconds = _known(value)
+    if seconds is None:
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    if abs(seconds) >= 1:
+        return _three_digits(seconds, ("s",))
+    return _three_digits(seconds.scaleb(9), _SECONDS)
 
 
 def long_duration(value: float | None) -> str:
-    """Seconds as people say them.
+    """Seconds as people say them: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`.
 
-    `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`. From a minute on the smaller unit is rounded
-    down.
+    From one minute, the smaller unit is rounded down.
     """
     known = _known(value)
     if known is None or known < 60:
         return duration(value)
     minutes, seconds = divmod(int(known), 60)
-    hours, left = divmod(minutes, 60)
-    return f"{hours} h {left} min" if hours else f"{minutes} min {seconds} s"
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
 
 
 def percent(share: float | None, *, digits: int = 1) -> str:
-    """A share of 1, as `41.5 %`."""
+    """A share of 1: `41.5 %`."""
     known = _known(share)
-    if known is None or known == 0:
-        return UNKNOWN if known is None else "0 %"
+    if known is None:
+        return UNKNOWN
+    if known == 0:
+        return "0 %"
     rounded = _rounded(known.scaleb(2), digits)
-    if rounded == 0:
-        return f"{'<' if known > 0 else '>-'}{Decimal(1).scaleb(-digits)} %"
-    return f"{rounded} %"
+    if rounded != 0:
+        return f"{rounded} %"
+    least = Decimal(1).scaleb(-digits)
+    return f"<{least} %" if known > 0 else f">-{least} %"
 
 
 def of_peak(share: float | None) -> str:
-    """A share of what is possible, as `41.5 %`.
+    """A share of the peak: `41.5 %`.
 
-    More than that is marked: the peak is too low, or a count is wrong.
+    A share above 1 is marked: the peak is too low, or a count is wrong.
     """
-    return (
-        f"{percent(share)} (over the peak)" if share is not None and share > 1 else percent(share)
-    )
+    text = percent(share)
+    return f"{text} (over the peak)" if share is not None and share > 1 else text
+
+
+def _with_prefixes(unit: str) -> tuple[str, ...]:
+    return tuple(prefix + unit for prefix in _DECIMAL)
 
 
 def _known(value: float | None) -> Decimal | None:
-    """The number; `None` also for what is no number, or not finite."""
-    # -0.0 becomes 0
-    number = None if value is None else Decimal(value) + 0
-    return number if number is not None and number.is_finite() else None
+    """The number; `None` if it is unknown or not finite."""
+    if value is None:
+        return None
+    # Adding 0 turns -0.0 into 0.
+    number = Decimal(value) + 0
+    return number if number.is_finite() else None
 
 
 def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits: int) -> str:
-    """The number in the unit in which it has the fewest digits before the point, but at least one."""
+    """The number in the largest unit in which it is at least 1 after rounding."""
     if number is None:
         return UNKNOWN
     if abs(number) >= Decimal(base) ** len(symbols):
         return f"{number:.{digits}e} {symbols[0]}".rstrip()
-    power, scaled = 0, number
+    power = 0
+    scaled = number
     while abs(_rounded(scaled, digits)) >= base and power + 1 < len(symbols):
         power += 1
         scaled = number / Decimal(base) ** power
-    rounded = (
-        scaled if power == 0 and scaled == scaled.to_integral_value() else _rounded(scaled, digits)
-    )
-    return f"{f'{rounded:f}' if rounded or not scaled else f'{scaled:.{digits}e}'} {symbols[power]}".rstrip()
+    is_exact = power == 0 and scaled == scaled.to_integral_value()
+    rounded = scaled if is_exact else _rounded(scaled, digits)
+    reads_as_zero = not rounded and scaled
+    text = f"{scaled:.{digits}e}" if reads_as_zero else f"{rounded:f}"
+    return f"{text} {symbols[power]}".rstrip()
 
 
 def _three_digits(number: Decimal | None, symbols: tuple[str, ...]) -> str:
-    if number is None or number == 0:
-        return UNKNOWN if number is None else f"0 {symbols[0]}".rstrip()
-    power, scaled = 0, number
+    if number is None:
+        return UNKNOWN
+    if number == 0:
+        return f"0 {symbols[0]}".rstrip()
+    power = 0
+    scaled = number
     while abs(_rounded(scaled, 0)) >= 1000 and power + 1 < len(symbols):
-        power, scaled = power + 1, scaled.scaleb(-3)
-    rounded = next(
-        (each for digits in (2, 1) if abs(each := _rounded(scaled, digits)) < 10 ** (3 - digits)),
-        _rounded(scaled, 0),
-    )
-    return f"{f'{rounded:f}' if rounded else f'{scaled:.2e}'} {symbols[power]}".rstrip()
+        power += 1
+        scaled = scaled.scaleb(-3)
+    rounded = _rounded(scaled, 0)
+    for digits in (1, 2):
+        finer = _rounded(scaled, digits)
+        if abs(finer) < 10 ** (3 - digits):
+            rounded = finer
+    text = f"{rounded:f}" if rounded else f"{scaled:.2e}"
+    return f"{text} {symbols[power]}".rstrip()
 
 
 def _rounded(number: Decimal, digits: int) -> Decimal:

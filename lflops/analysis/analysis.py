@@ -38,9 +38,9 @@ from lflops.memory.peak import (
     Holder,
     MemoryFit,
     checkpointed,
-    holders,
+    memory_fit_of,
+    memory_holders,
     peak_moment,
-    room_for,
 )
 from lflops.profile.module_names import children
 from lflops.profile.notes import notes_with
@@ -108,7 +108,10 @@ class Analysis:
 
     @property
     def _has_spare_memory(self) -> bool:
-        return self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes
+        return (
+            self.memory_fit is not None
+            and 2 * self.memory_fit.needed_bytes <= self.memory_fit.usable_bytes
+        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -201,9 +204,9 @@ class Analysis:
         return self.profile.modules[""].peak_bytes
 
     @cached_property
-    def room(self) -> MemoryFit | None:
+    def memory_fit(self) -> MemoryFit | None:
         """Whether the step fits on the chip."""
-        return room_for(self.profile, self.chip)
+        return memory_fit_of(self.profile, self.chip)
 
     @cached_property
     def peak_moment(self) -> Moment | None:
@@ -213,7 +216,11 @@ class Analysis:
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
         """The modules that hold the peak's bytes."""
-        return () if self.profile.memory is None else holders(self.profile.memory, self.patterns)
+        return (
+            ()
+            if self.profile.memory is None
+            else memory_holders(self.profile.memory, self.patterns)
+        )
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:

@@ -89,7 +89,7 @@ class AutogradSegments:
         """Keep the assignment of the nodes up to `number`."""
         self._end = number
 
-    def row(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         """The module that built a node; the root for a node that existed before."""
         index = bisect_right(self._starts, number) - 1
         return self._fqns[index] if index >= 0 else ""
@@ -167,15 +167,15 @@ class TrackedFrame(Frame):
     """A module or scope that a `ModuleTracker` follows.
 
     Attributes:
-        row: Its name in the tree.
-        module_row: The name of the nearest module at or above it.
+        fqn: Its name in the tree.
+        module_fqn: The name of the nearest module at or above it.
         backward: The number of the backward pass in which it was entered.
         caller: The Python frame that entered a module. If it is gone, the module was left: after
             an interrupt torch calls no hook.
     """
 
-    row: str
-    module_row: str
+    fqn: str
+    module_fqn: str
     backward: int
     caller: FrameType | None
 
@@ -261,7 +261,7 @@ class ModuleTracker:
         install_hooks(self._hooks, self, self, guard=guard)
 
     def begin(self) -> None:
-        """Follow this thread without hooks: only names passed to `enter_row` and scopes."""
+        """Follow this thread without hooks: only names passed to `enter_name` and scopes."""
         self.home = threading.get_ident()
         self._boundary("", NO_BACKWARD)
 
@@ -300,7 +300,7 @@ class ModuleTracker:
             fqn = ""
             phase = "optimizer"
         elif top is not None:
-            fqn = top.row
+            fqn = top.fqn
             if backward != NO_BACKWARD:
                 return fqn, "recompute"
             phase = "forward"
@@ -362,7 +362,7 @@ class ModuleTracker:
         if self.optimizer is not None:
             return "", "optimizer"
         if top is not None:
-            return top.row, "forward" if backward == NO_BACKWARD else "recompute"
+            return top.fqn, "forward" if backward == NO_BACKWARD else "recompute"
         if backward == NO_BACKWARD:
             return "", "other"
         return self._in_backward(backward)
@@ -378,13 +378,13 @@ class ModuleTracker:
         backward = backward_id()
         top = self._top(backward)
         if top is not None:
-            return top.row, top.module_row
+            return top.fqn, top.module_fqn
         fqn = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
         return fqn, self.tree.nearest(fqn)
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
         if module in self.tree and self._is_mine():
-            fqn = self.tree.row(module, self._running()[1])
+            fqn = self.tree.name_of(module, self._running()[1])
             self._push(id(module), fqn, fqn, caller())
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
@@ -407,7 +407,7 @@ class ModuleTracker:
     def leave_scope(self, key: int) -> None:
         self._pop(key)
 
-    def enter_row(self, key: int, row: str) -> None:
+    def enter_name(self, key: int, fqn: str) -> None:
         """Enter any name.
 
         This counts no call of a module, and does not change the phase outside modules.
@@ -416,8 +416,8 @@ class ModuleTracker:
         backward = backward_id()
         # Remove the frames that an exception left.
         self._top(backward)
-        state.stack.append(TrackedFrame(key, row, self.tree.nearest(row), backward, None))
-        self._boundary(row, backward)
+        state.stack.append(TrackedFrame(key, fqn, self.tree.nearest(fqn), backward, None))
+        self._boundary(fqn, backward)
 
     def running(self) -> str:
         """The module or scope that this thread is running."""
@@ -507,7 +507,7 @@ class ModuleTracker:
                 fqn = self.tree.owner(getattr(node, "variable", None))
                 state.writes_gradient = True
             elif len(threads) == 1:
-                fqn = threads[0].row(number)
+                fqn = threads[0].name_of(number)
             else:
                 fqn = self._built_by(node, number)
         if not torch.is_grad_enabled():
@@ -533,16 +533,16 @@ class ModuleTracker:
         """The module that built a node, if several threads build nodes."""
         # A pass within the recomputing pass, on the same thread, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
-            return self._segments().row(number)
+            return self._segments().name_of(number)
         owner = self._claims.owner(node)
         if owner is not None:
-            return owner.row(number)
+            return owner.name_of(number)
         lasting = [segments for segments in self._threads if segments.lasting]
-        candidates = {segments.row(number) for segments in lasting if segments.spans(number)}
+        candidates = {segments.name_of(number) for segments in lasting if segments.spans(number)}
         if len(candidates) > 1:
             self.ambiguous += 1
             return ""
-        return candidates.pop() if candidates else lasting[0].row(number)
+        return candidates.pop() if candidates else lasting[0].name_of(number)
 
     def _segments(self) -> AutogradSegments:
         state = self._local.state

@@ -19,7 +19,7 @@ from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, w
 from lflops.errors import LflopsError
 from lflops.estimation.prediction import Prediction, predict, why_not
 from lflops.extras import needed
-from lflops.memory.peak import Sharded, room_for, sharded
+from lflops.memory.peak import Sharded, memory_fit_of, sharded
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
@@ -42,7 +42,7 @@ _AC = (
     "least extra work. Implies --backward."
 )
 _JSON = (
-    "Print one JSON object: profile, fits (true or false), room (memory of the chip and memory "
+    "Print one JSON object: profile, fits (true or false), memory_fit (memory of the chip and memory "
     "needed), bounds, predicted, checkpointed (by block), sharded, plan (of --ac best), and "
     "largest_batch (of --batch max). Unknown values are null."
 )
@@ -459,7 +459,7 @@ class _Estimate(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         profile = self.analysis.profile
-        room = room_for(profile, profile.run.hardware)
+        fit = memory_fit_of(profile, profile.run.hardware)
         plan = None
         if self.plan is not None:
             plan = asdict(self.plan)
@@ -467,9 +467,9 @@ class _Estimate(NamedTuple):
             del plan["profile"]
         return {
             "profile": profile,
-            "fits": None if room is None else room.verdict == "fits",
+            "fits": None if fit is None else fit.verdict == "fits",
             "largest_batch": self.largest,
-            "room": room,
+            "memory_fit": fit,
             "bounds": self.analysis.lower_bound,
             "predicted": self.predicted,
             "checkpointed": self.analysis.checkpointed,

@@ -31,7 +31,7 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""What a block recomputes in backward: nothing, everything except the operators in `KEPT`, or all."""
+"""How much a block recomputes: nothing, everything except the operators in `KEPT`, or all."""
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
 """Adds torchtitan's per-operator policy, which recomputes every second matmul in `KEPT`."""

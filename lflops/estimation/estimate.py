@@ -20,7 +20,7 @@ from lflops.errors import CountError
 from lflops.estimation.fake_tensors import Fakes, attention_on, values_refused
 from lflops.estimation.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 from lflops.flop_counter.cpu_kernels import LSTM_LAYER
 from lflops.flop_counter.dispatch_mode import OperatorCounter
@@ -396,7 +396,7 @@ class Estimator:
             _given=batch,
         )
         call.begin_without_gradients()
-        extent = Extent(
+        options = CountOptions(
             fake=True,
             round_to=self.round_to,
             moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize,
@@ -407,17 +407,17 @@ class Estimator:
         )
         if any(local_part(each) is not each for each in model.parameters()):
             # In the first step torch infers the placements of results on tensors of its own.
-            self._step(call, stepper, chip, Meter(progress=False), extent)
+            self._step(call, stepper, chip, Meter(progress=False), options)
             model.zero_grad()
         log = None
         if self.watch is None and (self.allocator is not None or is_gpu(chip)):
             log = AllocationLog()
-        extent = dataclasses.replace(extent, log=log)
+        options = dataclasses.replace(options, log=log)
         meter = Meter(self.progress)
-        step = self._step(call, stepper, chip, meter, extent)
+        step = self._step(call, stepper, chip, meter, options)
         if stepper is not None:
             meter.total = 2 * meter.done
-            second = self._step(call, stepper, chip, meter, extent)
+            second = self._step(call, stepper, chip, meter, options)
             second = replace(second, notes=second.notes + stepper.notes)
             step = _with_the_higher_peak(second, step)
         meter.end()
@@ -431,7 +431,7 @@ class Estimator:
         stepper: Stepper | None,
         chip: Hardware | None,
         meter: "Meter",
-        extent: Extent,
+        options: CountOptions,
     ) -> Profile:
         call.prepare()
         has_tf32 = chip is not None and "tf32" in chip.peak_flops_per_second
@@ -440,7 +440,7 @@ class Estimator:
             {"": call.model},
             phase="forward",
             batch=(call.args, call.kwargs),
-            extent=extent,
+            options=options,
             counter=partial(_Counter, meter),
             eager=True,
             tf32=has_tf32 and is_nvidia,
@@ -449,9 +449,9 @@ class Estimator:
             call.run()
             if stepper is not None:
                 stepper.step()
-        if extent.gradients:
-            nbytes = sum(bucket.nbytes for bucket in extent.gradients)
-            values = {"buckets": len(extent.gradients), "bytes": nbytes}
+        if options.gradients:
+            nbytes = sum(bucket.nbytes for bucket in options.gradients)
+            values = {"buckets": len(options.gradients), "bytes": nbytes}
             notes.append(Note(code="ddp_buckets", subject="", values=values))
         if self.round_to > 1:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
@@ -534,8 +534,8 @@ class Meter:
 
 
 class _Counter(OperatorCounter):
-    def __init__(self, meter: Meter, scopes: ModuleTracker, extent: Extent) -> None:
-        super().__init__(scopes, extent)
+    def __init__(self, meter: Meter, scopes: ModuleTracker, options: CountOptions) -> None:
+        super().__init__(scopes, options)
         self._meter = meter
 
     def record(self, *call: Any) -> Any:

@@ -50,7 +50,8 @@ CALL = nn.Module.__call__.__code__
 OBJECTS_IN = "distributed_c10d.py"
 
 NO_CUDA = re.compile(
-    "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
+    "not compiled with CUDA|not linked with support for cuda|CUDA is not available"
+    "|Found no NVIDIA driver"
     "|CUDA driver version is insufficient"
 )
 """Torch's messages about missing CUDA, in errors and in autocast's warning."""
@@ -59,7 +60,7 @@ KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers with memory that fake tensors cannot replace, a description of it, and the mesh to pass."""
+"""Wrappers whose memory fake tensors cannot replace, its description, and the mesh to pass."""
 
 # Folders with code that a user does not change.
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"

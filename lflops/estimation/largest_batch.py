@@ -13,7 +13,7 @@ from lflops.estimation.mesh import checked_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer
 from lflops.hardware.chips import Hardware, named
 from lflops.inputs.arguments import check_memory, describe
-from lflops.memory.peak import TIGHT, MemoryFit, room, room_for
+from lflops.memory.peak import TIGHT, MemoryFit, memory_fit, memory_fit_of
 from lflops.profile.profile import Profile
 
 # The largest batch that is tried. If it fits, the peak does not depend on the batch.
@@ -119,7 +119,7 @@ def search_batch(
             if profile.memory is None:
                 return LARGEST
             if memory_bytes is None:
-                fit = room_for(profile, profile.run.hardware)
+                fit = memory_fit_of(profile, profile.run.hardware)
                 if fit is not None:
                     return fit.needed_bytes
             return profile.memory.peak_bytes
@@ -134,7 +134,7 @@ def empty_room(estimator: Estimator) -> MemoryFit:
     Raises `CountError` if there is no chip, or if its memory is unknown.
     """
     chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
-    empty = room(0, chip, ranks=prod(estimator.mesh.values()))
+    empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))
     if empty is None:
         raise CountError(
             f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known"

@@ -42,9 +42,9 @@ from lflops.torch_private.tensors import local_part
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
 """The dimensions of a mesh, in its order.
 
-`pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`, and
-`replica` are the replicas of these shards. Without `data`, replicas are DDP's. `tensor` are the ranks
-of tensor parallelism.
+`pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`,
+and `replica` are the replicas of these shards. Without `data`, replicas are DDP's. `tensor` are the
+ranks of tensor parallelism.
 """
 
 # torch 2.13 renamed both collectives.

@@ -27,8 +27,8 @@ def makes_optimizer(
 ) -> MakesOptimizer | None:
     """Return a function that creates the optimizer, and `None` for `None`.
 
-    A function is returned as it is. A name is an optimizer of `torch.optim`, in upper or lower case,
-    with its default implementation or its fused one.
+    A function is returned as it is. A name is an optimizer of `torch.optim`, in upper or lower
+    case, with its default implementation or its fused one.
     """
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
@@ -63,7 +63,8 @@ class AdamIn8Bits(Optimizer):
     """Adam with the memory of bitsandbytes' 8-bit optimizer. It computes nothing.
 
     Each element has two moments of one byte, and 256 elements share a scale in float32. Small
-    parameters have moments in float32. The step is one fused kernel, so it has no temporary tensors.
+    parameters have moments in float32. The step is one fused kernel, so it has no temporary
+    tensors.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -71,7 +72,7 @@ class AdamIn8Bits(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update parameters with a gradient in place, and allocate their state in the first step."""
+        """Update the parameters that have a gradient. The first step allocates their state."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -2,7 +2,8 @@
 
 The prediction uses rates that were fitted to published step times:
 
-- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of its
+- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of
+its
   bytes at a share of the bandwidth, plus a launch.
 - FSDP2 gathers the parameters of a block while the block before it computes, and reduces its
   gradients while the next block computes.
@@ -104,7 +105,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
         seconds: The predicted time.
         low: Lower end of the interval that holds 80 % of the training runs that were not fitted.
         high: Upper end of the interval.
-        by_kind: The seconds of `products` (matmuls), `attention`, `memory` (operators that move
+        by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move
             bytes), and `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
         by_module: The seconds of each module with all modules below it.
@@ -295,7 +296,7 @@ class _Step:
         seconds = op.bytes_moved / bandwidth
         kind = "memory"
         if op.executed_macs:
-            kind = "attention" if "attention" in op.operator else "products"
+            kind = "attention" if "attention" in op.operator else "matmuls"
             share = self.family.attention if kind == "attention" else self.family.product
             peaks = self.chip.peak_flops_per_second
             peak = peaks.get(name_of_peak(op.dtype) or "", peaks["bf16"])

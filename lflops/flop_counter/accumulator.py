@@ -69,7 +69,7 @@ CallArgs = tuple[Any, Any, Any]
 
 COUNTED = Kind.COUNTED
 COLLECTIVE = Kind.COLLECTIVE
-UNCOUNTED = Kind.UNCOUNTED
+UNSUPPORTED = Kind.UNSUPPORTED
 """Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
 
@@ -89,7 +89,7 @@ class ThreadTotals(threading.local):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class CountOptions:
     """What to collect besides MACs and FLOPs, which are always counted.
 
     Attributes:
@@ -134,18 +134,18 @@ class OperatorAccumulator:
         partial_tensors: The plain tensors that are parts of sharded tensors.
     """
 
-    def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
+    def __init__(self, scopes: ModuleTracker, options: CountOptions) -> None:
         self.scopes = scopes
         self.guard: Guard = unguarded
         self.memory: LiveMemory | None = None
-        if extent.memory:
+        if options.memory:
             self.memory = LiveMemory(
-                extent.round_to, extent.log, extent.moments, extent.survivors, extent.host
+                options.round_to, options.log, options.moments, options.survivors, options.host
             )
-            self.memory.hold(extent.gradients, "gradients", "")
-        self.fake = extent.fake
-        self.scratch = extent.scratch
-        self.counts_traffic = extent.traffic
+            self.memory.hold(options.gradients, "gradients", "")
+        self.fake = options.fake
+        self.scratch = options.scratch
+        self.counts_traffic = options.traffic
         self.regions: CompiledRegions | None = None
         self.partial_tensors = PartialTensors(scopes.tree)
         self._local = ThreadTotals()
@@ -303,7 +303,7 @@ class OperatorAccumulator:
             totals.collectives[fqn, phase, name, group, group_size].add(Transfers(1, payload))
             is_awaited_by_root = phase == "backward" and is_deferred(operator.name, *call[:2])
             self.wait("" if is_awaited_by_root else fqn, phase)
-        elif kind is UNCOUNTED:
+        elif kind is UNSUPPORTED:
             _add_unsupported(totals, operator, fqn, phase, call)
         else:
             self._step = None
@@ -408,7 +408,7 @@ class OperatorAccumulator:
             one_call = (one_args, one_kwargs, _element(out, index))
             self._add(totals, operator, owner, "optimizer", one_call)
 
-    def see_view(self, args: Any) -> None:
+    def record_view(self, args: Any) -> None:
         """Record the owner of a view in an optimizer's step: the next operators work on it."""
         owners = self._owners()
         if owners is not None:

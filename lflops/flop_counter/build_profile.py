@@ -202,7 +202,7 @@ def _module(
         trainable_parameters=_elements(trainable),
         parameter_bytes=_bytes(parameters),
         trainable_parameter_bytes=_bytes(trainable),
-        self_parameters=sum(each.elements for each in parameters if each.row == fqn),
+        self_parameters=sum(each.elements for each in parameters if each.fqn == fqn),
         local_parameters=sum(each.local_elements for each in parameters),
         local_parameter_bytes=sum(
             each.local_elements * each.stored_in.element_size() for each in parameters
@@ -277,7 +277,7 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[
     """The parameters in each module and its submodules, and the owners of shared parameters."""
     parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
     for size in parameter_sizes(tree):
-        for fqn in ancestry(size.row):
+        for fqn in ancestry(size.fqn):
             parameters[fqn].append(size)
     owners = {}
     for fqn, module in tree.modules.items():

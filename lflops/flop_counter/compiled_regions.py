@@ -74,7 +74,7 @@ class RegionCall:
     Attributes:
         graph: The graph, or `None` if it is unknown.
         scope: The separate name under which its operators are recorded.
-        row: The module that called it.
+        fqn: The module that called it.
         phase: The phase in which it was called.
         given: Its arguments. `None` if a tensor is of a class that no fake tensor can represent.
         same: For each argument the position of the first argument that is the same object.
@@ -90,7 +90,7 @@ class RegionCall:
 
     graph: "CapturedGraph | None"
     scope: str
-    row: str
+    fqn: str
     phase: Phase
     given: list[Any] | None
     same: list[int]
@@ -107,16 +107,16 @@ class RegionCall:
         return not self.is_one_node or (self.graph is not None and self.graph.backend in SEES_ALL)
 
 
-def row_of_region(row: str) -> str:
+def module_of_region(fqn: str) -> str:
     """The module that called a compiled graph, from the graph's name; any other name unchanged."""
-    return row.partition(MARK)[0].rstrip(".") if MARK in row else row
+    return fqn.partition(MARK)[0].rstrip(".") if MARK in fqn else fqn
 
 
-def number_of_region(row: str) -> int | None:
+def number_of_region(fqn: str) -> int | None:
     """The index of a compiled graph's call from the graph's name; `None` for any other name."""
-    if MARK not in row:
+    if MARK not in fqn:
         return None
-    return int(row.partition(MARK)[2].partition(".")[0])
+    return int(fqn.partition(MARK)[2].partition(".")[0])
 
 
 class CompiledRegions:
@@ -183,7 +183,7 @@ class CompiledRegions:
         except Exception:  # noqa: BLE001 - a call that cannot be recorded is listed as unknown
             self.calls.append(RegionCall(None, "", "", "other", None, [], grad=False, autocast={}))
             return None
-        self._scopes.enter_row(id(call), call.scope)
+        self._scopes.enter_name(id(call), call.scope)
         self._open[call.scope] = call
         return call, first
 
@@ -201,7 +201,7 @@ class CompiledRegions:
 
     def _begin(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> RegionCall:
         _, phase = self._scopes.current(args)
-        row = self._scopes.running()
+        fqn = self._scopes.running()
         name = f"{MARK}{len(self.calls)}"
         first_places: dict[int, int] = {}
         same = [first_places.setdefault(id(arg), place) for place, arg in enumerate(args)]
@@ -215,8 +215,8 @@ class CompiledRegions:
             given = [self._given(arg) for arg in args]
         call = RegionCall(
             graph=graph,
-            scope=f"{row}.{name}" if row else name,
-            row=row,
+            scope=f"{fqn}.{name}" if fqn else name,
+            fqn=fqn,
             phase=phase,
             given=given,
             same=same,

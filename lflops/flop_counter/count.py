@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lflops.attribution.module_tracker import ModuleTracker
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.errors import CountError
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.build_profile import CountedPass, build_profile
 from lflops.flop_counter.compiled_regions import CompiledRegions
 from lflops.flop_counter.dispatch_mode import OperatorCounter
@@ -124,9 +124,9 @@ class Counting:
         ignore: Ignored = (),
         logical: Profile | None = None,
         batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
-        extent: Extent | None = None,
+        options: CountOptions | None = None,
         tracker: Callable[..., ModuleTracker] = ModuleTracker,
-        counter: Callable[[ModuleTracker, Extent], OperatorCounter] = OperatorCounter,
+        counter: Callable[[ModuleTracker, CountOptions], OperatorCounter] = OperatorCounter,
         eager: bool = False,
         tf32: bool | None = None,
         guard: Guard = unguarded,
@@ -139,7 +139,7 @@ class Counting:
             ignore: As in `count`.
             logical: As in `count`.
             batch: The positional and keyword arguments of the model, if known.
-            extent: What to collect.
+            options: What to collect.
             tracker: Creates the tracker of modules and phases.
             counter: Creates the operator counter.
             eager: Whether compiled code runs eagerly. No training run may depend on such a pass: it
@@ -151,11 +151,11 @@ class Counting:
         self._tree = ModuleTree(roots)
         self._ignore = _each(ignore)
         # A wrong name raises now, not after the pass.
-        ignored_rows(self._tree, self._ignore)
+        ignored_modules(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
-        self._counter = counter(self._scopes, extent or Extent())
+        self._counter = counter(self._scopes, options or CountOptions())
         self._undo = CleanupStack()
         self._guard = guard
         self._entered = False
@@ -322,7 +322,7 @@ class Counting:
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             # By now, a shared module may have further names.
-            ignored=ignored_rows(self._tree, self._ignore),
+            ignored=ignored_modules(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),
         )
         tf32 = has_tf32(run.device_type) if self._tf32 is None else self._tf32
@@ -357,7 +357,7 @@ def _each(ignore: Ignored) -> list[Any]:
     return list(ignore)
 
 
-def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
+def ignored_modules(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
     """Return the names of the modules that names and classes in `ignore` refer to.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lflops.attribution.python_stack import sums_gradients
 from lflops.flop_counter.accumulator import CallArgs, OperatorAccumulator
-from lflops.flop_counter.compiled_regions import row_of_region
+from lflops.flop_counter.compiled_regions import module_of_region
 from lflops.flop_counter.cpu_kernels import SCRATCH
 from lflops.flop_counter.live_memory import LiveMemory
 from lflops.flop_counter.operators import Kind, Operator, classify, known_operators
@@ -45,7 +45,7 @@ from lflops.torch_private.tensors import (
 
 FREE = Kind.FREE
 DECOMPOSED = Kind.DECOMPOSED
-UNCOUNTED = Kind.UNCOUNTED
+UNSUPPORTED = Kind.UNSUPPORTED
 """Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
@@ -159,14 +159,14 @@ class CountingMode(InternalMode):
             with on_stack(self):
                 return decompose(function, args, kwargs)
         kernel = None
-        if operator.kind is UNCOUNTED:
+        if operator.kind is UNSUPPORTED:
             with without_overrides():
                 kernel = python_kernel(function, args, kwargs)
         if kernel is None and is_overridden(args):
             return self._run_overridden(operator, function, args, kwargs)
         return self._run(operator, function, args, kwargs, kernel)
 
-    def see_function(
+    def record_function(
         self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
     ) -> None:
         """Record a package's function that ran on this thread and that called no operator."""
@@ -175,7 +175,7 @@ class CountingMode(InternalMode):
             phase = "recompute"
         self._counter.record(operator, fqn, phase, (args, kwargs, out))
 
-    def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
+    def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
         """Record the memory of a tensor that a subclass's constructor created.
 
         An alias of another tensor has no new memory.
@@ -265,9 +265,9 @@ class CountingMode(InternalMode):
                 fqn, phase = self._current(args)
             if is_view:
                 if phase == "optimizer":
-                    counter.see_view(args)
+                    counter.record_view(args)
             elif memory is not None:
-                memory_fqn = row_of_region(fqn) if self._calls_of_regions else fqn
+                memory_fqn = module_of_region(fqn) if self._calls_of_regions else fqn
                 memory.before(operator.name, memory_fqn, phase)
         except BaseException as error:  # noqa: BLE001 - the guard handles it
             self._fail(error)
@@ -297,7 +297,7 @@ class CountingMode(InternalMode):
         counter = self._counter
         name = operator.name
         if self._calls_of_regions:
-            fqn = row_of_region(fqn)
+            fqn = module_of_region(fqn)
         if not operator.makes_storage:
             memory.filled(name, fqn, phase, tensors_of((kwargs["out"],)))
             return

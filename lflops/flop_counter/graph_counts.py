@@ -19,18 +19,18 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from lflops.attribution.module_tracker import ModuleTracker
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.compiled_regions import (
     GivenTensor,
     RegionCall,
+    module_of_region,
     number_of_region,
-    row_of_region,
 )
 from lflops.flop_counter.dispatch_mode import OperatorCounter
 from lflops.flop_counter.known_values import KnownValues
 from lflops.flop_counter.totals import Counts, Resolved, Totals, Transfers
 from lflops.inputs.tensors import changed, tensors_in
-from lflops.model.module_tree import ModuleTree, rows_of
+from lflops.model.module_tree import ModuleTree, names_in_tree
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 from lflops.torch_private.dispatch_modes import on_stack, without_modes
@@ -67,19 +67,19 @@ def count_graph(
     if call.given is None:
         raise UncountableError("it was passed tensors of an unknown class")
     scopes = ModuleTracker(tree)
-    extent = Extent(traffic=traffic, memory=False, fake=True, scratch=False)
-    counter = OperatorCounter(scopes, extent)
+    options = CountOptions(traffic=traffic, memory=False, fake=True, scratch=False)
+    counter = OperatorCounter(scopes, options)
     with _settings_of(call), contextlib.ExitStack() as undo:
         mode = fake_mode()
         passed, leaves = _stand_ins(call, mode)
         undo.enter_context(mode)
         undo.enter_context(on_stack(KnownValues()))
-        run = _GraphRun(call, scopes, _rows_of_modules(call, tree))
+        run = _GraphRun(call, scopes, _names_of_modules(call, tree))
         scopes.begin()
         try:
             forward = undo.enter_context(contextlib.ExitStack())
             forward.callback(counter.follow())
-            scopes.enter_row(id(run), call.row)
+            scopes.enter_name(id(run), call.fqn)
             out = run.graph(call.graph, passed)
             scopes.leave_scope(id(run))
             forward.close()
@@ -155,7 +155,7 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
             torch.autograd.grad(results, list(leaves), gradients, allow_unused=True)
 
 
-def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
+def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
     """The name in the tree of each module that the graph names, or `None` if it is ambiguous."""
     names: dict[tuple[str, str], None] = {}
     for modules in _stacks(call.graph):
@@ -165,7 +165,7 @@ def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None
     for value in call.given or ():
         if isinstance(value, GivenTensor) and value.owner is not None:
             owners.add(value.owner)
-    fqns = rows_of(list(names), call.row, tree, frozenset(owners))
+    fqns = names_in_tree(list(names), call.fqn, tree, frozenset(owners))
     return {name: fqn for (name, _), fqn in zip(names, fqns, strict=True)}
 
 
@@ -196,7 +196,7 @@ class _GraphRun:
             fqns: The name in the tree of each module that the graph names.
         """
         self.calls: Counter[str] = Counter()
-        self._base = call.row
+        self._base = call.fqn
         self._fqns = fqns
         self._decisions = iter(call.decisions)
         self._scopes = scopes
@@ -234,7 +234,7 @@ class _GraphRun:
         if not modules or fqn == self._scopes.running():
             yield
             return
-        self._scopes.enter_row(id(node), fqn)
+        self._scopes.enter_name(id(node), fqn)
         try:
             yield
         finally:
@@ -340,7 +340,7 @@ def resolve(
             if not call.sees_all:
                 unknown[str(error)] += 1
             continue
-        is_used = _merge_counted(resolved, different[call.row], call, seen, counted)
+        is_used = _merge_counted(resolved, different[call.fqn], call, seen, counted)
         if is_used and call.phase == "forward":
             resolved.calls.update(calls)
     for seen in inside.values():
@@ -379,7 +379,7 @@ def _merge_counted(
         difference.seen += macs_seen
         difference.counted += macs_counted
     else:
-        _add_recompute(counted, seen, call.row)
+        _add_recompute(counted, seen, call.fqn)
     resolved.totals.merge(counted)
     return True
 
@@ -412,13 +412,13 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
     If other operators may have run, the graph is listed as unsupported.
     """
-    moved = seen.moved(lambda fqn, phase: (row_of_region(fqn), phase))
+    moved = seen.moved(lambda fqn, phase: (module_of_region(fqn), phase))
     if call is not None and not call.sees_all:
         phases: list[Phase] = [call.phase]
         if call.went_backward:
             phases.append("backward")
         for phase in phases:
-            moved.unsupported[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
+            moved.unsupported[call.fqn, COMPILED, phase].add(Transfers(1, call.bytes))
     return moved
 
 

@@ -1,8 +1,9 @@
 """The cost of an operator's call.
 
-It comes from a formula of shapes, from the tensors themselves, or from a user's formula. A few formulas read the integers in a tensor, such as the offsets of packed sequences or the ends
-of groups. Only a counting step reads them: on CUDA a read waits for the device, and a counting
-step is never timed.
+It comes from a formula of shapes, from the tensors themselves, or from a user's formula. A few
+formulas read the integers in a tensor, such as the offsets of packed sequences or the ends of
+groups. Only a counting step reads them: on CUDA a read waits for the device, and a counting step is
+never timed.
 """
 
 import inspect

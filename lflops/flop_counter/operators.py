@@ -81,14 +81,14 @@ class Kind(Enum):
         COUNTED: The cost function gives the cost of a call.
         COLLECTIVE: A call transfers data between ranks.
         DECOMPOSED: The operators that it decomposes into are counted.
-        UNCOUNTED: No formula is known, so the operator is listed as unsupported.
+        UNSUPPORTED: No formula is known, so the operator is listed as unsupported.
     """
 
     FREE = auto()
     COUNTED = auto()
     COLLECTIVE = auto()
     DECOMPOSED = auto()
-    UNCOUNTED = auto()
+    UNSUPPORTED = auto()
 
 
 class KnownCost(NamedTuple):
@@ -164,7 +164,7 @@ class Operator:
         Without a cost function, its calls are listed as unsupported.
         """
         if cost is None:
-            return cls(name=name, table_name=name, kind=Kind.UNCOUNTED, cost=_nothing)
+            return cls(name=name, table_name=name, kind=Kind.UNSUPPORTED, cost=_nothing)
         return cls(name=name, table_name=name, kind=Kind.COUNTED, cost=cost)
 
 
@@ -192,7 +192,7 @@ def classify(function: Any) -> Operator:
     fills_storage = qualified == GATHERS
     is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
     may_be_nested = is_overload and not has_no_work and not returns_view
-    calls_operators = is_control_flow or kind in (Kind.DECOMPOSED, Kind.UNCOUNTED)
+    calls_operators = is_control_flow or kind in (Kind.DECOMPOSED, Kind.UNSUPPORTED)
     is_by_convention = formula is None and kind is Kind.COUNTED
     return Operator(
         name=profile_name,
@@ -228,7 +228,7 @@ def _kind_and_cost(
     convention = _convention(function, table_name)
     if convention is not None:
         return Kind.COUNTED, convention
-    return Kind.UNCOUNTED, _nothing
+    return Kind.UNSUPPORTED, _nothing
 
 
 _KNOWN: dict[int, tuple[Any, Operator]] = {}

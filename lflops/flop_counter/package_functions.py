@@ -81,7 +81,7 @@ def _watchers() -> list[Any]:
 
     No mode is on the stack in an operator with a formula, so nothing is counted twice.
     """
-    return [mode for mode in open_modes() if hasattr(mode, "see_function")]
+    return [mode for mode in open_modes() if hasattr(mode, "record_function")]
 
 
 def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) ->
             _COVERED.depth -= 1
         for watcher in watchers:
             for given in _calls(entry, function, args, kwargs):
-                watcher.see_function(
+                watcher.record_function(
                     operator, given, {}, out, again_in_backward=entry.again_in_backward
                 )
         return out
@@ -213,4 +213,4 @@ def _launched(metadata: Any) -> None:
     name = metadata.get("name", "kernel") if isinstance(metadata, dict) else "kernel"
     operator = Operator.of_function(f"triton::{name}", None)
     for watcher in watchers:
-        watcher.see_function(operator, (), {}, None, again_in_backward=False)
+        watcher.record_function(operator, (), {}, None, again_in_backward=False)

@@ -1,10 +1,8 @@
-"""The peaks that this machine reaches.
+"""Measure the peaks of this machine: square matrix products by dtype, and a copy through memory.
 
-Square matrix products by dtype, and a copy through its memory.
-
-Every figure is a median over rounds in which all of them take turns, so that a slow moment falls on
-each. What was measured is kept in a file of the user's, and not measured again on the same device
-with the same torch and as many threads.
+Every figure is a median over rounds. All measurements take turns in a round, so that a slow moment
+affects all of them. The figures are stored in a file of the user, and are not measured again on the
+same device with the same torch and the same number of threads.
 """
 
 import contextlib
@@ -42,32 +40,31 @@ UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
+_BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
 
 
 class TorchMachine:
-    """A device of torch's."""
+    """A device of torch that can be measured."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.kind = device.type
         self.name = device_name(device)
-        is_cpu, properties = self.kind == "cpu", properties_of(device)
-        nvidia = self.kind == "cuda" and not torch.version.hip
-        self.memory_bytes = (
-            _memory_field(ROOT, "MemTotal") if is_cpu else getattr(properties, "total_memory", None)
-        )
-        self.cache_bytes: int = (
-            last_level_cache(ROOT)
-            if is_cpu
-            else getattr(properties, "L2_cache_size", UNKNOWN_CACHE)
-        )
-        if self.kind == "cuda" and not nvidia:
-            self.cache_bytes = max(
-                self.cache_bytes,
-                INFINITY_CACHE,
-                # AMD's stands behind the L2, and no property tells of it
-            )
-        has_tf32 = nvidia and properties.major >= 8
+        properties = properties_of(device)
+        self.memory_bytes: int | None
+        self.cache_bytes: int
+        if self.kind == "cpu":
+            self.memory_bytes = _memory_field(ROOT, "MemTotal")
+            self.cache_bytes = last_level_cache(ROOT)
+        else:
+            self.memory_bytes = getattr(properties, "total_memory", None)
+            self.cache_bytes = getattr(properties, "L2_cache_size", UNKNOWN_CACHE)
+        is_amd = self.kind == "cuda" and bool(torch.version.hip)
+        is_nvidia = self.kind == "cuda" and not is_amd
+        if is_amd:
+            # AMD's Infinity Cache comes after the L2, and no property reports it.
+            self.cache_bytes = max(self.cache_bytes, INFINITY_CACHE)
+        has_tf32 = is_nvidia and properties.major >= 8
         self.dtypes = tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
 
     def free_bytes(self) -> int:
@@ -76,59 +73,55 @@ class TorchMachine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it, no mode sees what runs, and the current stream is the device's.
+        """A context without dispatch modes, on the device's current stream.
 
-        Autocast leaves products with an `out` alone.
+        Autocast does not change products with an `out` argument.
         """
         with without_modes(), current(self.device):
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Products of float32 in full precision or in TF32, independent of the user's setting."""
-        return (
-            _float32_products(self.kind, tf32=dtype == "tf32")
-            if dtype in {"fp32", "tf32"}
-            else contextlib.nullcontext()
-        )
+        """A context with the precision of float32 products, independent of the user's setting."""
+        if dtype in {"fp32", "tf32"}:
+            return _float32_products(self.kind, tf32=dtype == "tf32")
+        return contextlib.nullcontext()
 
     def product(self, dtype: str, size: int) -> Callable[[], object]:
-        """A function that multiplies two square matrices of random numbers.
+        """Return a function that multiplies two square matrices of random numbers.
 
-        With zeros a GPU stays cool, and is too fast.
+        With zeros, a GPU stays cool and is too fast.
         """
         generator = torch.Generator(self.device).manual_seed(0)
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "device": self.device}
-        left, right = (
-            torch.empty(size, size, **options).normal_(generator=generator) for _ in range(2)
-        )
+        left = torch.empty(size, size, **options).normal_(generator=generator)
+        right = torch.empty(size, size, **options).normal_(generator=generator)
         return partial(torch.mm, left, right, out=torch.empty(size, size, **options))
 
     def copy(self, size: int) -> Callable[[], object]:
-        # Written to: pages that never were are all one and the same to the system.
+        # Ones are written. The system would map pages that were never written to a single one.
         source = torch.ones(size // 4, dtype=torch.float32, device=self.device)
         return partial(torch.empty_like(source).copy_, source)
 
 
 @contextlib.contextmanager
 def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
-    backend: Any = (
-        torch.backends.cuda.matmul
-        if kind == "cuda"
-        else getattr(torch.backends.mkldnn, "matmul", None)
-    )
+    backend: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if kind == "cuda":
+        backend = torch.backends.cuda.matmul
     set_precision: Callable[[str], object]
     if hasattr(backend, "fp32_precision"):
-        before, wanted = backend.fp32_precision, "tf32" if tf32 else "ieee"
+        before = backend.fp32_precision
+        wanted = "tf32" if tf32 else "ieee"
         set_precision = partial(setattr, backend, "fp32_precision")
-        asked = wanted == ("ieee" if before == "none" else before)
+        is_set = wanted == ("ieee" if before == "none" else before)
     else:
-        # before torch 2.9
-        before, wanted = torch.get_float32_matmul_precision(), "high" if tf32 else "highest"
+        # torch before 2.9.
+        before = torch.get_float32_matmul_precision()
+        wanted = "high" if tf32 else "highest"
         set_precision = torch.set_float32_matmul_precision
-        asked = wanted == before
-    if asked:
-        # a setting that is not made need not be put back, nor comes to stand where a wider one
-        # spoke before
+        is_set = wanted == before
+    if is_set:
+        # Setting it again would override a more general setting that the value comes from.
         yield
         return
     set_precision(wanted)
@@ -139,29 +132,25 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Bytes of the last level of the CPUs' caches, all of them together.
-
-    A guess where the system does not say.
-    """
+    """Bytes of all caches of the last level; a guess if the system does not report them."""
+    # By level, then by the CPUs that share a cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            level, size, sharers = (
-                cache.joinpath(field).read_text().strip()
-                for field in ("level", "size", "shared_cpu_list")
-            )
-            levels.setdefault(int(level), {})[sharers] = int(size.rstrip("KMG")) << {
-                "K": 10,
-                "M": 20,
-                "G": 30,
-            }.get(size[-1:], 0)
+            level = int((cache / "level").read_text())
+            size = (cache / "size").read_text().strip()
+            sharers = (cache / "shared_cpu_list").read_text().strip()
+            exponent = _BINARY_EXPONENTS.get(size[-1:], 0)
+            levels.setdefault(level, {})[sharers] = int(size.rstrip("KMG")) << exponent
     return sum(levels[max(levels)].values()) if levels else UNKNOWN_CACHE
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Bytes that the host can still hand out, within the limits of every control group that this process is in."""
+    """Bytes that the host has left, within the limits of all control groups of this process."""
     system = _memory_field(root, "MemAvailable")
-    return max(0, min([UNKNOWN_MEMORY if system is None else system, *_left_in_groups(root)]))
+    if system is None:
+        system = UNKNOWN_MEMORY
+    return max(0, min([system, *_left_in_groups(root)]))
 
 
 def _memory_field(root: pathlib.Path, field: str) -> int | None:
@@ -173,80 +162,98 @@ def _memory_field(root: pathlib.Path, field: str) -> int | None:
 
 
 def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
-    """What the limits leave, from the process's own group up.
+    """Yield the bytes that each control group of this process has left, the innermost first.
 
-    Of both versions of the control groups.
+    Both versions of control groups are supported.
     """
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
-            top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-            limit, used = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes")
-                if controllers
-                else ("memory.max", "memory.current")
-            )
+            if controllers:
+                top = root / "sys/fs/cgroup/memory"
+                limit = "memory.limit_in_bytes"
+                used = "memory.usage_in_bytes"
+            else:
+                top = root / "sys/fs/cgroup"
+                limit = "memory.max"
+                used = "memory.current"
             group = top / name.lstrip("/")
-            # Within a container the path can be one that only its host has; the top is the
-            # container's own group then.
-            for folder in dict.fromkeys(
-                [group, *(each for each in group.parents if each.is_relative_to(top)), top]
-            ):
-                # no limit is a word, not a number
+            parents = [each for each in group.parents if each.is_relative_to(top)]
+            # In a container, the path may exist only on the host. Then the top is the container's
+            # group.
+            for folder in dict.fromkeys([group, *parents, top]):
+                # If there is no limit, the file has a word instead of a number.
                 with contextlib.suppress(OSError, ValueError):
-                    reclaimable = dict(
-                        each.split() for each in (folder / "memory.stat").read_text().splitlines()
-                    )
-                    cached = int(
-                        reclaimable.get("total_inactive_file", reclaimable.get("inactive_file", 0))
-                    )
-                    yield (
-                        int((folder / limit).read_text())
-                        - int((folder / used).read_text())
-                        + cached
-                    )
+                    free = _number_in(folder / limit) - _number_in(folder / used)
+                    yield free + _inactive_file(folder)
+
+
+def _number_in(file: pathlib.Path) -> int:
+    return int(file.read_text())
+
+
+def _inactive_file(group: pathlib.Path) -> int:
+    """Bytes of the file cache that the system can reclaim."""
+    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 
 if sys.platform != "win32":
     import fcntl
 
-# counted up when figures are measured in another way, so that older ones are not taken for new
 METHOD = 2
+"""Version of the method, which is raised so that figures of an older method are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-SIZING_SECONDS, PROBES, PROBE_SECONDS = 4.0, 3, 0.02
+"""Rows and columns of the matrices."""
 
-MEASURING_SECONDS, BLOCK_SECONDS = 12.0, 0.2
-ROUNDS, FEWEST_ROUNDS = 11, 3
+SIZING_SECONDS = 4.0
+"""Most seconds to find the fastest size of a dtype."""
 
-PRODUCT_SHARE, COPY_SHARE = 1 / 32, 1 / 4
-"""Of the free memory: the operands of one dtype, and both ends of the copy.
+PROBES = 3
+"""Blocks that are timed for each size."""
 
-They are all held at once.
-"""
+PROBE_SECONDS = 0.02
+"""Seconds of such a block."""
 
-CACHES, FEWEST_CACHES = (
-    8,
-    4,
-    # how many times the last-level cache the copy works on; less than the fewer would measure the cache
-)
+MEASURING_SECONDS = 12.0
+"""Most seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
+
+BLOCK_SECONDS = 0.2
+"""Seconds of a block in a round."""
+
+ROUNDS = 11
+FEWEST_ROUNDS = 3
+
+PRODUCT_SHARE = 1 / 32
+"""Share of the free memory for the operands of one dtype. All dtypes are in memory at once."""
+
+COPY_SHARE = 1 / 4
+"""Share of the free memory for source and target of the copy."""
+
+CACHES = 8
+"""Size of source and target of the copy, in last-level caches."""
+
+FEWEST_CACHES = 4
+"""Least size of source and target. A smaller copy would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
-SOURCE, BUSY = "measured by lflops.calibrate", ", while other processes used the CPU"
-"""How the source of measured figures begins.
+SOURCE = "measured by lflops.calibrate"
+"""The beginning of the source of measured figures."""
 
-And how it ends where they are too low, so that the next run measures again.
-"""
+BUSY = ", while other processes used the CPU"
+"""The end of the source of figures that are too low. The next run measures them again."""
 
-MOST_LOST = (
-    # the share of the CPU time that other processes may take while the peaks are measured
-    0.03
+MOST_LOST = 0.03
+"""Share of the CPU time that other processes may use while the peaks are measured."""
+
+TAKEN = (
+    'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
+    "or None"
 )
-
-TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, or None'
 
 
 def calibrate(
@@ -256,18 +263,18 @@ def calibrate(
     fresh: bool = False,
     clock: Clock | None = None,
 ) -> Hardware:
-    """Measure the peaks that this machine reaches, which takes up to half a minute, or read what was measured before.
+    """Measure the peaks of this machine, or read the figures of an earlier measurement.
 
-    Processes of one machine measure one after another: at once, each would reach only a part of the
-    peaks. Of the ranks of a training the first one measures, and the others wait and read its
-    figures.
+    A measurement takes up to half a minute. The processes of a machine measure one after another:
+    at the same time, each would reach only a part of the peaks. Among the ranks of a run, the first
+    one measures, and all others wait and read its figures.
 
     Args:
-        device: The CPU or an accelerator; `None` is the accelerator where there is one.
-        dtypes: Which products to measure, some of `lflops.hardware.DTYPES`; `None` is all that run
+        device: The CPU or an accelerator. Default: the accelerator if there is one.
+        dtypes: The products to measure, by names in `lflops.hardware.DTYPES`. Default: all that run
             on the device.
         fresh: Measure again, even if figures are stored.
-        clock: What times a block; `None` is the device's own.
+        clock: The clock that times a block. Default: the clock of the device.
 
     Returns:
         FLOP/s of square matrix products, and bytes/s (read and written) of a copy too large for any
@@ -275,28 +282,31 @@ def calibrate(
         little memory is free to measure it.
 
     Raises:
-        HardwareError: The device or a dtype is none that can be measured.
+        HardwareError: The device or a dtype cannot be measured.
     """
     machine = TorchMachine(_device(device))
     wanted = _checked(dtypes, machine)
     threads = torch.get_num_threads()
-    key = f"{METHOD} | {machine.name} | torch {torch.__version__} | {threads} threads | {' '.join(wanted)}"
+    key = (
+        f"{METHOD} | {machine.name} | torch {torch.__version__} | {threads} threads | "
+        f"{' '.join(wanted)}"
+    )
     before = None if fresh else _known(key)
     if before is not None and not before.source.endswith(BUSY):
         return before
     with _one_process_at_a_time():
         known = None if fresh else _known(key)
-        if known is not None and (
-            known != before or not known.source.endswith(BUSY)
-            # another rank has measured meanwhile
-        ):
+        # Another rank may have measured since.
+        if known is not None and (known != before or not known.source.endswith(BUSY)):
             return known
+        clock = clock or clock_of(machine.device)
         with machine.alone():
-            peaks, bandwidth, is_busy = _measured(
-                machine, clock or clock_of(machine.device), wanted
-            )
+            peaks, bandwidth, is_busy = _measured(machine, clock, wanted)
         today = dt.datetime.now(dt.UTC).date().isoformat()
-        source = f"{SOURCE}, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}{BUSY * is_busy}"
+        plural = "" if threads == 1 else "s"
+        source = f"{SOURCE}, {today}, torch {torch.__version__}, {threads} thread{plural}"
+        if is_busy:
+            source += BUSY
         hardware = Hardware(
             machine.name,
             peaks,
@@ -310,9 +320,10 @@ def calibrate(
 
 
 def forget(hardware: Hardware | None) -> bool:
-    """Remove figures that a step has exceeded, so that the next run measures again.
+    """Remove measured figures that a step has exceeded, so that the next run measures again.
 
-    Returns whether they were measured, and are removed.
+    Returns:
+        Whether they were stored.
     """
     if hardware is None or not hardware.source.startswith(SOURCE):
         return False
@@ -326,9 +337,9 @@ def forget(hardware: Hardware | None) -> bool:
 def _measured(
     machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]
 ) -> tuple[dict[str, float], float | None, bool]:
-    """The peaks, the bandwidth, and whether other processes used the CPU also the second time.
+    """The peaks, the bandwidth, and whether other processes used the CPU.
 
-    Then each is the larger of two.
+    If they did, everything is measured a second time, and the larger figures count.
     """
     peaks: dict[str, float] = {}
     bandwidth: float | None = None
@@ -344,12 +355,11 @@ def _measured(
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """What a device can do.
+    """The hardware that a user requests; `None` if it is not requested, or unknown.
 
-    `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures stay
-    as given.
+    `"auto"` looks up the name of the device, `"measure"` measures the device, and any other text is
+    a name in the table.
     """
-    # `None` where nothing was asked for, and where `"auto"` does not know the name.
     if asked is None or isinstance(asked, Hardware):
         return asked
     if asked == "auto":
@@ -370,26 +380,37 @@ def measure(
     running = {name: task for name, task in tasks.items() if task is not None}
     if not running:
         raise HardwareError(
-            f"{machine.name}: no product of {', '.join(tasks)} runs in the {free} bytes that are free"
+            f"{machine.name}: no product of {', '.join(tasks)} runs "
+            f"in the {free} bytes that are free"
         )
     copy = _copy(machine, clock, free * COPY_SHARE)
+    if copy is not None:
+        running["copy"] = copy
     rates: dict[str, list[float]] = {}
     left = MEASURING_SECONDS
     for done in range(ROUNDS):
         if done >= FEWEST_ROUNDS and left <= 0:
             break
-        for name, task in (running | ({"copy": copy} if copy else {})).items():
+        for name, task in running.items():
             with machine.precision(name):
                 seconds = _seconds(clock, task.run, task.calls)
             left -= seconds
             rates.setdefault(name, []).append(task.work * task.calls / seconds)
     medians = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
-    return {dtype: medians[dtype] for dtype in running}, medians.get("copy")
+    bandwidth = medians.pop("copy", None)
+    return medians, bandwidth
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Something to time: its work a call, and how many calls make a block."""
+    """A measurement.
+
+    Attributes:
+        work: FLOPs or bytes of a call.
+        run: The call.
+        calls: Calls of a block.
+        rate: The best rate of a first measurement, in FLOP/s or bytes/s.
+    """
 
     work: float
     run: Callable[[], object]
@@ -398,9 +419,9 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """The product in the fastest of the sizes that there is time and memory for.
+    """The product in the fastest size for which there is time and memory.
 
-    All of them, as one size can be slow by chance.
+    All sizes are tried, because one size can be slow by chance.
     """
     best: _Task | None = None
     left = SIZING_SECONDS
@@ -411,57 +432,58 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
             with machine.precision(dtype):
                 task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
         except RuntimeError:
-            # torch has no such product here, or no memory for it
+            # torch has no such product on this device, or no memory for it.
             break
-        best = task if best is None or task.rate > best.rate else best
+        if best is None or task.rate > best.rate:
+            best = task
         left -= spent
-        # A product of twice the size takes eight times as long, and a long one is called three
-        # times to be probed.
+        # A product of twice the size takes eight times as long. A long product is called three
+        # times.
         if 3 * 8 * task.work / task.rate > left:
             break
     return best
 
 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
-    """A copy whose two ends together are several times the cache.
+    """A copy whose source and target together are several times larger than the cache.
 
-    `None` where the memory has no room for them.
+    `None` if there is too little memory.
     """
     working_set = min(CACHES * machine.cache_bytes, int(memory))
     if working_set < FEWEST_CACHES * machine.cache_bytes:
         return None
-    # of whole float32
+    # A multiple of the size of a float32.
     half = working_set // 8 * 4
     try:
         return _probed(clock, 2 * half, machine.copy(half))[0]
     except RuntimeError:
-        # less memory than the system reported
+        # There is less memory than the system reported.
         return None
 
 
 def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
-    """A task with its best rate in a few short blocks, and the seconds that this took."""
-    # sets up what the library keeps
+    """Return a task with its best rate in a few short blocks, and the seconds that this took."""
+    # The first call includes the setup of the library.
     first = _seconds(clock, run, 1)
     once = _seconds(clock, run, 1)
     calls = max(1, math.ceil(PROBE_SECONDS / once))
-    blocks = [_seconds(clock, run, calls) for _ in range(PROBES if once < BLOCK_SECONDS else 1)]
-    seconds = min(once, *(block / calls for block in blocks))
-    return _Task(
-        work, run, max(1, math.ceil(BLOCK_SECONDS / seconds)), work / seconds
-    ), first + once + sum(blocks)
+    probes = PROBES if once < BLOCK_SECONDS else 1
+    blocks = [_seconds(clock, run, calls) for _ in range(probes)]
+    best = min(once, min(blocks) / calls)
+    calls_of_block = max(1, math.ceil(BLOCK_SECONDS / best))
+    task = _Task(work, run, calls_of_block, work / best)
+    return task, first + once + sum(blocks)
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    # a clock that did not move must not divide
+    # The clock may not have moved.
     return max(seconds_of(clock, run, calls), 1e-9)
 
 
 def _device(device: torch.device | str | None) -> torch.device:
     here = torch.accelerator.current_accelerator(check_available=True)
-    taken = "give 'cpu', or a device of torch.accelerator" + (
-        ", of which this machine has none" if here is None else f": '{here.type}'"
-    )
+    accelerator = ", of which this machine has none" if here is None else f": '{here.type}'"
+    taken = f"give 'cpu', or a device of torch.accelerator{accelerator}"
     try:
         chosen = torch.device(device or here or "cpu")
     except (RuntimeError, TypeError) as error:
@@ -470,9 +492,10 @@ def _device(device: torch.device | str | None) -> torch.device:
         return chosen
     if here is None or chosen.type != here.type:
         raise HardwareError(f"device={str(chosen)!r}: {taken}")
-    if (chosen.index or 0) >= torch.accelerator.device_count():
+    count = torch.accelerator.device_count()
+    if (chosen.index or 0) >= count:
         raise HardwareError(
-            f"device={str(chosen)!r}: this machine has {torch.accelerator.device_count()} devices of that kind"
+            f"device={str(chosen)!r}: this machine has {count} devices of that kind"
         )
     return chosen
 
@@ -495,47 +518,37 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 def _one_process_at_a_time() -> Iterator[None]:
     """Wait until no other process of this user measures on this machine.
 
-    Where no file can be locked, no process waits.
+    If no file can be locked, no process waits.
     """
     with contextlib.ExitStack() as undo:
         if sys.platform != "win32":
             with contextlib.suppress(OSError):
-                # In a folder of the machine's own: the home may be shared with others, which
-                # measure at the same time.
-                name = (
-                    pathlib.Path(tempfile.gettempdir()) / f"lflops-calibration-{os.getuid()}.lock"
-                )
+                # Not in the home folder, which several machines may share.
+                folder = pathlib.Path(tempfile.gettempdir())
+                name = folder / f"lflops-calibration-{os.getuid()}.lock"
                 file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-                # which unlocks it, as the end of the process does
+                # Closing it, or the end of the process, unlocks it.
                 undo.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _cache_file() -> pathlib.Path:
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (
-        (home if home.is_absolute() else pathlib.Path.home() / ".cache")
-        / "lflops"
-        / "calibration.json"
-    )
+    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():
+        folder = pathlib.Path.home() / ".cache"
+    return folder / "lflops" / "calibration.json"
 
 
 def _known(key: str) -> Hardware | None:
-    """Read what was measured before.
-
-    `None` also for an entry that is not what `calibrate` writes.
-    """
+    """Read stored figures; `None` if there are none, or they are damaged."""
     with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
         return msgspec.json.decode(_entries()[key], type=Hardware)
     return None
 
 
 def _write(entries: Mapping[str, msgspec.Raw]) -> None:
-    """Remember them, where that is possible.
-
-    Without a home or on a full disk there is only no memory of them.
-    """
+    """Store the figures. Without a home folder or on a full disk, nothing is stored."""
     with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -543,12 +556,8 @@ def _write(entries: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _entries() -> dict[str, msgspec.Raw]:
-    """The file's entries; none where there is no file, or one that was broken."""
-    with contextlib.suppress(
-        OSError,
-        RuntimeError,
-        msgspec.MsgspecError,
-        # RuntimeError: there is no home
-    ):
+    """Read the file; no entries if it is missing or damaged."""
+    # `RuntimeError`: there is no home folder.
+    with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, msgspec.Raw])
     return {}

@@ -1,9 +1,9 @@
-"""What chips can do: peaks by dtype, bandwidth and memory, looked up by the name that a driver reports.
+"""Chips: peaks by dtype, bandwidth and memory, found by the name that a driver reports.
 
-A name is found whole or not at all: an unknown chip is `None`, never its nearest relative, because
-a wrong peak looks like a right one. Chips of the user's own file replace those of the shipped table
-that have the same name. It is the file in the variable `LFLOPS_CHIPS`, else `lflops/chips.toml` in
-the folder of settings (`XDG_CONFIG_HOME`, else `~/.config`). Every error names the file, the chip
+Only a complete name is found: an unknown chip is `None`, never a similar chip, because a wrong peak
+looks like a right one. Chips in the user's file replace chips with the same name in the shipped
+table. The user's file is the one in the variable `LFLOPS_CHIPS`, or else `lflops/chips.toml` in the
+folder for settings (`XDG_CONFIG_HOME`, or else `~/.config`). Every error names the file, the chip
 and the key.
 """
 
@@ -24,15 +24,17 @@ from typing import Any
 from lflops.errors import HardwareError
 from lflops.files import write_whole
 
-HOPPER, BLACKWELL = (
-    ("H100", "H200", "H800", "H20", "GH200"),
-    ("B200", "GB200", "B300", "GB300"),
-    # first words of names; of data centers
-)
-# what a peak can be of
+HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+"""First words of the names of Hopper chips."""
+
+BLACKWELL = ("B200", "GB200", "B300", "GB300")
+"""First words of the names of Blackwell chips for data centers."""
+
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+"""The dtypes that can have a peak."""
 
 VARIABLE = "LFLOPS_CHIPS"
+"""Environment variable with the path of the user's file."""
 
 _NUMBERS = {
     "bandwidth": ("bandwidth_bytes_per_second", 1),
@@ -41,24 +43,22 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""From a key of a file to the field of `Hardware`, and to the bytes of the key's unit."""
+"""By key of a file: the field of `Hardware`, and the bytes of the key's unit."""
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
 
 def own_file() -> Path:
-    """Where the user's table of chips is, or would be."""
-    if given := os.environ.get(VARIABLE):
+    """The path of the user's file of chips, which need not exist."""
+    given = os.environ.get(VARIABLE)
+    if given:
         return Path(given).expanduser()
-    return (
-        Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-        / "lflops"
-        / "chips.toml"
-    )
+    settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(settings).expanduser() / "lflops" / "chips.toml"
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The chips of a file, each after its vendor.
+    """The chips of a file, each with its vendor.
 
     The comment at the top of `chips.toml` explains the keys.
     """
@@ -67,13 +67,14 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
     except ValueError as error:
-        # no TOML, or no UTF-8
+        # Invalid TOML, or invalid UTF-8.
         raise HardwareError(f"{path}: is no TOML file: {error}") from error
     rows: list[tuple[str, dict[str, Any]]] = []
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
             raise HardwareError(
-                f"{path}: {vendor} = {_short(chips)}: write a chip below [[{vendor}]], with a name and peaks"
+                f"{path}: {vendor} = {_short(chips)}: "
+                f"write a chip below [[{vendor}]], with a name and peaks"
             )
         for number, chip in enumerate(chips, start=1):
             _check_row(f"{path}: [[{vendor}]] number {number}", chip)
@@ -89,11 +90,11 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
             raise HardwareError(
                 f"{place}: the key {key!r} is unknown: give some of {', '.join(_KEYS)}"
             )
-        if problem := _problem(key, value):
-            raise HardwareError(f"{place}: {key} = {_short(value)}: give {problem}")
+        if not _is_valid(key, value):
+            raise HardwareError(f"{place}: {key} = {_short(value)}: give {_accepted(key)}")
     for key in ("name", "peaks"):
         if key not in chip:
-            raise HardwareError(f"{place}: {key} is missing: give {_problem(key, None)}")
+            raise HardwareError(f"{place}: {key} is missing: give {_accepted(key)}")
     for dtype, peak in chip["peaks"].items():
         if dtype not in DTYPES:
             raise HardwareError(f"{place}: peaks has {dtype!r}: give some of {', '.join(DTYPES)}")
@@ -101,26 +102,33 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
             raise HardwareError(f"{place}: peaks.{dtype} = {_short(peak)}: give FLOP/s, as 312e12")
 
 
-def _problem(key: str, value: object) -> str | None:
-    """Say what a key takes, if the value is something else."""
+_ACCEPTED = {
+    "name": "a text",
+    "source": "a text",
+    "names": "a list of texts: the names that drivers report",
+    "peaks": "FLOP/s by dtype, as { bf16 = 312e12 }",
+    "date": "a date without quotes, as 2026-11-20",
+}
+
+
+def _accepted(key: str) -> str:
+    return _ACCEPTED.get(key, "a positive number")
+
+
+def _is_valid(key: str, value: object) -> bool:
     if key in {"name", "source"}:
-        return None if isinstance(value, str) and value.strip() else "a text"
+        return _is_text(value)
     if key == "names":
-        is_names = isinstance(value, list) and all(
-            isinstance(name, str) and name.strip() for name in value
-        )
-        return None if is_names else "a list of texts: the names that drivers report"
+        return isinstance(value, list) and all(map(_is_text, value))
     if key == "peaks":
-        return (
-            None if isinstance(value, dict) and value else "FLOP/s by dtype, as { bf16 = 312e12 }"
-        )
+        return isinstance(value, dict) and bool(value)
     if key == "date":
-        return (
-            None
-            if isinstance(value, dt.date) and not isinstance(value, dt.datetime)
-            else "a date without quotes, as 2026-11-20"
-        )
-    return None if _is_positive(value) else "a positive number"
+        return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    return _is_positive(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _is_positive(value: object) -> bool:
@@ -133,39 +141,39 @@ def _short(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """A text of TOML, whose escapes are those of JSON."""
+    """A TOML string. TOML has the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
-"""Vendors of GPUs, with the words of their names that only some drivers and people write."""
+"""Vendors of GPUs, with the words in names of chips that only some drivers and people write."""
+
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
-_Table = Mapping[
-    frozenset[str], tuple[str, "Hardware"]
-    # a vendor and its chip by the words of each name that the chip has
-]
-# tables that were given as a file's path, since the process began
+
+_Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
+"""By the words of a name: the vendor, and the chip. A chip can have several names."""
+
 _given: dict[Path, _Table] = {}
+"""Tables that were passed to `named` as paths."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one device can do.
+    """The peaks, bandwidths and memory of a device.
 
-    Give your own where the table does not know a chip, or knows it wrong.
+    Pass your own if the table lacks a chip, or has wrong figures.
 
     Attributes:
         name: A name of your choice.
-        peak_flops_per_second: FLOP/s without sparsity by dtype, the names of `DTYPES`; of int8,
-            OP/s.
-        bandwidth_bytes_per_second: Of the device's memory, bytes/s; `None` is unknown.
-        memory_bytes: Bytes; `None` is unknown.
-        source: Where the figures are from.
-        cache_bytes: Of its last level of cache, bytes; `None` is unknown.
-        usable_bytes: What a process sees as the device's memory, which is less than is sold, bytes;
-            `None` is unknown.
-        link_bytes_per_second: Of the link to the other devices of a host, as NVLink, in one
-            direction, bytes/s; `None` is unknown.
+        peak_flops_per_second: FLOP/s without sparsity, by the names of `DTYPES`; OP/s for int8.
+        bandwidth_bytes_per_second: Bandwidth of the device's memory; `None` if unknown.
+        memory_bytes: Memory of the device; `None` if unknown.
+        source: The source of the figures.
+        cache_bytes: Size of the last level of cache; `None` if unknown.
+        usable_bytes: Memory of the device that a process sees, which is less than `memory_bytes`;
+            `None` if unknown.
+        link_bytes_per_second: Bandwidth to other devices of the host in one direction, for example
+            over NVLink; `None` if unknown.
     """
 
     name: str
@@ -180,29 +188,21 @@ class Hardware:
     def __post_init__(self) -> None:
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
-        for argument in (
-            "bandwidth_bytes_per_second",
-            "memory_bytes",
-            "cache_bytes",
-            "usable_bytes",
-            "link_bytes_per_second",
-        ):
-            if getattr(self, argument) is not None:
-                _check_positive(argument, getattr(self, argument))
-        # A copy: what the caller does to theirs later is not done to ours.
-        object.__setattr__(
-            self, "peak_flops_per_second", _checked_peaks(self.peak_flops_per_second)
-        )
+        for field, _ in _NUMBERS.values():
+            value = getattr(self, field)
+            if value is not None:
+                _check_positive(field, value)
+        # A copy, so that the caller can change the original.
+        peaks = _checked_peaks(self.peak_flops_per_second)
+        object.__setattr__(self, "peak_flops_per_second", peaks)
 
 
 def lookup(name: str) -> Hardware | None:
-    """The chip of that name, in the user's own tables or in the shipped one.
+    """The chip with a name, from the user's tables or the shipped table; `None` if it is unknown.
 
-    `None` for a chip that no table has.
-
-    The name is as `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order
-    of the words do not matter, nor do the words NVIDIA, Tesla, GeForce, AMD and Instinct. Every
-    other word does: a laptop's chip, or a MIG slice, is not the desktop chip.
+    The name is the result of `torch.cuda.get_device_name()` or one of `names()`. Letter case, the
+    order of the words, and the words NVIDIA, Tesla, GeForce, AMD and Instinct do not matter. All
+    other words do: a laptop chip or a MIG slice is not the desktop chip.
 
     Raises:
         HardwareError: The user's table of chips cannot be read.
@@ -212,16 +212,19 @@ def lookup(name: str) -> Hardware | None:
 
 
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
-"""What people mean by a short name.
+"""The usual chip for a short name.
 
-Only names that people give are looked up here: a driver's name is whole.
+Only names that a user passes are looked up here. A driver reports complete names.
 """
 
 
 def named(name: str) -> Hardware:
-    """The chip of that name, or the one in the TOML file at that path.
+    """The chip with a name, or the only chip in the TOML file at a path.
 
-    Of a family the usual chip is taken, as `H100 SXM` for `H100`.
+    The name of a family stands for its usual chip, such as `H100 SXM` for `H100`.
+
+    Raises:
+        HardwareError: The chip is unknown.
     """
     if name.endswith(".toml"):
         return _only_chip(Path(name))
@@ -232,98 +235,107 @@ def named(name: str) -> Hardware:
 
 
 def vendor_of(name: str) -> str | None:
-    """The vendor that a chip is listed under; `None` for a chip that no table has."""
+    """The vendor of a chip; `None` if the chip is unknown."""
     found = _found(name)
     return None if found is None else found[0]
 
 
 def is_gpu(chip: Hardware | None) -> bool:
-    """Whether a chip is listed under NVIDIA or AMD, so that torch runs on it as on CUDA."""
+    """Whether a chip is from NVIDIA or AMD, whose GPUs torch uses as CUDA devices."""
     return chip is not None and vendor_of(chip.name) in GPU_VENDORS
 
 
 def names() -> tuple[str, ...]:
-    """The chips of all tables, as lflops calls them."""
-    return tuple(chip.name for of_vendor in chips().values() for chip in of_vendor)
+    """The names of the chips in all tables."""
+    listed: list[str] = []
+    for of_vendor in chips().values():
+        listed += [chip.name for chip in of_vendor]
+    return tuple(listed)
 
 
 def chips() -> Mapping[str, tuple[Hardware, ...]]:
-    """The chips of all tables by vendor."""
+    """The chips of all tables, by vendor."""
     listed: dict[str, list[Hardware]] = {}
     for table in reversed([*_tables()]):
         for words, (vendor, chip) in table.items():
-            if words == _words(chip.name) and _found(chip.name) == (
-                vendor,
-                chip,
-                # no other table replaces it
-            ):
+            is_main_name = words == _words(chip.name)
+            is_replaced = _found(chip.name) != (vendor, chip)
+            if is_main_name and not is_replaced:
                 listed.setdefault(vendor, []).append(chip)
     return {vendor: tuple(of_vendor) for vendor, of_vendor in listed.items()}
 
 
 def save(name: str, measured: Hardware) -> Path:
-    """Add what `lflops.calibrate` returned to the user's table of chips, and return the table's path.
+    """Add the result of `lflops.calibrate` to the user's file of chips, and return the file's path.
 
-    If no table has the device, its own name finds the figures too, so that `hardware="auto"` does.
+    If no table has the device, its own name finds the figures too, so that `hardware="auto"` works.
     """
     check_new(name)
-    words = set(_split(measured.name))
-    vendor = next((vendor for vendor, marks in GPU_VENDORS.items() if words & marks), "measured")
-    has_name = lookup(measured.name) is not None or _words(measured.name) == _words(name)
-    lines = [f"[[{vendor}]]", f"name = {_text(name)}"]
-    lines += [] if has_name else [f"names = [{_text(measured.name)}]"]
-    lines.append(
-        f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in measured.peak_flops_per_second.items())} }}"
-    )
-    lines += [
-        f"{key} = {value / unit!r}"
-        for key, (field, unit) in _NUMBERS.items()
-        if (value := getattr(measured, field)) is not None
-    ]
-    lines += [f"source = {_text(measured.source)}"] if measured.source else []
     path = own_file()
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        before = path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            path,
-            "\n".join(
-                [*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]
-            ).encode(),
-        )
+        separator = "\n\n" if before else ""
+        write_whole(path, f"{before}{separator}{_as_toml(name, measured)}".encode())
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: the chip {name!r} was not saved") from error
     return path
 
 
+def _as_toml(name: str, chip: Hardware) -> str:
+    lines = [f"[[{_vendor_in(chip.name)}]]", f"name = {_text(name)}"]
+    is_found = lookup(chip.name) is not None or _words(chip.name) == _words(name)
+    if not is_found:
+        lines.append(f"names = [{_text(chip.name)}]")
+    peaks = [f"{dtype} = {float(peak)!r}" for dtype, peak in chip.peak_flops_per_second.items()]
+    lines.append(f"peaks = {{ {', '.join(peaks)} }}")
+    for key, (field, unit) in _NUMBERS.items():
+        value = getattr(chip, field)
+        if value is not None:
+            lines.append(f"{key} = {value / unit!r}")
+    if chip.source:
+        lines.append(f"source = {_text(chip.source)}")
+    return "\n".join(lines) + "\n"
+
+
+def _vendor_in(name: str) -> str:
+    """The vendor that a name contains, or `measured`."""
+    words = set(_split(name))
+    for vendor, marks in GPU_VENDORS.items():
+        if words & marks:
+            return vendor
+    return "measured"
+
+
 def hint(name: str) -> str:
-    """Say what to do in Python about a chip that the table does not have, in one sentence."""
+    """A sentence about an unknown chip, and what to do in Python."""
     return (
-        f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as lflops.Hardware(name=..., "
-        "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine's with "
+        f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as "
+        "lflops.Hardware(name=..., peak_flops_per_second={'bf16': ...}, "
+        "bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine's with "
         "lflops.calibrate()"
     )
 
 
 def unknown(name: str) -> str:
-    """Say that the table does not have a chip, and which ones are near."""
+    """A clause that a chip is unknown, with the names of similar chips."""
+    clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
-    known = (
-        f"is not in the table of chips (nearest: {near})"
-        if near
-        else "is not in the table of chips"
-    )
-    why = ", a MIG slice being only a part of its chip" if "mig" in _words(name) else ""
-    return f"{name!r} {known}{why}"
+    if near:
+        clause += f" (nearest: {near})"
+    if "mig" in _words(name):
+        clause += ", a MIG slice being only a part of its chip"
+    return clause
 
 
 def check_new(name: str) -> None:
-    """Check that a chip can be saved under a name."""
+    """Raise a `HardwareError` if a chip cannot be saved under a name."""
     if not _words(name):
         raise HardwareError(f"save={name!r}: give a name with letters or digits")
     if lookup(name) is not None:
         raise HardwareError(
-            f"save={name!r}: there is a chip of that name; give another name, or remove the chip if it is in {own_file()}"
+            f"save={name!r}: there is a chip of that name; "
+            f"give another name, or remove the chip if it is in {own_file()}"
         )
 
 
@@ -333,20 +345,24 @@ def _only_chip(path: Path) -> Hardware:
     if len(found) != 1:
         listed = f"the chips {', '.join(found)}" if found else "no chip"
         raise HardwareError(
-            f"hardware={str(path)!r} has {listed}: give a file with one, or set {VARIABLE} to the file and give a name"
+            f"hardware={str(path)!r} has {listed}: "
+            f"give a file with one, or set {VARIABLE} to the file and give a name"
         )
-    # so that what is known of the vendor's chips is known of this one
+    # `vendor_of` finds the chip from now on.
     _given[path] = table
     return next(iter(found.values()))
 
 
 def _found(name: str) -> tuple[str, Hardware] | None:
     words = _words(name)
-    return next((table[words] for table in _tables() if words in table), None)
+    for table in _tables():
+        if words in table:
+            return table[words]
+    return None
 
 
 def _tables() -> Iterator[_Table]:
-    """The user's tables before the shipped one."""
+    """The user's tables, and then the shipped table."""
     yield from _given.values()
     path = own_file()
     try:
@@ -363,26 +379,25 @@ def _tables() -> Iterator[_Table]:
 
 @functools.lru_cache(maxsize=8)
 def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
-    """The user's table; read again when it has changed."""
+    """The user's table. It is read again if the file has changed."""
     return _table_of(path)
 
 
 @functools.cache
 def _shipped() -> _Table:
-    with importlib.resources.as_file(
-        importlib.resources.files("lflops.hardware") / "chips.toml"
-    ) as path:
+    resource = importlib.resources.files("lflops.hardware") / "chips.toml"
+    with importlib.resources.as_file(resource) as path:
         return _table_of(path)
 
 
 def _table_of(path: Path) -> _Table:
     table: dict[frozenset[str], tuple[str, Hardware]] = {}
     for vendor, row in _rows_in(path):
-        dated = f" ({row['date']})" if "date" in row else ""
+        source = str(row.get("source") or path)
+        if "date" in row:
+            source += f" ({row['date']})"
         numbers = {field: row[key] * unit for key, (field, unit) in _NUMBERS.items() if key in row}
-        chip = Hardware(
-            row["name"], row["peaks"], source=f"{row.get('source') or path}{dated}", **numbers
-        )
+        chip = Hardware(row["name"], row["peaks"], source=source, **numbers)
         for name in (row["name"], *row.get("names", ())):
             if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
                 raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
@@ -398,19 +413,19 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Up to four chips that share the most words with a number in them.
-
-    Else those whose names are spelled much like it.
-    """
-    asked = {word for word in _words(name) if any(letter.isdigit() for letter in word)}
+    """Up to four chips that share the most words with a digit, or else have a similar spelling."""
+    requested = {word for word in _words(name) if any(map(str.isdigit, word))}
+    chip_by_words: dict[frozenset[str], str] = {}
+    for table in _tables():
+        for words, (_, chip) in table.items():
+            chip_by_words[words] = chip.name
     shared: dict[str, int] = {}
-    every = {words: chip for table in _tables() for words, (_, chip) in table.items()}
-    for words, chip in every.items():
-        shared[chip.name] = max(len(asked & words), shared.get(chip.name, 0))
+    for words, chip_name in chip_by_words.items():
+        shared[chip_name] = max(len(requested & words), shared.get(chip_name, 0))
     most = max(shared.values(), default=0)
     if most:
-        return [chip for chip, count in shared.items() if count == most][:4]
-    spelled = {_joined(chip): chip for chip in names()}
+        return [chip_name for chip_name, count in shared.items() if count == most][:4]
+    spelled = {_joined(chip_name): chip_name for chip_name in names()}
     return [spelled[each] for each in difflib.get_close_matches(_joined(name), spelled, 4)]
 
 

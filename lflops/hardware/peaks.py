@@ -1,42 +1,56 @@
-"""Which of a chip's peaks a dtype of torch is computed at."""
+"""The peak of a chip that applies to a dtype of torch."""
 
 from collections.abc import Mapping
 
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.profile import Profile
 
-# The MACs of complex numbers are counted in reals.
-_PEAKS = {
-    **dict.fromkeys(("float64", "complex128"), "fp64"),
-    **dict.fromkeys(("float32", "complex64"), "fp32"),
-    **dict.fromkeys(("float16", "complex32"), "fp16"),
+# MACs of complex numbers are counted as MACs of real numbers.
+_PEAKS: Mapping[str, str] = {
+    "float64": "fp64",
+    "complex128": "fp64",
+    "float32": "fp32",
+    "complex64": "fp32",
+    "float16": "fp16",
+    "complex32": "fp16",
     "bfloat16": "bf16",
-    **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), "int8"),
+    "int8": "int8",
+    "uint8": "int8",
+    "qint8": "int8",
+    "quint8": "int8",
 }
+
+# By the part of the name before the first underscore.
 _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"}
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """The hardware that is given, or that of this name, or else what the run says it is.
+    """The hardware, or the chip with this name, or by default the chip of the run.
 
-    An unknown name is a `HardwareError`.
+    Raises:
+        HardwareError: The name is unknown.
     """
-    return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
+    if isinstance(hardware, str):
+        hardware = named(hardware)
+    return hardware or profile.run.hardware
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """The peak's name of a dtype of torch, or of `tf32`.
+    """The name of the peak for a dtype of torch, or for `tf32`; `None` if there is none.
 
-    A chip without TF32 multiplies float32 in full.
+    A chip without TF32 computes such products in fp32.
     """
-    name = None if dtype is None else _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
-    return (
-        "fp32"
-        if name == "tf32" and chip is not None and name not in chip.peak_flops_per_second
-        else name
-    )
+    if dtype is None:
+        return None
+    name = _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
+    if name == "tf32" and chip is not None and name not in chip.peak_flops_per_second:
+        return "fp32"
+    return name
 
 
 def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:
-    """FLOP/s of a dtype; `None` where the chip is not known to have it."""
-    return None if chip is None else chip.peak_flops_per_second.get(name_of_peak(dtype, chip) or "")
+    """FLOP/s for a dtype; `None` if they are unknown."""
+    name = name_of_peak(dtype, chip)
+    if chip is None or name is None:
+        return None
+    return chip.peak_flops_per_second.get(name)

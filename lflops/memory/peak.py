@@ -1,9 +1,9 @@
-"""The peak memory of a step: its holders, ways to lower it, its parts on a rank, and its fit on a chip.
+"""The peak memory of a step: holders, ways to lower it, its parts on a rank, its fit on a chip.
 
 The ways include activation checkpointing of each block. The peak of a rank under DeepSpeed's ZeRO
-comes from a replay of the step with the tensors that ZeRO divides and gathers; for DDP and FSDP2, an
-estimate wraps the model. The memory on a chip adds the driver, libraries and the allocator to the
-tensors. Its constants are upper bounds for a plan, each with its source.
+comes from a replay of the step with the tensors that ZeRO divides and gathers; for DDP and FSDP2,
+an estimate wraps the model. The memory on a chip adds the driver, libraries and the allocator to
+the tensors. Its constants are upper bounds for a plan, each with its source.
 """
 
 from collections import Counter
@@ -41,8 +41,8 @@ HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
 `:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper has more, as cuBLAS's
-documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has a
-second workspace, as measured on an H100.
+documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has
+a second workspace, as measured on an H100.
 """
 
 NCCL_BYTES = 1_600_000_000
@@ -65,7 +65,8 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     """The memory that a step needs on a chip, and whether the chip has it.
 
     Attributes:
-        verdict: `fits`, `does not fit`, or `tight`, which leaves less than 5 % of the usable memory.
+        verdict: `fits`, `does not fit`, or `tight`, which leaves less than 5 % of the usable
+            memory.
         chip: Name of the chip.
         usable_bytes: Memory of the device that a process can use.
         needed_bytes: The sum of all parts below.
@@ -90,7 +91,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     collective_bytes: int
 
 
-def room(
+def memory_fit(
     tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None
 ) -> MemoryFit | None:
     """Return whether a peak of live tensors fits on a chip, or `None` if its memory is unknown.
@@ -125,7 +126,7 @@ def room(
     )
 
 
-def room_for(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
+def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
     """Return whether the step of a profile fits on a chip.
 
     `None` if the memory of the step was not counted, or the memory of the chip is unknown.
@@ -134,7 +135,9 @@ def room_for(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
     if memory is None:
         return None
     reserved = memory.reserved.reserved_bytes if memory.reserved is not None else None
-    return room(memory.peak_bytes, chip, ranks=profile.run.world_size, reserved_bytes=reserved)
+    return memory_fit(
+        memory.peak_bytes, chip, ranks=profile.run.world_size, reserved_bytes=reserved
+    )
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -182,7 +185,7 @@ def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages
     return tuple(sorted(rows, key=lambda storages: -storages.each_bytes))
 
 
-def holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
+def memory_holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
     """Return the modules that hold bytes, grouped over repeated modules, the most bytes first."""
     rows = [
         Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items))
@@ -219,7 +222,8 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: Name of the block.
-        saved_bytes: Its activations that are alive at the peak, an upper bound of what can be saved.
+        saved_bytes: Its activations that are alive at the peak, an upper bound of what can be
+            saved.
         macs: MACs of its forward, which run once more.
         flops: FLOPs of its forward, which run once more.
     """
@@ -275,7 +279,7 @@ class Saving(Struct, frozen=True, kw_only=True):
 LARGE = 0.25
 
 
-def savings(
+def memory_savings(
     memory: Memory | None,
     reached: Moment | None,
     checkpointed: Sequence[Checkpointed],
@@ -358,7 +362,7 @@ class Sharded(Struct, frozen=True, kw_only=True):
         gathered_bytes: Unsharded parameters and gradients of the blocks at work, and the buffers of
             their collectives.
         rest_bytes: Activations, temporary and other tensors.
-        room: Whether the peak fits on the chip; `None` without a chip.
+        memory_fit: Whether the peak fits on the chip; `None` without a chip.
     """
 
     strategy: Strategy
@@ -370,7 +374,7 @@ class Sharded(Struct, frozen=True, kw_only=True):
     optimizer_state_bytes: int
     gathered_bytes: int
     rest_bytes: int
-    room: MemoryFit | None = None
+    memory_fit: MemoryFit | None = None
 
 
 class _Moment(NamedTuple):
@@ -416,9 +420,9 @@ class _Sizes(NamedTuple):
 def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple[Sharded, ...]:
     """Return the peak of one rank under each stage of ZeRO.
 
-    The result is empty if live memory by operator is unknown. Uneven parts are rounded up. ZeRO-3 is
-    assumed to shard in the same way as FSDP2: each block and the rest of the model, with one block
-    prefetched, and unsharded parameters freed after forward.
+    The result is empty if live memory by operator is unknown. Uneven parts are rounded up. ZeRO-3
+    is assumed to shard in the same way as FSDP2: each block and the rest of the model, with one
+    block prefetched, and unsharded parameters freed after forward.
 
     Raises:
         ValueError: There are no ranks, or the model is sharded already.
@@ -439,7 +443,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
         step = _and_the_end(moments, sizes, level)
         on_rank = [_on_a_rank(moment, sizes, level, ranks) for moment in step]
         peak = max(on_rank, key=lambda each: each.total_bytes)
-        peaks.append(replace(peak, room=room(peak.total_bytes, chip, ranks=ranks)))
+        peaks.append(replace(peak, memory_fit=memory_fit(peak.total_bytes, chip, ranks=ranks)))
     return tuple(peaks)
 
 

@@ -63,7 +63,7 @@ class ModuleTree:
         self.wrappers[id(module)] = module
         return True
 
-    def row(self, module: nn.Module, caller: str) -> str:
+    def name_of(self, module: nn.Module, caller: str) -> str:
         """The name of a module of the tree when the module named `caller` calls it."""
         key = (caller, id(module))
         fqn = self._fqns.get(key)
@@ -72,15 +72,15 @@ class ModuleTree:
             self._fqns[key] = fqn
         return fqn
 
-    def first_row(self, module: nn.Module) -> str:
+    def first_name(self, module: nn.Module) -> str:
         """The first name of a module that a walk from the root finds."""
         return self._first[id(module)]
 
-    def nearest(self, row: str) -> str:
+    def nearest(self, fqn: str) -> str:
         """The nearest name at or above this one that is a module, and not a named scope."""
-        while row and row not in self.modules:
-            row = row.rpartition(".")[0]
-        return row
+        while fqn and fqn not in self.modules:
+            fqn = fqn.rpartition(".")[0]
+        return fqn
 
     def owner(self, parameter: Tensor | None) -> str:
         """The module that counts a parameter: the first that has it, or the root."""
@@ -146,13 +146,13 @@ class ParameterSize(NamedTuple):
     """The size of one of the model's parameters.
 
     Attributes:
-        row: The module that counts it.
+        fqn: The module that counts it.
         stored_in: The parameter, or the flat parameter that has its elements.
         elements: The number of its elements.
         local_elements: The number of its elements on this rank.
     """
 
-    row: str
+    fqn: str
     stored_in: Tensor
     elements: int
     local_elements: int
@@ -164,7 +164,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     for wrapper in tree.wrappers.values():
         for part in flat_parts(wrapper):
             flattened.add(id(part.stored_in))
-            fqn = tree.first_row(part.module)
+            fqn = tree.first_name(part.module)
             yield ParameterSize(fqn, part.stored_in, part.elements, part.local_elements)
     for parameter, fqn in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
@@ -172,7 +172,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     # A running count must not see the operators that unpack parameters.
     with without_modes():
         for fqn, module in tree.modules.items():
-            if fqn != tree.first_row(module):
+            if fqn != tree.first_name(module):
                 continue
             for packed in packed_parameters(module):
                 yield ParameterSize(fqn, packed, packed.numel(), packed.numel())
@@ -208,7 +208,7 @@ _CLOSURE = ".cell_contents"
 _HELD = "__closure__"
 
 
-def rows_of(
+def names_in_tree(
     modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()
 ) -> list[str | None]:
     """The name in the tree of each module of a compiled graph.
@@ -237,7 +237,7 @@ def rows_of(
             fqn = base
             module = _module_below(tree.modules[base], reference.path)
             if reference.path and module is not None and module in tree:
-                fqn = tree.row(module, base)
+                fqn = tree.name_of(module, base)
             fqns[reference.number] = fqn
     return fqns
 

@@ -306,12 +306,10 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     profile, root = analysis.profile, analysis.profile.modules[""]
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
-    room = analysis.room
-    fits = (
-        "" if room is None else f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}"
-    )
-    if room is not None and profile.run.kind == "estimate":
-        yield _fact("memory needed", room.needed_bytes, "bytes", fits)
+    fit = analysis.memory_fit
+    fits = "" if fit is None else f"{fit.verdict}: {fit.chip} has {units.size(fit.usable_bytes)}"
+    if fit is not None and profile.run.kind == "estimate":
+        yield _fact("memory needed", fit.needed_bytes, "bytes", fits)
         fits = ""
     yield _fact(
         "peak live memory",

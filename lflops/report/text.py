@@ -9,7 +9,7 @@ import msgspec
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Fusion
-from lflops.memory.peak import Saving, savings as savings_of
+from lflops.memory.peak import Saving, memory_savings
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Run
 
@@ -110,7 +110,7 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
     """Ways to use less memory, with the bytes that each saves at most and its cost."""
-    for each in savings_of(
+    for each in memory_savings(
         analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns
     ):
         yield _what(each), each.bytes, _cost(each, analysis)

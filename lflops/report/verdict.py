@@ -190,18 +190,18 @@ def _speed(analysis: Analysis) -> Iterator[str]:
 
 def _estimated(analysis: Analysis) -> Iterator[str]:
     bound = analysis.lower_bound
-    room = analysis.room
+    fit = analysis.memory_fit
     if bound is not None:
         yield f"A step takes at least {units.duration(bound.seconds)} on {bound.hardware}."
-    if room is not None:
-        need = f"{units.size(room.needed_bytes)} of {units.size(room.usable_bytes)}"
+    if fit is not None:
+        need = f"{units.size(fit.needed_bytes)} of {units.size(fit.usable_bytes)}"
         sentences = {
             "fits": f"It fits: {need}.",
             "tight": f"It is tight: {need}.",
             "does not fit": f"It does not fit: {need}.",
         }
-        yield sentences[room.verdict]
-    if bound is None and room is None:
+        yield sentences[fit.verdict]
+    if bound is None and fit is None:
         macs = sum(counts.macs for counts in analysis.totals.values())
         yield f"A step has {units.count(macs)} MACs. Nothing was timed."
 

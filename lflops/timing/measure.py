@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lflops.attribution.hooks import after_each_call
 from lflops.attribution.module_tracker import ModuleTracker
 from lflops.error_guard import CleanupStack
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting, Ignored, counted
 from lflops.flop_counter.dispatch_mode import CountingMode, OperatorCounter
 from lflops.flop_counter.operators import Operator
@@ -374,7 +374,7 @@ class CountAndTime:
             {"": model},
             ignore=ignore,
             tracker=self._make_tracker,
-            counter=lambda _, extent: _StampingCounter(self._tracker, extent),
+            counter=lambda _, options: _StampingCounter(self._tracker, options),
         )
         self._stamps: list[Stamp] = []
         self._batch: tuple[int | None, int | None] | None = None
@@ -498,8 +498,8 @@ class _StampingTracker(ModuleTracker):
 
 
 class _StampingCounter(OperatorCounter):
-    def __init__(self, tracker: _StampingTracker, extent: Extent) -> None:
-        super().__init__(tracker, extent)
+    def __init__(self, tracker: _StampingTracker, options: CountOptions) -> None:
+        super().__init__(tracker, options)
         self.tracker = tracker
 
     def mode(self) -> CountingMode:

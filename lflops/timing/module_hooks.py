@@ -64,12 +64,12 @@ class _TimedFrame(Frame):
 
     Attributes:
         module_phase: The module and phase that its time belongs to.
-        module_row: Name of the nearest module at or above it; `None` if it must be looked up.
+        module_fqn: Name of the nearest module at or above it; `None` if it must be looked up.
         unhooked: Its nodes that no crossing tensor led to.
     """
 
     module_phase: ModulePhase
-    module_row: str | None
+    module_fqn: str | None
     unhooked: _Ranges = field(default_factory=list)
 
 
@@ -173,8 +173,8 @@ class ModuleTimer:
         if module in self.tree and self.follows_this_thread():
             self._stamps.append((self._mark(), None, ENTERS))
             stack = self._stack()
-            row = self.tree.row(module, self._module_row(stack.frames[-1]))
-            self._push(stack, _TimedFrame(id(module), ModulePhase(row, stack.phase), row), args)
+            fqn = self.tree.name_of(module, self._module_fqn(stack.frames[-1]))
+            self._push(stack, _TimedFrame(id(module), ModulePhase(fqn, stack.phase), fqn), args)
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
         if module in self.tree and self.follows_this_thread():
@@ -184,8 +184,8 @@ class ModuleTimer:
         self._stamps.append((self._mark(), None, ""))
         stack = self._stack()
         above = stack.frames[-1]
-        row = f"{above.module_phase.fqn}.{name}" if above.module_phase.fqn else name
-        frame = _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above))
+        fqn = f"{above.module_phase.fqn}.{name}" if above.module_phase.fqn else name
+        frame = _TimedFrame(key, ModulePhase(fqn, stack.phase), self._module_fqn(above))
         self._push(stack, frame, None)
 
     def leave_scope(self, key: int) -> None:
@@ -194,10 +194,10 @@ class ModuleTimer:
     def _stack(self) -> _PassStack:
         return self._forward if backward_id() == NO_BACKWARD else self._recompute
 
-    def _module_row(self, frame: _TimedFrame) -> str:
-        if frame.module_row is None:
+    def _module_fqn(self, frame: _TimedFrame) -> str:
+        if frame.module_fqn is None:
             return self.tree.nearest(frame.module_phase.fqn)
-        return frame.module_row
+        return frame.module_fqn
 
     def _push(self, stack: _PassStack, frame: _TimedFrame, crossing: Any) -> None:
         above = stack.frames[-1]
@@ -231,12 +231,12 @@ class ModuleTimer:
         end = next_sequence_number()
         if end == stack.segment:
             return
-        row = frame.module_phase.fqn
+        fqn = frame.module_phase.fqn
         newest, number = _newest(crossing, stack.segment, end)
         if newest is not None:
-            self._hook(newest, row)
+            self._hook(newest, fqn)
         if number + 1 < end:
-            frame.unhooked.append((number + 1, end, row))
+            frame.unhooked.append((number + 1, end, fqn))
         stack.segment = end
 
     def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
@@ -262,10 +262,10 @@ class ModuleTimer:
         for index, (_, node) in newest.items():
             self._hook(node, unhooked[index][2])
 
-    def _hook(self, node: Any, row: str) -> None:
+    def _hook(self, node: Any, fqn: str) -> None:
         self._handles.append(
             node.register_prehook(
-                self._guard(partial(self._begin_segment, ModulePhase(row, "backward")))
+                self._guard(partial(self._begin_segment, ModulePhase(fqn, "backward")))
             )
         )
 

@@ -37,7 +37,7 @@ profiler_is_recording: Callable[[], bool] = _profiler_enabled
 """Whether one of torch's profilers is recording."""
 
 
-def hear_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
+def wrap_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
     """Call a function before each start of a torch profiler, until `undo` is closed."""
     prepare = profile._prepare_trace
 
@@ -49,7 +49,7 @@ def hear_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
     replace_attribute(undo, profile, "_prepare_trace", after_the_call)
 
 
-def hear_backward(
+def wrap_backward(
     undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any], Any]
 ) -> None:
     """Call functions before and after each backward pass that writes gradients.

@@ -1,4 +1,4 @@
-"""The data loader: when a batch is fetched, and by which of its iterators."""
+"""The data loader: when an iterator fetches a batch."""
 
 import functools
 from collections.abc import Callable
@@ -11,16 +11,18 @@ with known_torch():
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
-def hear_fetches(
+def wrap_fetches(
     undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]
 ) -> None:
-    """Call one function with the iterator of any `DataLoader` before it fetches, and one after it.
+    """Call functions before and after any `DataLoader` fetches a batch.
 
-    The second gets what the first returned, the iterator, and the batch or what was raised.
+    torch has no hook for this, so the method of the iterators is replaced until `undo` is closed. If
+    other code has replaced it by then, that replacement stays and continues to call the functions.
 
-    torch has no hook for that. So the method of their iterators is replaced, until `undo` is
-    closed. One that somebody else has put in its place since stays, and goes on to call the
-    functions.
+    Args:
+        undo: Restores the method.
+        begins: Called with the iterator.
+        ends: Called with the result of `begins`, the iterator, and the batch or the error.
     """
     fetch = _BaseDataLoaderIter.__next__
 

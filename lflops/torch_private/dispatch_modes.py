@@ -51,7 +51,7 @@ class InternalMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
+    def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
         """Handle a tensor of a subclass that was created while the mode was off the stack."""
 
     @classmethod
@@ -72,7 +72,7 @@ def open_modes() -> list[Any]:
 
 
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
-    """Let modes of a class see higher-order operators, also in torch 2.8, which needs a rule each."""
+    """Register a mode class for higher-order operators. torch 2.8 needs a rule for each of them."""
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
             each.python_key_table.setdefault(

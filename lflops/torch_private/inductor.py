@@ -166,7 +166,7 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """Yield the graphs with these keys that are alive, as far as a search of a second finds them."""
+    """Yield the live graphs with these keys, as far as a search of one second finds them."""
     wanted = set(keys)
     with contextlib.suppress(SearchTimeout):
         for graph in alive((CompiledFxGraph,)):
@@ -198,7 +198,7 @@ def _set(name: str, value: Any) -> None:
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
-    """Add a graph to a record: its modules by name and class, its nodes, and each kernel's bytes."""
+    """Add a graph to a record: its modules by name and class, its nodes, and bytes by kernel."""
     numbers = {tuple(module): number for number, module in enumerate(record["modules"])}
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:

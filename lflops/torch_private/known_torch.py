@@ -1,4 +1,4 @@
-"""The error about a torch whose internals differ from those that lflops was written for."""
+"""The error for a torch whose internals differ from the internals that lflops supports."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from lflops.errors import UnknownTorchError
 
 
 def differs(difference: object) -> UnknownTorchError:
-    """The error that names this torch's version and the difference."""
+    """Return the error that names torch's version and the difference."""
     return UnknownTorchError(
         f"torch {torch.__version__}: its internals are not as lflops knows them: {difference}"
     )
@@ -17,9 +17,10 @@ def differs(difference: object) -> UnknownTorchError:
 
 @contextlib.contextmanager
 def known_torch() -> Iterator[None]:
-    """Imports and uses of private names.
+    """A context for imports and uses of private names.
 
-    One that is missing, or takes other arguments, is an `UnknownTorchError`.
+    Raises:
+        UnknownTorchError: A name is missing, or accepts other arguments.
     """
     try:
         yield

@@ -85,7 +85,7 @@ def check_fake_group() -> None:
             "a fake group has other ranks": ranks == 2,
             "collectives are not waited for": wait_name.endswith("wait_tensor"),
             "received tensors are not seen": distributed.receive_operator() in receives.seen,
-            "every received tensor is a vote of a pipeline's stage": not distributed.is_pipeline_vote(),
+            "every received tensor is a pipeline vote": not distributed.is_pipeline_vote(),
             "a fake group stays open": not torch.distributed.is_initialized(),
         }
     )
@@ -126,7 +126,7 @@ def check_data_loader() -> None:
 
     Only an auto-detected loop needs it.
     """
-    from lflops.torch_private.data_loader import hear_fetches
+    from lflops.torch_private.data_loader import wrap_fetches
 
     heard: list[object] = []
     loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
@@ -135,7 +135,7 @@ def check_data_loader() -> None:
     )
     iterator = iter(loader)
     with known_torch(), CleanupStack() as undo:
-        hear_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
+        wrap_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
         next(iterator, None)
     next(iterator, None)
     are_reported = len(heard) == 2 and isinstance(heard[1], StopIteration)
@@ -253,7 +253,7 @@ def _numbering() -> dict[str, bool]:
     dispatch_modes.sweep_modes()
     heard: list[int] = []
     with CleanupStack() as undo:
-        autograd.hear_backward(
+        autograd.wrap_backward(
             undo, lambda losses: 6 + len(losses), lambda *begun: heard.extend(begun)
         )
         backward((x * 1).sum())
@@ -289,7 +289,7 @@ def _are_profilers_seen() -> bool:
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
     with CleanupStack() as undo:
-        autograd.hear_profilers(undo, _no_op)
+        autograd.wrap_profilers(undo, _no_op)
         within = kind._prepare_trace
     if within is before or kind._prepare_trace is not before:
         return False
@@ -399,7 +399,7 @@ def _hears_compilations() -> bool:
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
-    """Whether hooks without effect are found on a module, on an optimizer, and among global ones."""
+    """Whether hooks without effect are found: on a module, on an optimizer, and global hooks."""
     # The constructor of an optimizer would load torch.compile.
     optimizer = Optimizer.__new__(Optimizer)
     optimizer._optimizer_step_pre_hooks = OrderedDict()

@@ -33,7 +33,7 @@ class _HiddenConstructor:
             with without_own_modes() as modes:
                 made = constructor(kind, *args, **kwargs)
             for mode in modes:
-                mode.see_constructed(args, made)
+                mode.record_constructed(args, made)
             return made
 
         never_compiled(new, within=False)

@@ -1,14 +1,12 @@
-"""Adds to a Chrome trace what torch does not write into it.
+"""Add to a Chrome trace what torch does not write: modules, FLOP/s, live memory, and the rank.
 
-Each call of a module with its work, FLOP/s and memory as curves, the rank.
-
-The trace is never parsed as a whole: what is added is put behind its last event, and all else stays
-as it was, to the byte.
+The trace is never parsed as a whole. The new events are written after its last event, and
+everything else stays the same to the byte.
 """
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,32 +15,36 @@ from msgspec import Raw, Struct
 
 from lflops.profile.profile import Profile
 from lflops.profile.records import Call, Phase
-from lflops.profile.series import summed
 from lflops.trace.files import DAMAGE, as_trace, decoded, write_head, written_whole
 from lflops.trace.recorded import microseconds, span
 
-# what the rows of modules are called in a viewer
 PROCESS = "lflops modules"
-# larger than any that Linux gives
+"""Name of the modules' process in a viewer."""
+
 PROCESS_ID = 10_000_000
-# the category of their slices
+"""A process id that is larger than any on Linux."""
+
 MODULE = "lflops_module"
-# the name of the events that say what is allocated
+"""Category of the slices of modules."""
+
 MEMORY = b'"[memory]"'
+"""Name of the events with allocated memory."""
 
-TRACKS: tuple[Phase, ...] = (
-    "forward",
-    "recompute",
-    "backward",
-    # one for each of these on each thread
-)
-
+TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
+"""The tracks of each thread."""
 
 Thread = TypeVar("Thread")
 
 
-class Calls(Struct, frozen=True, kw_only=True):
-    """What was called while the trace was recorded, in `batches` batches, on which of the ranks."""
+class RecordedCalls(Struct, frozen=True, kw_only=True):
+    """The calls of modules and scopes while a trace was recorded.
+
+    Attributes:
+        batches: Number of recorded batches.
+        rank: The rank that recorded.
+        world_size: Number of ranks.
+        calls: The calls.
+    """
 
     batches: int
     rank: int
@@ -61,14 +63,23 @@ class _Memory(Struct):
     args: _MemoryArgs
 
 
-def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> list[str]:
-    """Write the trace, which is as torch wrote it and unpacked, with the calls in it.
+def annotate(
+    trace: Path, recorded: RecordedCalls, into: Path, *, profile: Profile | None = None
+) -> list[str]:
+    """Write a compressed copy of a trace with the calls in it, completely or not at all.
 
-    Packed, whole or not at all.
+    Args:
+        trace: The trace, as torch wrote it, uncompressed.
+        recorded: The calls.
+        into: The new file.
+        profile: The work of the modules. Without it, or for a module that it lacks, a slice has
+            only its name.
 
-    The profile says how much a call computes. Without it, or where a row is not in it, a slice has
-    its name alone. A `ProfileError` names a trace that is not one of torch's. Returns what is wrong
-    with each event that the curves of memory leave out.
+    Returns:
+        The problem with each event that is left out of the curves of memory.
+
+    Raises:
+        ProfileError: The file is no trace of torch.
     """
     damage: list[str] = []
     text = trace.read_bytes()
@@ -76,44 +87,42 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
         parts = decoded(text, dict[str, Raw])
         base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
         events = parts.pop("traceEvents", Raw(b"null"))
-        count = len(msgspec.json.decode(events, type=list[Raw]))
-        curves = list(_memory(events, damage)) if MEMORY in text else []
-    added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
-    parts.setdefault(
-        "distributedInfo",
-        Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})),
-    )
+        is_empty = not msgspec.json.decode(events, type=list[Raw])
+        memory = list(_memory(events, damage)) if MEMORY in text else []
+    slices = _slices(recorded, base, profile)
+    added = msgspec.json.encode([*_names(recorded.calls), *slices, *memory])
+    distributed = {"rank": recorded.rank, "world_size": recorded.world_size}
+    parts.setdefault("distributedInfo", Raw(msgspec.json.encode(distributed)))
     with written_whole(into) as file:
         write_head(file, parts)
-        # without the bracket behind the last
+        # The new events follow the old ones in the same list.
         file.write(memoryview(events)[:-1])
-        file.write((b",\n" if count else b"") + added[1:] + b"}\n")
+        if not is_empty:
+            file.write(b",\n")
+        file.write(added[1:] + b"}\n")
     return damage
 
 
 def pack(trace: Path, into: Path) -> None:
-    """Write the packed trace, whole or not at all."""
+    """Write a compressed copy of a trace, completely or not at all."""
     with trace.open("rb") as source, written_whole(into) as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
-    yield about("process_name", PROCESS_ID, name=PROCESS)
-    yield about("process_sort_index", PROCESS_ID, sort_index=-1)
-    for thread, phase in sorted(
-        {(call.thread, call.phase) for call in calls},
-        key=lambda each: (each[0], TRACKS.index(each[1])),
-    ):
-        track = _track(thread, phase)
-        yield about(
-            "thread_name", PROCESS_ID, track, name=f"{phase} (thread {thread})" if thread else phase
-        )
-        yield about("thread_sort_index", PROCESS_ID, track, sort_index=track)
+    """Yield the events that name the process and its tracks."""
+    yield metadata_event("process_name", PROCESS_ID, name=PROCESS)
+    yield metadata_event("process_sort_index", PROCESS_ID, sort_index=-1)
+    tracks = {_track(call.thread, call.phase): (call.thread, call.phase) for call in calls}
+    for track, (thread, phase) in sorted(tracks.items()):
+        name = f"{phase} (thread {thread})" if thread else phase
+        yield metadata_event("thread_name", PROCESS_ID, track, name=name)
+        yield metadata_event("thread_sort_index", PROCESS_ID, track, sort_index=track)
 
 
-def about(what: str, process: int, track: int = 0, **values: Any) -> dict[str, Any]:
-    """An event of the kind that names a process or a track, or gives its place in a viewer."""
-    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": values}
+def metadata_event(kind: str, process: int, track: int = 0, **values: Any) -> dict[str, Any]:
+    """Return an event that names or sorts a process or a track."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": values}
 
 
 def _track(thread: int, phase: Phase) -> int:
@@ -123,38 +132,50 @@ def _track(thread: int, phase: Phase) -> int:
 def threads_of_tracks(
     slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]
 ) -> dict[int, Thread]:
-    """The threads by the tracks that the slices have.
+    """Return the thread of each track of backward slices.
 
-    Where a stretch of backward begins, a node of backward does.
+    A slice begins at the same time as a node of backward. The thread is the one on which most of a
+    track's slices do.
+
+    Args:
+        slices: The track and the beginning of each slice.
+        nodes: The threads of backward nodes, by their beginning.
     """
-    # Slices are tracks and moments, `nodes` the threads by the moments at which nodes begin.
     found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
-    return {track: thread for (track, thread), _ in reversed(found.most_common())}
+    threads: dict[int, Thread] = {}
+    for (track, thread), _ in found.most_common():
+        threads.setdefault(track, thread)
+    return threads
 
 
-def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[str, Any]]:
-    known = {} if profile is None else profile.modules
-    per_call = _work(calls, profile)
+def _slices(
+    recorded: RecordedCalls, base: int, profile: Profile | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the slices of modules, and the points of the FLOP/s curve."""
+    modules = {} if profile is None else profile.modules
+    work = _Work(recorded, profile)
     curve: list[tuple[int, float]] = []
-    for call in sorted(calls.calls, key=lambda call: (call.start, -call.end)):
+    for call in sorted(recorded.calls, key=lambda call: (call.start, -call.end)):
         args: dict[str, Any] = {"module": call.fqn, "phase": call.phase}
-        if call.fqn in known:
-            args |= {"kind": known[call.fqn].class_name, "parameters": known[call.fqn].parameters}
-        macs, rate = per_call(call)
+        if call.fqn in modules:
+            module = modules[call.fqn]
+            args |= {"kind": module.class_name, "parameters": module.parameters}
+        macs = work.macs(call)
         if macs is not None:
             args["MACs"] = round(macs)
+        rate = work.flops_per_second(call)
         if rate is not None:
             args["FLOP/s"] = rate
             if call.innermost:
                 curve += [(call.start, rate), (call.end, 0.0)]
-        times = {"ts": microseconds(call.start - base), "dur": microseconds(call.end - call.start)}
         yield {
             "ph": "X",
             "cat": MODULE,
             "name": call.fqn or "(model)",
             "pid": PROCESS_ID,
             "tid": _track(call.thread, call.phase),
-            **times,
+            "ts": microseconds(call.start - base),
+            "dur": microseconds(call.end - call.start),
             "args": args,
         }
     for moment, rate in sorted(curve, key=lambda point: point[0]):
@@ -172,44 +193,58 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
     }
 
 
-def _work(
-    calls: Calls, profile: Profile | None
-) -> Callable[[Call], tuple[float | None, float | None]]:
-    """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known."""
-    # A step's work is taken to be the same for all calls of a row, and in backward in proportion to
-    # time: there the rate is the row's. On a device time is the device's: what the host takes to
-    # ask for the work says nothing.
-    steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
-    on_device = any(call.device for call in calls.calls)
-    number = Counter((call.fqn, call.phase) for call in calls.calls)
-    took = summed(
-        ((call.fqn, call.phase), call.device if on_device else call.end - call.start)
-        for call in calls.calls
-    )
+class _Work:
+    """The work of calls, from a profile.
 
-    def of(call: Call) -> tuple[float | None, float | None]:
-        if profile is None or call.fqn not in profile.modules:
-            return None, None
-        work = profile.modules[call.fqn].work(call.phase)
-        if call.phase == "backward":
-            nanoseconds = took[call.fqn, call.phase]
-            return None, 2e9 * work.self_macs * steps / nanoseconds if nanoseconds else None
-        macs = work.macs * steps / number[call.fqn, call.phase]
-        nanoseconds = call.device if on_device else call.end - call.start
-        return macs, 2e9 * macs / nanoseconds if nanoseconds else None
+    All calls of a module are assumed to do the same work. In backward, where a call is only a part
+    of a module's work, the rate is the average of the module. On a device, the time is the
+    device's: the time in which the host launches the work says nothing.
+    """
 
-    return of
+    def __init__(self, recorded: RecordedCalls, profile: Profile | None) -> None:
+        self._modules = {} if profile is None else profile.modules
+        accumulation = (profile.run.accumulation if profile else None) or 1
+        self._steps = recorded.batches / accumulation
+        self._on_device = any(call.device for call in recorded.calls)
+        self._numbers: Counter[tuple[str, Phase]] = Counter()
+        self._nanoseconds: Counter[tuple[str, Phase]] = Counter()
+        for call in recorded.calls:
+            self._numbers[call.fqn, call.phase] += 1
+            self._nanoseconds[call.fqn, call.phase] += self._time(call)
+
+    def macs(self, call: Call) -> float | None:
+        """Return the MACs of a call; `None` in backward, or if they are unknown."""
+        if call.fqn not in self._modules or call.phase == "backward":
+            return None
+        macs = self._modules[call.fqn].work(call.phase).macs
+        return macs * self._steps / self._numbers[call.fqn, call.phase]
+
+    def flops_per_second(self, call: Call) -> float | None:
+        """Return the FLOP/s of a call; `None` if they are unknown."""
+        if call.fqn not in self._modules:
+            return None
+        macs = self.macs(call)
+        nanoseconds = self._time(call)
+        if macs is None:
+            macs = self._modules[call.fqn].work(call.phase).self_macs * self._steps
+            nanoseconds = self._nanoseconds[call.fqn, call.phase]
+        return 2e9 * macs / nanoseconds if nanoseconds else None
+
+    def _time(self, call: Call) -> int:
+        return call.device if self._on_device else call.end - call.start
 
 
 def _memory(events: Raw, damage: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the points of the memory curves. Problems are appended to `damage`."""
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue
         try:
-            told = msgspec.json.decode(each, type=_Memory)
-            moment, args = microseconds(span(told.ts)[0]), told.args
+            event = msgspec.json.decode(each, type=_Memory)
+            start, _ = span(event.ts)
         except DAMAGE as error:
             damage.append(str(error))
             continue
+        args = event.args
         device = "CPU" if args.kind == 0 else f"device {args.index}"
-        yield _point(f"allocated bytes ({device})", moment, args.allocated)
+        yield _point(f"allocated bytes ({device})", microseconds(start), args.allocated)

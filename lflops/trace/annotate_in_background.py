@@ -1,6 +1,4 @@
-"""Annotates a recorded trace in its own process, without torch, so that training goes on.
-
-The trace is there in the end.
+"""Annotate a recorded trace in a separate process without torch, so that training continues.
 
 The process runs `python -m lflops.trace.annotate_in_background TRACE CALLS INTO [PROFILE]`.
 """
@@ -18,122 +16,149 @@ import msgspec
 
 from lflops.errors import ProfileError
 from lflops.profile.json_file import load
-from lflops.trace.annotate import Calls, annotate, pack
-from lflops.trace.convert import compat, is_wanted
+from lflops.trace.annotate import RecordedCalls, annotate, pack
+from lflops.trace.convert import convert_for_tb_profiler, is_wanted
 
-# the exit status where events were left out that cannot be read
-PARTLY = 3
-# the exit status where only the copy for torch-tb-profiler is missing
+FAILED = 1
+"""Exit status if the trace is not annotated."""
+
 NO_COPY = 2
-# seconds that the end of a training waits for a trace to be annotated
+"""Exit status if only the copy for torch-tb-profiler is missing."""
+
+PARTLY = 3
+"""Exit status if unreadable events were left out."""
+
 LONGEST = 60.0
+"""Seconds that the end of a training run waits for a trace."""
+
+_MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}
 
 
 class AnnotationProcess:
-    """A trace that is being annotated. The process goes on by itself if this one ends first.
+    """A process that annotates a trace. It continues if this process ends first.
 
-    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. The file
-    `profile` says how much a call computes.
+    Attributes:
+        into: The annotated trace.
+        lacks: The part that is missing if `finish` returns a reason.
     """
 
-    def __init__(self, trace: Path, into: Path, calls: Calls, profile: Path | None = None) -> None:
-        self._trace, self.into = trace, into
-        # what there is not, where `finish` says why
+    def __init__(
+        self, trace: Path, into: Path, calls: RecordedCalls, profile: Path | None = None
+    ) -> None:
+        """Start the process.
+
+        Args:
+            trace: The trace that torch wrote. It is removed when `into` has been written.
+            into: The annotated trace.
+            calls: The calls of modules.
+            profile: File of a profile with the work of the modules.
+        """
+        self.into = into
         self.lacks = "the modules"
+        self._trace = trace
         self._calls_file = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
         self._calls_file.write_bytes(msgspec.json.encode(calls))
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` or `leave` closes it; a pipe would fill up where nobody reads
-        paths = [trace, self._calls_file, into, *([] if profile is None else [profile])]
-        home = str(Path(__file__).parents[2])
+        paths = [trace, self._calls_file, into]
+        if profile is not None:
+            paths.append(profile)
+        # A pipe that no one reads would fill up. `finish` or `leave` closes the file.
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-                [
-                    sys.executable,
-                    "-m",
-                    "lflops.trace.annotate_in_background",
-                    *(str(path.absolute()) for path in paths),
-                ],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(
-                        filter(None, [home, os.environ.get("PYTHONPATH")])
-                    ),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-                # Ctrl-C in the terminal is meant for the training
-                start_new_session=True,
-            )
+            self._process = self._start([str(path.absolute()) for path in paths])
         except BaseException:
-            self._said.close()
+            self._stderr.close()
             raise
+
+    def _start(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
+        search_path = [str(Path(__file__).parents[2])]
+        inherited = os.environ.get("PYTHONPATH")
+        if inherited:
+            search_path.append(inherited)
+        return subprocess.Popen(  # noqa: S603 - our own program, on our own files
+            [sys.executable, "-m", "lflops.trace.annotate_in_background", *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            # Ctrl-C in the terminal is meant for the training run.
+            start_new_session=True,
+        )
 
     @property
     def is_done(self) -> bool:
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:
-        """Wait for it so long at most, by default `LONGEST`, and pack the trace unannotated where it failed."""
-        # Tells why it is not annotated, or not copied, or not yet; `None` where it is.
+        """Wait for the process, and compress the trace as it is if the process failed.
+
+        Args:
+            seconds: The longest time to wait. Default: `LONGEST`.
+
+        Returns:
+            Why the trace is not annotated, not copied, or not finished; `None` if it is complete.
+        """
         seconds = LONGEST if seconds is None else seconds
         try:
             status = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return f"still at work after {seconds:g} s"
-        if not self._said.closed:
-            self._said.seek(0)
-            last = self._said.read().strip().rpartition("\n")[2]
-            self._said.close()
-            self._failure = last or f"exit status {status}" if status else None
-            self.lacks = {
-                NO_COPY: "a copy for torch-tb-profiler",
-                PARTLY: "what cannot be read",
-            }.get(status, self.lacks)
+        if not self._stderr.closed:
+            self._read_failure(status)
         if self._trace.exists():
             pack(self._trace, self.into)
             self._trace.unlink()
             self._calls_file.unlink(missing_ok=True)
         return self._failure
 
-    def leave(self) -> None:
-        """Leave the process to itself.
+    def _read_failure(self, status: int) -> None:
+        self._stderr.seek(0)
+        last_line = self._stderr.read().strip().rpartition("\n")[2]
+        self._stderr.close()
+        if status:
+            self._failure = last_line or f"exit status {status}"
+        self.lacks = _MISSING.get(status, self.lacks)
 
-        It goes on and writes the trace, and why it fails is not read.
-        """
-        # A thread waits for it, so that it does not stay a zombie. The thread does not keep the
-        # interpreter from ending.
-        self._said.close()
-        if not self.is_done:
-            threading.Thread(
-                target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True
-            ).start()
+    def leave(self) -> None:
+        """Stop watching the process. It continues and writes the trace."""
+        self._stderr.close()
+        if self.is_done:
+            return
+        # A thread waits for the process, so that it does not become a zombie. A daemon thread does
+        # not keep the interpreter from ending.
+        name = f"lflops: {self.into.name}"
+        threading.Thread(target=self._process.wait, name=name, daemon=True).start()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed."""
-    # What it read is taken away. The status is 0, or 1 where the trace is there but not annotated,
-    # or `NO_COPY`, or `PARTLY`; the reason is on stderr.
-    trace, told, into = map(Path, arguments[:3])
+    """Annotate a trace, and copy it for torch-tb-profiler if that is installed.
+
+    If annotating fails, the trace is compressed as it is. The files that were read are removed.
+
+    Returns:
+        The exit status: 0, `FAILED`, `NO_COPY` or `PARTLY`. The reason is written to stderr.
+    """
+    trace, calls_file, into = map(Path, arguments[:3])
     failure: Exception | None = None
     damage: list[str] = []
     status = 0
     try:
-        calls = msgspec.json.decode(told.read_bytes(), type=Calls)
-        damage = annotate(
-            trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None
-        )
+        calls = msgspec.json.decode(calls_file.read_bytes(), type=RecordedCalls)
+        profile = load(arguments[3]) if len(arguments) > 3 else None
+        damage = annotate(trace, calls, into, profile=profile)
     except (ProfileError, msgspec.MsgspecError, OSError) as error:
-        failure, status = error, 1
+        failure = error
+        status = FAILED
         pack(trace, into)
     trace.unlink()
-    told.unlink(missing_ok=True)
-    try:
-        if is_wanted():
-            damage = compat(into)[1] or damage
-    except (ProfileError, OSError) as error:
-        failure, status = failure or error, status or NO_COPY
+    calls_file.unlink(missing_ok=True)
+    if is_wanted():
+        try:
+            _, damage_of_copy = convert_for_tb_profiler(into)
+            damage = damage_of_copy or damage
+        except (ProfileError, OSError) as error:
+            failure = failure or error
+            status = status or NO_COPY
     if failure is not None:
         sys.stderr.write(f"{failure}\n")
     elif damage:
@@ -143,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Not in `main`, which may be called in a process with other work.
     with contextlib.suppress(OSError):
-        # here and not in `main`, which may be called in a process that has more to do
         os.nice(10)
     sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,12 @@
 """A copy of a trace for torch-tb-profiler 0.4.3, which reads traces as torch wrote them years ago.
 
-What it does not know is given the names that it knows, and modules become what it takes for
-modules. To any other reader that would be wrong, so the copy lies in a separate folder.
+Names that it does not know are replaced by names that it knows, and the calls of modules are
+written as Python calls, which it reads as modules. For any other reader that would be wrong, so the
+copy is in a separate folder.
 
-torch's arrows from forward to backward stay unchanged: with them 0.4.3 takes all of backward that
-is in no module out of its tables. Instead the stretches of backward are modules too, below one that
-is called so.
+torch's arrows from forward to backward stay unchanged: with them, 0.4.3 drops all parts of backward
+that are in no module from its tables. Therefore the parts of backward are modules too, below a
+module that is called `backward`.
 """
 
 import importlib.util
@@ -24,38 +25,41 @@ from lflops.trace.annotate import MODULE, TRACKS, threads_of_tracks
 from lflops.trace.files import DAMAGE, as_trace, read, write_head, written_whole
 from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
 
-MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
-LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
+MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
+"""Texts in the events that have modules, steps or nodes of backward."""
+
+LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
 CATEGORIES = {
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
-    # each step and each collective would be there twice
+    # Each step and each collective would be there twice.
     "gpu_user_annotation": "gpu_annotation",
-    # their numbers are not those of our modules
+    # Their numbers are not the numbers of our modules.
     "python_function": "python_frame",
 }
-"""What 0.4.3 calls them. The last two names it does not know: it draws them, and that is all."""
+"""Categories by the names of 0.4.3. It only draws the last two, which it does not know."""
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""What it calls collectives: others than these and their namesakes are in none of its tables."""
+"""Collectives by the names of 0.4.3. Collectives with other names are in none of its tables."""
 
 FINE = 1024
-"""Parts of a microsecond that its times are in. 0.4.3 adds floats, and leaves an event out of every table if it ends a rounding after the
-one around it. Such parts are finer than nanoseconds, so no two times become one, and a sum of them
-is exact below 2^43 µs, 101 days. Kineto's times begin with the quarter.
+"""Parts of a microsecond in which the times of the copy are given.
+
+0.4.3 adds floats, and drops an event from all tables if it ends after the event around it by a
+rounding error. Sums of these parts are exact below 2^43 µs, which is 101 days. They are finer than
+nanoseconds, so that no two times become one. Kineto's times begin with the quarter.
 """
 
-
-# process and thread, as the trace calls them
 Thread = tuple[Any, Any]
+"""Process and thread, as the trace names them."""
 
 
 class _Call(NamedTuple):
-    """A module's; without a phase it is all of backward between two beginnings, of a step or of a call of forward."""
+    """A call of a module, or without a phase, all of backward up to the next step or forward."""
 
     start: int
     end: int
@@ -65,7 +69,7 @@ class _Call(NamedTuple):
 
 
 class _Event(Struct):
-    """What is looked at in an event."""
+    """The fields of an event that are read."""
 
     ph: str = ""
     name: str | None = None
@@ -78,20 +82,17 @@ class _Event(Struct):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Start and end in parts of a microsecond.
-
-        What comes first still does, and what ends together too.
-        """
+        """Start and end in parts of a microsecond. Equal times stay equal, and the order stays."""
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
 
     @property
     def thread(self) -> Thread:
-        return self.pid, self.tid
+        return (self.pid, self.tid)
 
     @property
     def track(self) -> int:
-        """The thread of a call of a module, as `annotate` numbers them."""
+        """The thread of a module's call, as `annotate` numbers threads."""
         return int(self.tid) // len(TRACKS)
 
 
@@ -100,41 +101,43 @@ def is_wanted() -> bool:
 
 
 def place(trace: Path) -> Path:
-    """Where the copy of a trace belongs.
+    """Return the path of the copy of a trace.
 
-    Of a folder's traces in one folder, so that they are one run, and before theirs in a list.
+    The copies of a folder's traces are in one folder, so that they are one run. Its name sorts
+    before the names of the traces' folders.
     """
     folder = trace.absolute().parent
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
-def compat(trace: Path) -> tuple[Path, list[str]]:
-    """Write the copy of one trace, packed or not, with the modules if it is annotated.
+def convert_for_tb_profiler(trace: Path) -> tuple[Path, list[str]]:
+    """Write a compressed copy of a trace for torch-tb-profiler, completely or not at all.
 
-    Packed, whole or not at all.
+    The copy has modules if the trace is annotated.
 
-    Returns its place, and what is wrong with each event that cannot be read, which is left out. A
-    `ProfileError` names a trace of which nothing can be read.
+    Returns:
+        The path of the copy, and the problem with each event that is left out.
+
+    Raises:
+        ProfileError: No event of the trace can be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
-    # a name of Lightning's here turns the modules off
+    # Lightning's name here turns the modules off.
     parts.pop("Framework", None)
     into = place(trace)
+    damage: list[str] = []
     with as_trace(trace):
-        given, damage = (
-            msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw]),
-            list[str](),
-        )
+        given = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
         events = list(_readable(given, damage))
         if damage and not events:
             raise ValueError(damage[0])
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules
-            # first, for of two events with the same times the first is the outer one.
+            # The events are last, because 0.4.3 adds its own before the last bracket.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
+            # For events with the same times, the first one is the outer one.
             for event in itertools.chain(_modules(events), map(_relabelled, events)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
@@ -143,10 +146,12 @@ def compat(trace: Path) -> tuple[Path, list[str]]:
 
 
 def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
+    """Yield the events that can be read. The problems of all others are appended to `damage`."""
     for raw in events:
         try:
             event = msgspec.json.decode(raw, type=_Event)
-            if not event.ph or (event.ph == "X" and (event.ts is ZERO or event.dur is ZERO)):
+            lacks_times = event.ts is ZERO or event.dur is ZERO
+            if not event.ph or (event.ph == "X" and lacks_times):
                 raise ValueError("an event has no `ph`, `ts` or `dur`")
             span(event.ts, event.dur)
             hash(event.thread)
@@ -160,7 +165,8 @@ def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
 
 def _relabelled(raw: Raw) -> dict[str, Any]:
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
-    category, name = event.get("cat"), event.get("name") or ""
+    category = event.get("cat")
+    name = event.get("name") or ""
     if category in CATEGORIES:
         event["cat"] = CATEGORIES[category]
     elif category == "user_annotation" and name.startswith(LOADERS):
@@ -176,42 +182,30 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """The calls of modules as 0.4.3 takes them, the outer ones first.
+    """Yield the calls of modules as Python calls, the outer ones first.
 
-    Calls at the same place have one number: there they are one row.
+    Calls with the same name below the same module have the same number, and are one row.
     """
-    calls, begun = _calls(events)
-    backward = (call for call in calls if call.phase != "forward")
-    parts = grouped(backward, lambda call: (call.thread, bisect_right(begun, call.start)))
-    for (thread, _), part in parts.items():
-        calls.append(
-            _Call(
-                min(call.start for call in part),
-                max(call.end for call in part),
-                thread,
-                "",
-                "backward",
-            )
-        )
+    calls, beginnings = _calls(events)
+    calls += _backward_passes(calls, beginnings)
     numbers: dict[tuple[int, str], int] = {}
     number_of: dict[_Call, int] = {}
-    for thread in dict.fromkeys(call.thread for call in calls):
+    for thread, called in grouped(calls, attrgetter("thread")).items():
+        process, thread_id = thread
         around: list[_Call] = []
-        for call in outer_first(
-            sorted((each for each in calls if each.thread == thread), key=attrgetter("phase")),
-            around,
-        ):
+        for call in outer_first(sorted(called, key=attrgetter("phase")), around):
             if around and call.end > around[-1].end:
                 continue
             above = number_of[around[-1]] if around else 0
-            number = number_of[call] = numbers.setdefault((above, call.name), len(numbers) + 1)
+            number = numbers.setdefault((above, call.name), len(numbers) + 1)
+            number_of[call] = number
             around.append(call)
             yield {
                 "ph": "X",
                 "cat": "python_function",
                 "name": f"nn.Module: {call.name}",
-                "pid": thread[0],
-                "tid": thread[1],
+                "pid": process,
+                "tid": thread_id,
                 "ts": call.start / FINE,
                 "dur": (call.end - call.start) / FINE,
                 "args": {
@@ -222,8 +216,20 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
             }
 
 
+def _backward_passes(calls: Iterable[_Call], beginnings: list[int]) -> list[_Call]:
+    """Return a call for all of backward on each thread, from one beginning to the next."""
+    backward = (call for call in calls if call.phase != "forward")
+    parts = grouped(backward, lambda call: (call.thread, bisect_right(beginnings, call.start)))
+    passes = []
+    for (thread, _), part in parts.items():
+        start = min(call.start for call in part)
+        end = max(call.end for call in part)
+        passes.append(_Call(start, end, thread, "", "backward"))
+    return passes
+
+
 def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
-    """The calls of modules on the threads that they ran on, and where each step and each call of forward begins."""
+    """Return the calls of modules, and the sorted beginnings of steps and forward calls."""
     slices: list[_Event] = []
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
@@ -232,25 +238,29 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
             continue
         event = msgspec.json.decode(raw, type=_Event)
         name = event.name or ""
+        start, _ = event.span
         if event.cat == MODULE:
             slices.append(event)
         elif event.cat == "user_annotation" and name.startswith(STEP):
-            steps[event.span[0]] = event.thread
+            steps[start] = event.thread
         elif event.cat == "cpu_op" and name.startswith(NODE):
-            nodes[event.span[0]] = event.thread
-    threads = threads_of_tracks(((each.track, each.span[0]) for each in slices), nodes)
-    threads |= dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
+            nodes[start] = event.thread
+    threads = threads_of_tracks(((event.track, event.span[0]) for event in slices), nodes)
+    # Forward runs on the thread of the steps.
+    if steps:
+        threads[0] = next(iter(steps.values()))
     calls = [_call(event, threads) for event in slices if event.track in threads]
-    return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
+    forward = [call.start for call in calls if call.phase == "forward"]
+    return calls, sorted([*steps, *forward])
 
 
 def _call(event: _Event, threads: dict[int, Thread]) -> _Call:
-    kind, phase = event.args.get("kind"), event.args["phase"]
-    name = " ".join(
-        [
-            event.name or "",
-            *([f"({kind})"] if kind else []),
-            *([] if phase == "forward" else [phase]),
-        ]
-    )
-    return _Call(*event.span, threads[event.track], phase, name)
+    phase = event.args["phase"]
+    name = event.name or ""
+    kind = event.args.get("kind")
+    if kind:
+        name += f" ({kind})"
+    if phase != "forward":
+        name += f" {phase}"
+    start, end = event.span
+    return _Call(start, end, threads[event.track], phase, name)

@@ -1,9 +1,9 @@
 """The value of a recorded trace: device work, host calls and named spans.
 
 All times are integers of nanoseconds. A trace file has microseconds as decimal text, which never
-becomes a float: Kineto's times count from the start of the quarter, and from its 51st day on, floats
-of them are 1/1024 µs apart. Times computed from them would be off by a nanosecond, and a slice would
-end before a slice that it contains.
+becomes a float: Kineto's times count from the start of the quarter, and from its 51st day on,
+floats of them are 1/1024 µs apart. Times computed from them would be off by a nanosecond, and a
+slice would end before a slice that it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -84,7 +84,8 @@ class OperatorCall(Struct, gc=False):
 
     Attributes:
         inputs: The operator's inputs, or `None` if shapes were not recorded.
-        sequence: Sequence number, which a backward node shares with its forward operator; -1 is none.
+        sequence: Sequence number, which a backward node shares with its forward operator; -1 is
+            none.
         forward_thread: For a backward node, torch's number of the forward's thread; 0 is none.
         spans_threads: Whether the call ended on another thread. Such a call contains nothing.
     """

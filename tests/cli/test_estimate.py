@@ -111,8 +111,8 @@ def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert (True, "fits", "H200 SXM") == (
         found["fits"],
-        found["room"]["verdict"],
-        found["room"]["chip"],
+        found["memory_fit"]["verdict"],
+        found["memory_fit"]["chip"],
     )
     assert found["bounds"]["seconds"] == pytest.approx(sum(found["bounds"]["by_phase"].values()))
     assert ["forward", "backward", "optimizer"] == list(found["bounds"]["by_phase"])

@@ -35,7 +35,7 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.estimation import fake_tensors as fake, largest_batch
 from lflops.flop_counter.known_values import LARGEST
-from lflops.memory.peak import room_for
+from lflops.memory.peak import memory_fit_of
 from lflops.profile.profile import Profile
 from lflops.report.text import savings
 from tests.conformance.at_hand import runs_here
@@ -1237,7 +1237,7 @@ def test_the_largest_batch_of_a_chip_and_of_a_rank() -> None:
             lflops.estimate(build, torch.zeros(samples, 1000), backward=True, **how)
             for samples in (found, found + 1)
         ]
-        rooms = [room_for(each, chip) for each in steps]
+        rooms = [memory_fit_of(each, chip) for each in steps]
         assert ["fits", "tight"] == [each.verdict for each in rooms if each is not None]
 
 

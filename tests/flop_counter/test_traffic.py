@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
-from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 from lflops.flop_counter.operators import known_operators
 from lflops.profile.records import Phase
@@ -354,7 +354,7 @@ def test_a_count_without_bytes_leaves_none_to_the_next() -> None:
     """What a call costs is kept for the next count, with bytes and without them."""
     model, counted = nn.ReLU(), []
     for traffic in (True, False, True):
-        with Counting({"": model}, extent=Extent(traffic=traffic, memory=False)) as counting:
+        with Counting({"": model}, options=CountOptions(traffic=traffic, memory=False)) as counting:
             model(x())
         counted.append(counting.profile.total(metric="bytes_moved"))
     assert [2 * n * FLOAT, 0, 2 * n * FLOAT] == counted

@@ -9,8 +9,8 @@ from lflops.memory.peak import (
     HOPPER_CUBLAS_BYTES,
     NCCL_BYTES,
     MemoryFit,
-    room,
-    room_for,
+    memory_fit,
+    memory_fit_of,
 )
 from tests.support.profile_builders import profile, small_memory
 
@@ -20,7 +20,7 @@ CHIP = Hardware("a chip", {"bf16": 1.0}, memory_bytes=100 * GIB, usable_bytes=90
 
 def of(tensor_bytes: int, chip: Hardware | None = CHIP, **how: int) -> MemoryFit:
     """The room, which is known."""
-    found = room(tensor_bytes, chip, **how)
+    found = memory_fit(tensor_bytes, chip, **how)
     assert found is not None
     return found
 
@@ -76,6 +76,6 @@ def test_an_unlisted_share_is_assumed_and_hopper_has_a_larger_workspace() -> Non
 @pytest.mark.parametrize("chip", [None, Hardware("unknown", {"bf16": 1.0})])
 def test_a_chip_of_unknown_memory_has_no_verdict(chip: Hardware | None) -> None:
     """None, which is not "does not fit"; nor has a step whose memory was not counted."""
-    assert room(1, chip) is None
-    assert room_for(profile({"": {}}, ()), CHIP) is None
-    assert room_for(profile({"": {}}, (), memory=small_memory()), CHIP) is not None
+    assert memory_fit(1, chip) is None
+    assert memory_fit_of(profile({"": {}}, ()), CHIP) is None
+    assert memory_fit_of(profile({"": {}}, (), memory=small_memory()), CHIP) is not None

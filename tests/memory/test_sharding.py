@@ -125,10 +125,14 @@ def test_each_strategy_fits_or_does_not() -> None:
     nothing = Hardware("none", {"bf16": 1.0}, memory_bytes=2**20)
     plenty = Hardware("plenty", {"bf16": 1.0}, memory_bytes=2**33)
     assert [{"does not fit"}, {"fits"}] == [
-        {peak.room.verdict for peak in sharded(trained(), RANKS, chip) if peak.room is not None}
+        {
+            peak.memory_fit.verdict
+            for peak in sharded(trained(), RANKS, chip)
+            if peak.memory_fit is not None
+        }
         for chip in (nothing, plenty)
     ]
-    assert {None} == {peak.room for peak in sharded(trained(), RANKS)}
+    assert {None} == {peak.memory_fit for peak in sharded(trained(), RANKS)}
 
 
 def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:

@@ -82,7 +82,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     ),
     "backward is unheard": (
         autograd,
-        "hear_backward",
+        "wrap_backward",
         lambda undo, begins, ends: None,
         "the end of a backward pass is not reported",
     ),
@@ -90,7 +90,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
     "profilers get ready unseen": (
         autograd,
-        "hear_profilers",
+        "wrap_profilers",
         lambda undo, call: None,
         "profilers get ready unseen",
     ),

@@ -20,7 +20,7 @@ from lflops.model.module_tree import ModuleTree
 from lflops.profile.profile import Profile
 from lflops.profile.records import Call
 from lflops.trace import annotate_in_background as program
-from lflops.trace.annotate import PROCESS, PROCESS_ID, Calls, annotate, pack
+from lflops.trace.annotate import PROCESS, PROCESS_ID, RecordedCalls, annotate, pack
 from lflops.trace.annotate_in_background import AnnotationProcess, main
 from lflops.trace.record.tracer import Recording, Tracer
 from tests.support.quarters import exact
@@ -64,13 +64,13 @@ def call(
     return Call(row, phase, BASE + start, BASE + end, device, innermost, thread)
 
 
-def calls(*slices: Call, batches: int = 1) -> Calls:
+def calls(*slices: Call, batches: int = 1) -> RecordedCalls:
     """What was called."""
-    return Calls(batches=batches, rank=3, world_size=8, calls=slices)
+    return RecordedCalls(batches=batches, rank=3, world_size=8, calls=slices)
 
 
 def annotated(
-    folder: Path, told: Calls, *, profile: Profile | None = None, **more: Any
+    folder: Path, told: RecordedCalls, *, profile: Profile | None = None, **more: Any
 ) -> dict[str, Any]:
     """What is in the annotated file."""
     into = folder / "host_3.1.pt.trace.json.gz"
@@ -310,7 +310,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [trace] == list(tmp_path.iterdir())
 
 
-def told_beside(trace: Path, told: Calls) -> Path:
+def told_beside(trace: Path, told: RecordedCalls) -> Path:
     """The calls in their file."""
     path = trace.with_name("calls")
     path.write_bytes(msgspec.json.encode(told))
@@ -412,7 +412,7 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     model = Projections()
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
     recording = recorded(model, tmp_path / "window")
-    told = Calls(
+    told = RecordedCalls(
         batches=recording.trace.batches, rank=0, world_size=1, calls=tuple(recording.calls)
     )
     annotation = AnnotationProcess(recording.raw, recording.path, told, tmp_path / "p.json")

@@ -14,7 +14,7 @@ from lflops.cli.main import main
 from lflops.errors import ProfileError
 from lflops.trace import annotate_in_background as program
 from lflops.trace.annotate import PROCESS_ID
-from lflops.trace.convert import compat, place
+from lflops.trace.convert import convert_for_tb_profiler, place
 
 TRAINER, ENGINE = 5, 9
 """Threads."""
@@ -67,7 +67,9 @@ def copied(folder: Path, *events: dict[str, Any], **more: Any) -> dict[str, Any]
     trace = folder / "train-0-1" / "host_0.7.pt.trace.json"
     trace.parent.mkdir(exist_ok=True)
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **more}))
-    content: dict[str, Any] = json.loads(gzip.decompress(compat(trace)[0].read_bytes()))
+    content: dict[str, Any] = json.loads(
+        gzip.decompress(convert_for_tb_profiler(trace)[0].read_bytes())
+    )
     return content
 
 
@@ -291,7 +293,7 @@ def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
     trace.write_text(
         json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf")
     )
-    copy, damage = compat(trace)
+    copy, damage = convert_for_tb_profiler(trace)
     assert [] == damage
     assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0][
         "args"
@@ -311,10 +313,10 @@ def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None
             ProfileError,
             match=r"a\.pt\.trace\.json: is not a .* trace: line 3, column 16: JSON is malformed",
         ):
-            compat(trace)
+            convert_for_tb_profiler(trace)
     trace.write_bytes(gzip.compress(text, mtime=0)[:12] + b"\xff" * 30)
     with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
-        compat(trace)
+        convert_for_tb_profiler(trace)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
     (folder := tmp_path / "w").mkdir()
     (trace := folder / "a.pt.trace.json").write_text(f'{{"traceEvents": {events}}}')
     with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
-        compat(trace)
+        convert_for_tb_profiler(trace)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file() and path != trace]
 
 

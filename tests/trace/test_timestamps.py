@@ -18,8 +18,8 @@ from lflops.errors import ProfileError
 from lflops.profile.records import Call
 from lflops.trace import recorded as times
 from lflops.trace.analysis.merge import MERGED, merge
-from lflops.trace.annotate import Calls, annotate
-from lflops.trace.convert import compat
+from lflops.trace.annotate import RecordedCalls, annotate
+from lflops.trace.convert import convert_for_tb_profiler
 from tests.support.quarters import DAY, MOMENTS, exact, span, write
 from tests.trace.test_convert import STEP, module
 
@@ -87,7 +87,7 @@ def test_what_is_annotated_has_its_own_times(quarter: int, tmp_path: Path) -> No
         Call(name, "forward", BASE + start, BASE + end, 0, name != "outer", 0)
         for name, start, end in calls(quarter)
     ]
-    annotate(trace, Calls(batches=1, rank=0, world_size=1, calls=tuple(told)), into)
+    annotate(trace, RecordedCalls(batches=1, rank=0, world_size=1, calls=tuple(told)), into)
     found = exact(into)["traceEvents"]
     assert operators(quarter) == found[: 1 + len(told)]
     assert calls(quarter) == [
@@ -135,7 +135,7 @@ def test_torch_tb_profiler_drops_nothing_of_the_copy(quarter: int, tmp_path: Pat
     ]
     header = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "baseTimeNanoseconds": BASE}
     write(header | {"traceEvents": operators(quarter) + modules}, trace)
-    copy, _ = compat(trace)
+    copy, _ = convert_for_tb_profiler(trace)
     assert CALLS == sum(
         event["name"].startswith("nn.Module: outer") for event in exact(copy)["traceEvents"]
     )
@@ -192,4 +192,4 @@ def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
     with pytest.raises(
         ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
     ):
-        compat(tmp_path / "a_0.1.pt.trace.json")
+        convert_for_tb_profiler(tmp_path / "a_0.1.pt.trace.json")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lflops.model.module_tree import ModuleTree
 from lflops.trace.analysis.merge import merge
-from lflops.trace.annotate import PROCESS, Calls, annotate
+from lflops.trace.annotate import PROCESS, RecordedCalls, annotate
 from lflops.trace.record.tracer import Tracer
 from tests.support.traces_by_hand import gpu_traces
 
@@ -83,7 +83,7 @@ def test_an_annotated_training_is_valid(tmp_path: Path) -> None:
     assert recording.raw is not None
     annotate(
         recording.raw,
-        Calls(batches=1, rank=0, world_size=1, calls=tuple(recording.calls)),
+        RecordedCalls(batches=1, rank=0, world_size=1, calls=tuple(recording.calls)),
         recording.path,
     )
     assert PROCESS.encode() in gzip.decompress(recording.path.read_bytes())
@@ -127,5 +127,5 @@ def test_a_gpus_trace_has_no_more_violations_than_before(tmp_path: Path) -> None
         with gzip.open(path) as source, raw.open("wb") as target:
             shutil.copyfileobj(source, target)
         if not raw.read_bytes().lstrip().startswith(b"["):
-            annotate(raw, Calls(batches=1, rank=0, world_size=1, calls=()), into)
+            annotate(raw, RecordedCalls(batches=1, rank=0, world_size=1, calls=()), into)
             assert violations(path) == violations(into), path.name

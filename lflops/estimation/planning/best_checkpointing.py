@@ -24,7 +24,7 @@ from lflops.estimation.planning.block_trials import FEMTO, BlockTrials, memory_o
 from lflops.hardware.chips import Hardware
 from lflops.inputs.arguments import check_memory
 from lflops.inputs.tensors import tensors_in
-from lflops.memory.peak import FRAGMENTATION, TIGHT, MemoryFit, room_for
+from lflops.memory.peak import FRAGMENTATION, TIGHT, MemoryFit, memory_fit_of
 from lflops.profile.profile import Profile
 
 _HEADS = ("recomputed", "peak", "saved", "more FLOPs", "of the step's", "more time")
@@ -61,7 +61,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         alternatives: The same policy for every block, and last the plan.
         profile: The estimate of the step with these policies.
         estimates: Number of estimates that were made.
-        room: What the step needs of the chip, if the memory of the chip is the budget.
+        memory_fit: What the step needs of the chip, if the memory of the chip is the budget.
     """
 
     policies: Mapping[str, Policy]
@@ -71,7 +71,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     alternatives: tuple[Alternative, ...]
     profile: Profile
     estimates: int
-    room: MemoryFit | None = None
+    memory_fit: MemoryFit | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -104,10 +104,11 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     def _verdict(self) -> str:
         """Return the last line of the table, with the same verdict as the estimate of a chip."""
         lowest = "" if self.fits else ", this is the lowest peak"
-        if self.room is not None:
-            needed = units.size(self.room.needed_bytes)
-            usable = units.size(self.room.usable_bytes)
-            return f"{self.room.verdict}{lowest}: {needed} of {usable} on {self.room.chip}."
+        fit = self.memory_fit
+        if fit is not None:
+            needed = units.size(fit.needed_bytes)
+            usable = units.size(fit.usable_bytes)
+            return f"{fit.verdict}{lowest}: {needed} of {usable} on {fit.chip}."
         verdict = "fits" if self.fits else "does not fit"
         budget = units.size(self.memory_bytes)
         return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {budget} for tensors."
@@ -313,7 +314,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
         alternatives=tuple(alternatives),
         profile=profile,
         estimates=trials.made,
-        room=room_for(profile, profile.run.hardware) if by_room else None,
+        memory_fit=memory_fit_of(profile, profile.run.hardware) if by_room else None,
     )
 
 
@@ -325,7 +326,7 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
 
 
 def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
-    needs = room_for(profile, profile.run.hardware) if by_room else None
+    needs = memory_fit_of(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget
     if needs.verdict == "fits":

@@ -219,7 +219,7 @@ def _more(rows: Sequence[object], top: int) -> str:
 
 def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:
     throughput = "tokens/s" if tokens else "samples/s"
-    columns: dict[str, list[str]] = {"place": [str(row.rank) for row in rows]}
+    columns: dict[str, list[str]] = {"place": [str(row.place) for row in rows]}
     columns |= _settings(rows)
     timed = ("time", "interval", throughput, "exposed", "recomputing")
     columns |= {name: [] for name in timed}
@@ -252,8 +252,8 @@ def _settings(rows: Sequence["Configuration"]) -> dict[str, list[str]]:
     """Return the columns that do not depend on a prediction."""
     memory: list[str] = []
     for row in rows:
-        mark = " !" if row.room.verdict == "tight" else ""
-        memory.append(units.size(row.room.needed_bytes, digits=1) + mark)
+        mark = " !" if row.memory_fit.verdict == "tight" else ""
+        memory.append(units.size(row.memory_fit.needed_bytes, digits=1) + mark)
     return {
         "recompute": [row.checkpointing for row in rows],
         "micro batch": [f"{row.micro_batch} x {row.accumulation}" for row in rows],

@@ -36,7 +36,7 @@ from lflops.estimation.planning.work_sheets import (
 from lflops.estimation.prediction import DEVICES_PER_HOST, Prediction, predict, why_not
 from lflops.hardware.chips import Hardware, named
 from lflops.inputs.arguments import check_whole, describe
-from lflops.memory.peak import MemoryFit, room
+from lflops.memory.peak import MemoryFit, memory_fit
 from lflops.profile.profile import Communication, ModuleProfile, Profile
 
 
@@ -155,7 +155,7 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "16-true": ("fp16", None),
     "32-true": (None, None),
 }
-"""For each of Lightning's precisions, the dtype of parameters, and the dtype of matmuls if it differs."""
+"""By Lightning's precision: the dtype of parameters, and of matmuls if it differs."""
 
 Mesh = Mapping[str, int]
 # Meshes whose ranks do the same work on parts of different sizes.
@@ -193,7 +193,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
         checkpointing: The activation checkpointing of every block.
         micro_batch: Samples that a rank processes at once.
         accumulation: Micro batches of a step.
-        room: The memory that it needs, and whether the chip has it.
+        memory_fit: The memory that it needs, and whether the chip has it.
         predicted: Time of a step with all its micro batches, or `None` if no rates were fitted.
         why_not: Why no time is predicted.
         least_seconds: A lower bound of the step time.
@@ -202,7 +202,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
             work under 1F1B.
         reason: The time that it spends on anything besides the model's work, in words.
-        rank: Its place by predicted time. Ties share a place. 0 if no time is predicted.
+        place: Its place by predicted time. Ties share a place. 0 if no time is predicted.
     """
 
     name: str
@@ -210,14 +210,14 @@ class Configuration(Struct, frozen=True, kw_only=True):
     checkpointing: Policy
     micro_batch: int
     accumulation: int
-    room: MemoryFit
+    memory_fit: MemoryFit
     predicted: Prediction | None
     why_not: str | None
     least_seconds: float | None
     tensor_seconds: float
     bubble_seconds: float
     reason: str
-    rank: int = 0
+    place: int = 0
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -545,7 +545,7 @@ class _Search:
             checkpointing=policy,
             micro_batch=micro_batch,
             accumulation=accumulation,
-            room=needs,
+            memory_fit=needs,
             predicted=predicted,
             why_not=why,
             least_seconds=least_seconds,
@@ -640,7 +640,7 @@ class _Search:
         )
 
     def _room(self, peak: float, reserved: float | None = None) -> MemoryFit:
-        found = room(
+        found = memory_fit(
             int(peak),
             self._chip,
             ranks=self._gpus,
@@ -654,7 +654,7 @@ class _Search:
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """Estimate the whole model in the first configurations that are no pipeline, until one fits.
+        """Estimate the whole model in the configurations that are no pipeline, until one fits.
 
         Those that do not fit after all are removed from the list. At most three are estimated.
         """
@@ -667,7 +667,7 @@ class _Search:
             needs = self._room(memory.peak_bytes + added, reserved)
             place = configurations.index(each)
             if needs.verdict != "does not fit":
-                configurations[place] = replace(each, room=needs)
+                configurations[place] = replace(each, memory_fit=needs)
                 return profile
             name = (
                 f"{each.name}, checkpointing {each.checkpointing}, micro batch {each.micro_batch}"
@@ -746,13 +746,13 @@ def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
     """
     ranked: list[Configuration] = []
     first: Prediction | None = None
-    rank = 0
+    place = 0
     known = [(each.predicted, each) for each in configurations if each.predicted is not None]
     for predicted, each in sorted(known, key=lambda pair: pair[0].seconds):
         if first is None or not _is_tie(first, predicted):
             first = predicted
-            rank = len(ranked) + 1
-        ranked.append(replace(each, rank=rank))
+            place = len(ranked) + 1
+        ranked.append(replace(each, place=place))
     return ranked
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-from lflops.formulas.table import Cost, Shape, Values, adapted, formula
+from lflops.formulas.table import Cost, Formula, Shape, Values, adapted, formula
 
 Known = Values | Shape | None
 """An optional tensor of integers: its numbers, or its shape if the numbers are unknown."""
@@ -308,23 +308,25 @@ def attention_formula(
     both_read = [name for name in reads.split() if name not in forward_only.split()]
 
     def register(scores: _ScoresOf) -> _ScoresOf:
-        @functools.wraps(scores)
-        def forward(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
-            count = scores(query, key, value, **given)
-            return attention_of_scores(count, query[-1], value[-1])
-
-        @functools.wraps(scores)
-        def gradients(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
-            count = scores(query, key, value, **given)
-            return attention_backward_of_scores(count, query[-1], value[-1])
-
-        enter_forward = formula(*operators, writes_first=writes_first, reads=reads)
-        enter_forward(adapted(forward, without=backward_only))
-        enter_backward = formula(backward, reads=" ".join(both_read))
-        enter_backward(adapted(gradients, leading, without=forward_only))
+        forward = _cost_by_scores(scores, attention_of_scores)
+        register_forward = formula(*operators, writes_first=writes_first, reads=reads)
+        register_forward(adapted(forward, without=backward_only))
+        gradients = _cost_by_scores(scores, attention_backward_of_scores)
+        register_backward = formula(backward, reads=" ".join(both_read))
+        register_backward(adapted(gradients, leading, without=forward_only))
         return scores
 
     return register
+
+
+def _cost_by_scores(
+    scores: Callable[..., Scores], cost_of: Callable[[Scores, int, int], Cost]
+) -> Formula:
+    @functools.wraps(scores)
+    def cost(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
+        return cost_of(scores(query, key, value, **given), query[-1], value[-1])
+
+    return cost
 
 
 @attention_formula(

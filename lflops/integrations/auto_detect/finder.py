@@ -38,7 +38,7 @@ from lflops.monitoring.inputs.messages import warn
 from lflops.monitoring.inputs.settings import Settings, settings_of
 from lflops.monitoring.run import OPEN, MonitoredRun, RunLedger
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
-from lflops.torch_private.data_loader import hear_fetches
+from lflops.torch_private.data_loader import wrap_fetches
 from lflops.torch_private.modules import call_last, is_called_last, self_parts
 from lflops.torch_private.self_check import check_data_loader
 
@@ -197,7 +197,7 @@ class AutoDetectedPhases(LoopPhases):
             self.tape.note(AutoDetectedPhases._optimizer_begins, self)
 
         hook_optimizers(undo, boundary.guard(optimizer_begins), None)
-        hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
+        wrap_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
     def _model_is_called(self, *given: Any) -> None:
         self.tape.note(AutoDetectedPhases._called, self, is_grad_enabled(), given[0].training)

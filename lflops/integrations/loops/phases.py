@@ -24,7 +24,7 @@ from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import Phases, Within
 from lflops.phase_log import RUN
-from lflops.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
+from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
 """Stands for the running stage."""
@@ -75,7 +75,7 @@ class LoopPhases(Phases):
         self.boundary = boundary
         guard = boundary.guard
         undo.add(self.clear)
-        hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
+        wrap_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
         hook_models(undo, models, guard(self._model_is_called))
         begins = guard(self._optimizer_begins)
         ends = guard(partial(self.leave_last, "optimizer"))

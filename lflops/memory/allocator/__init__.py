@@ -1,4 +1,4 @@
-"""Torch's caching allocator for CUDA, simulated: from a sequence of allocations and frees to the memory that is reserved.
+"""A simulation of torch's caching allocator for CUDA: the memory that requests reserve.
 
 No torch.
 """

@@ -1,4 +1,4 @@
-"""Torch's snapshots of CUDA memory: read safely, brought back to the moment of the peak, and explained.
+"""Snapshots of CUDA memory: read safely, restored to the moment of the peak, and explained.
 
 `lflops memory`. No torch.
 """

@@ -89,7 +89,8 @@ def memory(
         )
     if after is not None and (html is not None or hardware is not None):
         raise UsageError(
-            f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out"
+            f"{after}: two snapshots are compared as text or --json: "
+            "leave --html and --hardware out"
         )
     chip = None if hardware is None else named(hardware)
     snapshot = read_snapshot(file, device)

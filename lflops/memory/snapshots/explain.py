@@ -114,8 +114,8 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes, the most important one first.
 
-    A specific cause, such as a leak, comes before the largest category if it explains a tenth of the
-    memory and the failed request.
+    A specific cause, such as a leak, comes before the largest category if it explains a tenth of
+    the memory and the failed request.
 
     Args:
         peak: What is alive.
@@ -157,8 +157,8 @@ def _code(category: Category, alive: Alive) -> str:
 def _elsewhere(case: _Case) -> Cause | None:
     """A limit of the process, or another process.
 
-    It is a limit if the device has the requested bytes free. It is another process if the device has
-    less free than this process leaves.
+    It is a limit if the device has the requested bytes free. It is another process if the device
+    has less free than this process leaves.
     """
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:

@@ -54,9 +54,9 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     Attributes:
         matched_share: Share of the bytes of forward and backward that match an operator of the
             profile.
-        moments: By moment, then by module and phase, such as `layers.*.mlp, made in forward`: bytes.
-            The moments are the peak of each phase, and last the failure or the peak of the step.
-            Bytes without a module are named `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
+        moments: By moment, then by module and phase, such as `layers.*.mlp, made in forward`:
+            bytes. The moments are the peak of each phase, and last the failure or the peak of the
+            step. Bytes without a module are named `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
     matched_share: float

@@ -79,8 +79,8 @@ def load_plain(path: str | PathLike[str]) -> Any:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Files of lflops whose frames are in the stacks of a counting step, but not part of the training run.
-# `collect` was their folder when older snapshots were recorded.
+# Files of lflops whose frames are in the stacks of a counting step, but not part of the training
+# run. `collect` was their folder when older snapshots were recorded.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"
 )

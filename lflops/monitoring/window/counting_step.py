@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
-from lflops.flop_counter.accumulator import Extent
-from lflops.flop_counter.count import Counting, ignored_rows
+from lflops.flop_counter.accumulator import CountOptions
+from lflops.flop_counter.count import Counting, ignored_modules
 from lflops.formulas.table import READS
 from lflops.hardware.calibrate import hardware_of
 from lflops.inputs.batch import BatchReader, padded_share
@@ -69,7 +69,7 @@ class StepCounter:
         self._root = training.root
         self._breaks_before = graph_breaks()
         check()
-        ignored_rows(ModuleTree({"": self._root}), settings.ignore_modules)
+        ignored_modules(ModuleTree({"": self._root}), settings.ignore_modules)
         if isinstance(settings.count, Profile):
             _check_same_model(settings.count, training)
         self._reader = BatchReader()
@@ -138,7 +138,7 @@ class StepCounter:
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._empty is None:
-            nothing = Counting({"": self._root}, extent=Extent(traffic=False, memory=False))
+            nothing = Counting({"": self._root}, options=CountOptions(traffic=False, memory=False))
             with torch.no_grad(), nothing:
                 # not `pass`, after which an interrupt could skip `__exit__`
                 nothing.outside("other")

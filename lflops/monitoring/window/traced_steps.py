@@ -14,7 +14,7 @@ from lflops.monitoring.window.step_modes import EndedStep, StepMode
 from lflops.monitoring.window.window import Window
 from lflops.profile.notes import Note, sentence
 from lflops.timing.step_phases import OTHER
-from lflops.trace.annotate import Calls
+from lflops.trace.annotate import RecordedCalls
 from lflops.trace.annotate_in_background import AnnotationProcess
 from lflops.trace.record.tracer import Recording, Tracer
 
@@ -179,7 +179,7 @@ class TraceAnnotations:
         raw = recording.raw
         if raw is None:
             return
-        calls = Calls(
+        calls = RecordedCalls(
             batches=recording.trace.batches or 0,
             rank=self._training.rank,
             world_size=self._training.world_size,

@@ -15,7 +15,7 @@ from lflops.memory.peak import (
     MemoryFit,
     Sharded,
     Verdict,
-    room_for,
+    memory_fit_of,
 )
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
@@ -36,10 +36,10 @@ def render_memory(analysis: Analysis) -> Group:
 
 def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableType]]:
     yield "peak", prose(units.size(memory.peak_bytes) + _when(analysis, memory))
-    room = room_for(analysis.profile, analysis.profile.run.hardware)
-    if room is not None:
-        for line in room_lines(room):
-            yield "verdict", prose(line, _COLOURS[room.verdict])
+    fit = memory_fit_of(analysis.profile, analysis.profile.run.hardware)
+    if fit is not None:
+        for line in memory_fit_lines(fit):
+            yield "verdict", prose(line, _COLOURS[fit.verdict])
     if memory.reserved is not None:
         yield "reserved", prose(_reserved(memory.reserved))
     for saving, _, cost in savings(analysis):
@@ -99,22 +99,22 @@ def _reserved(reserved: Reserved) -> str:
     )
 
 
-def room_lines(room: MemoryFit) -> Iterable[str]:
+def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
     """The verdict, and its parts."""
     yield (
-        f"{room.verdict}: {units.size(room.needed_bytes)} of the {units.size(room.usable_bytes)} "
-        f"that a process has on {room.chip} "
-        f"({units.percent(room.needed_bytes / room.usable_bytes)})"
+        f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
+        f"that a process has on {fit.chip} "
+        f"({units.percent(fit.needed_bytes / fit.usable_bytes)})"
     )
     fragmentation = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
-    if room.fragmentation_simulated:
+    if fit.fragmentation_simulated:
         fragmentation = "reserved besides by the allocator (simulated)"
     parts = {
-        "tensors": room.tensor_bytes,
-        fragmentation: room.fragmentation_bytes,
-        "CUDA context": room.context_bytes,
-        "cuBLAS": room.workspace_bytes,
-        "NCCL": room.collective_bytes,
+        "tensors": fit.tensor_bytes,
+        fragmentation: fit.fragmentation_bytes,
+        "CUDA context": fit.context_bytes,
+        "cuBLAS": fit.workspace_bytes,
+        "NCCL": fit.collective_bytes,
     }
     yield ", ".join(f"{units.size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes)
 
@@ -154,7 +154,7 @@ def _saving(saved: int, macs: int) -> str:
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
     """The memory of a rank under each strategy: in all, by part, and whether it fits."""
     headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
-    if any(strategy.room is not None for strategy in strategies):
+    if any(strategy.memory_fit is not None for strategy in strategies):
         headings += ["needs", "verdict"]
     title = f"peak of each of {strategies[0].ranks} ranks" if strategies else ""
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -172,10 +172,10 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
             strategy.rest_bytes,
         )
         cells = [text(units.size(nbytes)) for nbytes in sizes]
-        room = strategy.room
-        if room is not None:
-            cells.append(text(units.size(room.needed_bytes)))
-            cells.append(text(room.verdict, _COLOURS[room.verdict]))
+        fit = strategy.memory_fit
+        if fit is not None:
+            cells.append(text(units.size(fit.needed_bytes)))
+            cells.append(text(fit.verdict, _COLOURS[fit.verdict]))
         table.add_row(text(strategy.strategy), *cells)
     remark = (
         "by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL"

@@ -1,8 +1,8 @@
 """Categories of operators and kernels, and precision and tensor cores by kernel names.
 
 A kernel has the category of the operator that launched it, if that is known, because a layout
-conversion inside a convolution is convolution. Otherwise its own name decides. `categories.toml` has
-the names.
+conversion inside a convolution is convolution. Otherwise its own name decides. `categories.toml`
+has the names.
 """
 
 import functools
@@ -100,7 +100,7 @@ def _category_by_name(name: str) -> Category:
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
-    """Return whether a kernel runs on tensor or matrix cores, or `None` if its name does not show it."""
+    """Return whether a kernel runs on tensor or matrix cores; `None` if its name hides it."""
     return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 

@@ -1,13 +1,13 @@
 """Collectives by kind and group, and the time that ranks wait for each other in them.
 
-Algorithmic bandwidth is the message size over the time. Bus bandwidth is algorithmic bandwidth times
-a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's nccl-tests. With n ranks
-the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an all-gather, a reduce-scatter and an
-all-to-all; and 1 for all others.
+Algorithmic bandwidth is the message size over the time. Bus bandwidth is algorithmic bandwidth
+times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's nccl-tests. With
+n ranks the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an all-gather, a
+reduce-scatter and an all-to-all; and 1 for all others.
 
 A collective's kernel runs from a rank's arrival until all ranks are done. So the rank that arrives
-last has the shortest kernel, which is the transfer, and the other ranks waited for the rest of their
-kernels' time. This needs no common clock.
+last has the shortest kernel, which is the transfer, and the other ranks waited for the rest of
+their kernels' time. This needs no common clock.
 
     rank 0    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
     rank 1            ▇▇▇▇▇▇▇▇     last: rank 1; rank 0 waited half of its time

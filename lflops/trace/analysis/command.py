@@ -24,7 +24,7 @@ from lflops.trace.analysis.terminal import (
     render_trace_roofline,
     trace_headline,
 )
-from lflops.trace.convert import compat as copy_of
+from lflops.trace.convert import convert_for_tb_profiler
 from lflops.trace.files import traces_in
 
 _LISTED = 10
@@ -156,7 +156,7 @@ def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False
 
     If torch-tb-profiler is installed, the callback does this itself.
     """
-    copies = [copy_of(each) for each in traces_in(folder)]
+    copies = [convert_for_tb_profiler(each) for each in traces_in(folder)]
     if as_json:
         files = [str(file) for file, _ in copies]
         damaged = [len(damage) for _, damage in copies]

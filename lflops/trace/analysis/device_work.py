@@ -42,7 +42,8 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     """Nanoseconds of all calls of one kernel.
 
     Attributes:
-        tensor_cores: Whether it runs on tensor or matrix cores; `None` if its name does not show it.
+        tensor_cores: Whether it runs on tensor or matrix cores; `None` if its name does not show
+            it.
         operators: The operators that launched it, those with the most time first.
     """
 

@@ -1,6 +1,7 @@
 """Causes of a device's idle time, delays of launches, and depth of the launch queue.
 
-Each idle interval ends with a piece of work. The thread that launched that work determines the cause:
+Each idle interval ends with a piece of work. The thread that launched that work determines the
+cause:
 
     device   ▇▇▇▇ kernel │               idle                              │ ▇▇▇ next kernel
     host                 │ Python │ operator  │ launch call │
@@ -41,7 +42,8 @@ Cause = Literal[
 * `operators`: It was in an operator, outside such calls.
 * `python`: It did none of these.
 * `launch_latency`: The next work was launched after the idle time began, and had not started yet.
-* `queued`: The next work had been launched before: a gap on the device, or a wait for another stream.
+* `queued`: The next work had been launched before: a gap on the device, or a wait for another
+  stream.
 * `not_recorded`: The trace does not show what launched the next work.
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -53,7 +55,7 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread. A moment belongs to the first one that contains it, or else to `python`."""
+"""Activities of a thread. A moment belongs to the first one that contains it, else to `python`."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(

@@ -13,7 +13,7 @@ from lflops.trace.analysis.collectives import Key, numbered, occurrences
 from lflops.trace.analysis.event_stream import Header
 from lflops.trace.analysis.host_walk import walk
 from lflops.trace.analysis.read_trace import read_trace
-from lflops.trace.annotate import about
+from lflops.trace.annotate import metadata_event
 from lflops.trace.files import read, traces_in, written_whole
 from lflops.trace.recorded import ZERO, microseconds, span
 
@@ -21,7 +21,7 @@ MERGED = "merged.trace.json.gz"
 """Name of the merged file, which readers of single traces do not look for."""
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that end at about the same moment on all ranks, because each rank needs all others."""
+"""Collectives that end at almost the same time on all ranks: each rank needs all others."""
 
 _SMALLEST_NUMBERS = {
     "correlation": 1,
@@ -211,8 +211,12 @@ class _Merger:
         label = source.path.name if source.rank is None else f"rank {source.rank}"
         for process, number in processes.items():
             name = names.get(process, process) or "all"
-            yield msgspec.json.encode(about("process_name", number, name=f"{label}: {name}"))
-            yield msgspec.json.encode(about("process_sort_index", number, sort_index=number))
+            yield msgspec.json.encode(
+                metadata_event("process_name", number, name=f"{label}: {name}")
+            )
+            yield msgspec.json.encode(
+                metadata_event("process_sort_index", number, sort_index=number)
+            )
         self._add_properties(content.devices, index)
 
     def _add_properties(self, devices: list[dict[str, Any]], index: int) -> None:

@@ -1,4 +1,4 @@
-"""Cost of a recorded operator, from the shapes of its inputs and the formulas that count live calls.
+"""Cost of a recorded operator, from its input shapes and the formulas that count live calls.
 
 A cost is exact, or it is `None` because the inputs do not determine it.
 """
@@ -151,7 +151,7 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors that formulas and parsing raise for inputs that do not fit. A trace may come from anywhere."""
+"""Errors of formulas and parsing for inputs that do not fit. A trace may come from anywhere."""
 
 
 class _Call(NamedTuple):

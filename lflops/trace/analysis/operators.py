@@ -1,9 +1,9 @@
 """Operators of a trace by name and by the shapes of their inputs, and modules and scopes.
 
-Modules and scopes are spans around operators. A module frame of the Python stack has the class and a
-number as its name, for example `Linear_3`; a slice of lflops has the module's name. Backward belongs
-to the module whose forward created the node, if the trace has the numbers that show it. Device times
-are of kernels that were launched inside.
+Modules and scopes are spans around operators. A module frame of the Python stack has the class and
+a number as its name, for example `Linear_3`; a slice of lflops has the module's name. Backward
+belongs to the module whose forward created the node, if the trace has the numbers that show it.
+Device times are of kernels that were launched inside.
 """
 
 import re
@@ -40,7 +40,8 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
     """All counted calls of one operator with equal inputs; `None` is unknown.
 
     Attributes:
-        shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other inputs.
+        shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other
+            inputs.
         types: torch's names of the element types.
         precision: Name in `hardware.DTYPES`; TF32 if a kernel's name shows it.
         calls: Number of calls, without calls inside another counted operator.

@@ -266,7 +266,8 @@ def launches(summary: TraceSummary) -> Iterator[str]:
             f"90th percentile {nanoseconds(found.high)}, maximum {nanoseconds(found.longest)}"
         )
         if found.shorter_than_launch:
-            yield f"kernels shorter than their launch call: {units.count(found.shorter_than_launch)}"
+            number = units.count(found.shorter_than_launch)
+            yield f"kernels shorter than their launch call: {number}"
     several = len(summary.devices) > 1
     for each in summary.devices:
         if each.queue is None:
@@ -320,10 +321,11 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
             parts.append(f"{nanoseconds(each.self_device)} on the device")
         yield "not counted", f"{', '.join(parts)}: shapes were not recorded or are not sufficient"
     if summary.utilization is not None and _has_compiled_backward(summary):
-        yield (
-            "compiled",
-            "backward is compiled, so the trace does not show what it recomputes: the MFU includes it",
+        sentence = (
+            "backward is compiled, so the trace does not show what it recomputes: "
+            "the MFU includes it"
         )
+        yield ("compiled", sentence)
     if summary.has_stack:
         yield "recording", "Python stacks slow the host: without them the device is idle less"
     if summary.negative:

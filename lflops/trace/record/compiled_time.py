@@ -30,7 +30,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from lflops.errors import CountError
-from lflops.model.module_tree import ModuleTree, rows_of
+from lflops.model.module_tree import ModuleTree, names_in_tree
 from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase
 from lflops.profile.series import grouped
 
@@ -328,7 +328,7 @@ def divided_among_modules(
     graphs = recorded_graphs(region.key for region in regions)
 
     def rows(graph: GraphKernels, running: str) -> Sequence[str | None]:
-        return rows_of(graph.modules, running, tree)
+        return names_in_tree(graph.modules, running, tree)
 
     times = times_of(regions, graphs, rows, batches=len(device_times), device=device)
     for batch, divided in zip(device_times, times.device, strict=True):

@@ -1,9 +1,9 @@
 """Operators with self time, and device work by module, from Kineto's events in memory.
 
-Operators call other operators: on each thread, events are nested by their times. Device work belongs
-to the operator that launched it, whenever it ran, and so to the module that ran the operator. Sums
-are by name, as in torch's table, where runtime calls have rows too. `trace/analysis/host_walk.py`
-sums the operators of a trace file by their inputs.
+Operators call other operators: on each thread, events are nested by their times. Device work
+belongs to the operator that launched it, whenever it ran, and so to the module that ran the
+operator. Sums are by name, as in torch's table, where runtime calls have rows too.
+`trace/analysis/host_walk.py` sums the operators of a trace file by their inputs.
 
     host     aten::linear [ aten::addmm [ launch ] ]     self time of linear is without addmm
     device                                    kernel     belongs to addmm
@@ -202,8 +202,8 @@ class AttributedTrace:
     """Kineto's events, attributed to modules by the module log.
 
     Attributes:
-        device: Device nanoseconds of each step, by the module and phase that launched the work; work
-            of unknown origin belongs to the root.
+        device: Device nanoseconds of each step, by the module and phase that launched the work;
+            work of unknown origin belongs to the root.
         batch_at: Returns the index of the step at a moment inside a step.
         calls: Calls of modules and scopes inside steps, on all threads.
         operators: Table of operators over all steps.

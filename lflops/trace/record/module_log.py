@@ -1,13 +1,13 @@
-"""When modules, scopes and optimizer steps were entered and left while Kineto recorded, and which of them an operator belongs to.
+"""Record when modules, scopes and optimizer steps run, and assign traced operators to them.
 
-`ModuleLog` only writes down moments and the numbers that torch gives to autograd nodes, so that
-recorded steps stay what they are. `Replay` reads its entries together with Kineto's events, in the
-order of time. In forward the moments say which module runs. In backward the number of a node says
-which module built it; a module that is entered while a node runs is computed again.
+`ModuleLog` only writes down times and the numbers that torch gives to autograd nodes, so that a
+recorded step runs as usual. `Replay` reads the log together with Kineto's events, in the order of
+time. In forward, the times say which module runs. In backward, the number of a node says which
+module built it. A module that is entered while a node runs is recomputed.
 
-    entries      enter q (node 5)   leave q (node 7)         enter k (node 7)   leave k (node 9)
-    events                aten::addmm                                 aten::addmm             node 8    node 6
-    belongs to            q, forward                                  k, forward              k         q, backward
+    entries         enter q (node 5)   leave q (node 7)
+    events                   aten::addmm                          node 6
+    module, phase            q, forward                           q, backward
 """
 
 import threading
@@ -30,47 +30,56 @@ from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
 from lflops.torch_private.dispatch_modes import without_modes
 
-# begins the name of the one event that ties a thread's log to its Kineto events
 THREAD = "lflops: thread "
+"""Prefix of the event that connects a thread's log with its Kineto events."""
 
-SCOPE, OPTIMIZER, CLOSURE, LEAVE, STEP = "part:", "step of", "closure", "leave", "step"
+SCOPE = "part:"
+"""Prefix of the name of a scope that is entered."""
+
+OPTIMIZER = "step of"
+CLOSURE = "closure"
+LEAVE = "leave"
+STEP = "step"
 
 LogEntry = tuple[int, int, int, str | nn.Module]
-"""Nanoseconds since 1970, as Kineto counts them.
+"""Nanoseconds since 1970, the number of the next autograd node, the key of a frame, and the event.
 
-The number of the next autograd node; the key to leave by; what is entered or left.
+The event is a module or a scope that is entered, `OPTIMIZER`, `CLOSURE`, `LEAVE`, `STEP`, or a
+phase.
 """
 
 
 class ModuleLog:
-    """Logs what is entered and left while its hooks are installed, by thread."""
+    """A log of the modules and scopes that are entered and left, by thread.
+
+    Attributes:
+        tree: The names of the modules.
+        home: Python's number of the thread that trains.
+        threads: The entries, by Python's number of the thread.
+    """
 
     def __init__(self, tree: ModuleTree) -> None:
         self.tree = tree
         self.home = threading.get_ident()
-        # the entries by Python's number of the thread
         self.threads: dict[int, list[LogEntry]] = {}
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
-        """Install the hooks, on the thread that trains, until `undo` is closed."""
+        """Install the hooks until `undo` is closed. Call it on the thread that trains."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
         unremark_hooks(undo)
         install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
-        """Log that a training step begins: what has not been left by now was left by an exception."""
+        """Log that a training step begins. It ends all frames that an exception left open."""
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase outside of every module from now on.
-
-        A module's forward and any backward change it.
-        """
+        """Log the phase outside all modules, until a module or backward runs."""
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
-        """Whether this thread is the one that trains, or goes backward."""
+        """Whether this thread trains, or runs backward."""
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
@@ -82,7 +91,7 @@ class ModuleLog:
             self._write(id(module), LEAVE)
 
     def enter_scope(self, key: int, name: str) -> None:
-        """Log the beginning of a scope; its row is found when the log is read."""
+        """Log the beginning of a scope. Its full name is found when the log is read."""
         self._write(key, SCOPE + name)
 
     def leave_scope(self, key: int) -> None:
@@ -99,43 +108,67 @@ class ModuleLog:
 
     leave_closure = leave_scope
 
-    def _write(self, key: int, what: str | nn.Module) -> None:
-        thread = self.threads.get(threading.get_ident())
-        if thread is None:
-            thread = self.threads[threading.get_ident()] = []
-            with without_modes(), record_function(f"{THREAD}{threading.get_ident()}"):
+    def _write(self, key: int, event: str | nn.Module) -> None:
+        number = threading.get_ident()
+        entries = self.threads.get(number)
+        if entries is None:
+            entries = []
+            self.threads[number] = entries
+            with without_modes(), record_function(f"{THREAD}{number}"):
                 pass
-        thread.append((time.time_ns(), next_sequence_number(), key, what))
+        entries.append((time.time_ns(), next_sequence_number(), key, event))
 
 
 @dataclass(slots=True)
 class _Run:
-    """Nodes of one row that ran one after the other."""
+    """Successive nodes of one module in backward.
 
-    row: str
+    Attributes:
+        fqn: The module.
+        start: Nanoseconds since 1970.
+        end: Nanoseconds since 1970.
+        device: Nanoseconds of the kernels launched in it.
+    """
+
+    fqn: str
     start: int
     end: int
     device: int = 0
 
 
-# the key of autograd nodes: no object has it as its identity
 NODE = 0
+"""The key of autograd nodes. No object has this id."""
 
 
 @dataclass(slots=True)
 class _ReplayFrame(Frame):
-    # `None` for a closure: what is outside of every module
+    """A module, scope, optimizer step, closure or node that runs.
+
+    Attributes:
+        module_phase: The module and phase of its operators; `None` for a closure, which is outside
+            all modules.
+        start: Nanoseconds since 1970.
+        is_call: Whether it is a call of a module or scope.
+        innermost: Whether it contains no other call.
+        device: Nanoseconds of the kernels launched in it.
+        run: The run of a node.
+    """
+
     module_phase: ModulePhase | None
     start: int
     is_call: bool = False
     innermost: bool = True
     device: int = 0
-    # of a node
     run: _Run | None = None
 
 
 class Replay:
-    """One thread's log, as time goes by."""
+    """Replays the log of one thread in the order of time.
+
+    Attributes:
+        module_phase: The module and phase that run now.
+        due: Time of the next entry or end of a node. Nothing changes before it.
+    """
 
     def __init__(
         self,
@@ -146,34 +179,37 @@ class Replay:
         segments: Mapping[int, AutogradSegments],
         own: AutogradSegments,
     ) -> None:
+        """Prepare to replay.
+
+        Args:
+            tree: The names of the modules.
+            entries: The log of the thread.
+            thread: Number of the thread in the result.
+            segments: Modules by the numbers of nodes, by Kineto's number of the thread that built
+                the nodes. They are complete, except for this thread's.
+            own: This thread's segments, which the replay fills.
+        """
         self._tree = tree
         self._entries = entries
         self._thread = thread
-        # the numberings of threads by Kineto's number of the thread, complete but for that of this
-        # one
         self._segments = segments
-        # this thread's, to be filled
         self._own = own
         self._next = 0
         self._outside: Phase = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()
-        # of those that run, the inner ones first to end
+        # Ends of the nodes that run, the innermost last.
         self._node_ends: list[float] = [inf]
         self._calls: list[Call] = []
         self._runs: list[_Run] = []
-        self._node_row = ""
-        self._in_a_row = False
-        self.module_phase = ModulePhase(
-            "",
-            self._outside,
-            # what the operator that runs now belongs to
-        )
-        # when the next entry or the end of a node is to be read; before that, nothing changes
+        self._node_fqn = ""
+        # Whether nothing has happened since the latest node.
+        self._continues_run = False
+        self.module_phase = ModulePhase("", self._outside)
         self.due: float = inf
         self._update()
 
     def go_on(self, now: float) -> None:
-        """Read all entries up to that moment."""
+        """Read all entries until a moment."""
         while self.due <= now:
             if self.due == self._node_ends[-1]:
                 self._end(self._frames.cut(NODE), self.due)
@@ -185,40 +221,46 @@ class Replay:
     def begin_node(self, number: int, built_on: int, start: int, end: int) -> None:
         """Begin a node of backward.
 
-        One that no thread built writes `.grad`, and runs right after the node that made the
-        gradient.
+        A node that no thread built writes `.grad`. It runs right after the node that computed the
+        gradient, and belongs to the same module.
+
+        Args:
+            number: The node's number.
+            built_on: Kineto's number of the thread that built it; 0 if no thread did.
+            start: Nanoseconds since 1970.
+            end: Nanoseconds since 1970.
         """
         if built_on:
             segments = self._segments.get(built_on)
-            self._node_row = "" if segments is None else segments.row(number)
+            self._node_fqn = "" if segments is None else segments.name_of(number)
         self._outside = "other"
-        run = self._runs[-1] if self._runs else None
-        if run is not None and self._in_a_row and run.row == self._node_row and run.end <= start:
+        run = self._runs[-1] if self._runs and self._continues_run else None
+        if run is not None and run.fqn == self._node_fqn and run.end <= start:
             run.end = end
         else:
-            run = _Run(self._node_row, start, end)
+            run = _Run(self._node_fqn, start, end)
             self._runs.append(run)
-        self._in_a_row = True
-        self._frames.append(
-            _ReplayFrame(NODE, ModulePhase(self._node_row, "backward"), start, run=run)
-        )
+        self._continues_run = True
+        module_phase = ModulePhase(self._node_fqn, "backward")
+        self._frames.append(_ReplayFrame(NODE, module_phase, start, run=run))
         self._node_ends.append(end)
         self._update()
 
     def on_device(self, nanoseconds: int) -> None:
-        """Add the device's time for the operator that runs now."""
+        """Add device time of the operator that runs now."""
         for frame in self._frames:
             frame.device += nanoseconds
-        if self._frames and (run := self._frames[-1].run) is not None:
-            run.device += nanoseconds
+        top = self._top
+        if top is not None and top.run is not None:
+            top.run.device += nanoseconds
 
     def finish(self) -> list[Call]:
-        """Read the rest. Returns all calls, and the runs of backward."""
+        """Read the rest of the log. Returns all calls, and the runs of backward."""
         while self.due < inf:
             self.go_on(self.due)
-        runs = [
-            Call(
-                run.row,
+        for run in self._runs:
+            call = Call(
+                run.fqn,
                 "backward",
                 run.start,
                 run.end,
@@ -226,67 +268,73 @@ class Replay:
                 innermost=True,
                 thread=self._thread,
             )
-            for run in self._runs
-        ]
-        return self._calls + runs
+            self._calls.append(call)
+        return self._calls
+
+    @property
+    def _top(self) -> _ReplayFrame | None:
+        return self._frames[-1] if self._frames else None
 
     def _update(self) -> None:
-        top = self._frames[-1] if self._frames else None
-        self.module_phase = (
-            ModulePhase("", self._outside)
-            if top is None or top.module_phase is None
-            else top.module_phase
-        )
+        running = None if self._top is None else self._top.module_phase
+        self.module_phase = running or ModulePhase("", self._outside)
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf
         self.due = min(entry, self._node_ends[-1])
 
-    def _read(self, moment: int, number: int, key: int, what: str | nn.Module) -> None:
-        self._in_a_row = False
-        if what == LEAVE:
+    def _read(self, moment: int, number: int, key: int, event: str | nn.Module) -> None:
+        self._continues_run = False
+        if event == LEAVE:
             self._end(self._frames.cut(key), moment)
-        elif what == STEP:
-            frames, self._frames = self._frames, FrameStack()
-            self._end(frames, moment)
+        elif event == STEP:
+            open_frames = self._frames
+            self._frames = FrameStack()
+            self._end(open_frames, moment)
             self._outside = "other"
-        elif what in PHASES:
-            self._outside = next(phase for phase in PHASES if phase == what)
-        elif what == OPTIMIZER:
+        elif event in PHASES:
+            self._outside = next(phase for phase in PHASES if phase == event)
+        elif event == OPTIMIZER:
             self._frames.append(_ReplayFrame(key, ModulePhase("", "optimizer"), moment))
-        elif what == CLOSURE:
+        elif event == CLOSURE:
             self._frames.append(_ReplayFrame(key, None, moment))
         else:
-            self._enter(moment, key, what)
-        top = self._frames[-1].module_phase if self._frames else None
-        self._own.mark(number, "" if top is None else top.fqn)
+            self._enter(moment, key, event)
+        running = None if self._top is None else self._top.module_phase
+        self._own.mark(number, "" if running is None else running.fqn)
 
-    def _enter(self, moment: int, key: int, what: str | nn.Module) -> None:
-        top = self._frames[-1] if self._frames else None
-        above = "" if top is None or top.module_phase is None else top.module_phase.fqn
-        if isinstance(what, str):
-            name = what.removeprefix(SCOPE)
-            row = f"{above}.{name}" if above else name
+    def _enter(self, moment: int, key: int, event: str | nn.Module) -> None:
+        """Begin a call of a module or a scope."""
+        top = self._top
+        running = None if top is None else top.module_phase
+        above = "" if running is None else running.fqn
+        if isinstance(event, str):
+            name = event.removeprefix(SCOPE)
+            fqn = f"{above}.{name}" if above else name
         else:
-            row = self._tree.row(what, self._tree.nearest(above))
-        if top is None or top.module_phase is None:
+            fqn = self._tree.name_of(event, self._tree.nearest(above))
+        if top is None or running is None:
             self._outside = "forward"
         else:
             top.innermost = False
-            top.is_call = (
-                top.is_call and top.module_phase.fqn != row
-                # a call of a wrapper is one of what it wraps
-            )
-        again = any(frame.run is not None for frame in self._frames)
-        self._frames.append(
-            _ReplayFrame(
-                key, ModulePhase(row, "recompute" if again else "forward"), moment, is_call=True
-            )
-        )
+            # The call of a wrapper is a call of the module that it wraps.
+            top.is_call = top.is_call and running.fqn != fqn
+        in_node = any(frame.run is not None for frame in self._frames)
+        module_phase = ModulePhase(fqn, "recompute" if in_node else "forward")
+        self._frames.append(_ReplayFrame(key, module_phase, moment, is_call=True))
 
     def _end(self, frames: Sequence[_ReplayFrame], moment: float) -> None:
-        """Add the calls of frames that have been left, the inner ones first."""
+        """Add the calls of frames that have ended, the inner ones first."""
         for frame in reversed(frames):
             if frame.run is not None:
                 self._node_ends.pop()
             elif frame.is_call and frame.module_phase is not None:
-                times = frame.start, int(moment), frame.device
-                self._calls.append(Call(*frame.module_phase, *times, frame.innermost, self._thread))  # type: ignore[arg-type]
+                fqn, phase = frame.module_phase
+                call = Call(
+                    fqn,
+                    phase,  # type: ignore[arg-type]
+                    frame.start,
+                    int(moment),
+                    frame.device,
+                    innermost=frame.innermost,
+                    thread=self._thread,
+                )
+                self._calls.append(call)

@@ -1,20 +1,20 @@
-"""How a device spent the recorded time, by the rule of `trace/device_states.py`.
+"""The timeline of one traced step, the states of the device, and collectives on device and host.
 
-Its collectives; one traced step in time.
+The states of a device follow the rule of `trace/device_states.py`.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
 from lflops.intervals import Intervals, joined, length, outside, shares
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call
-from lflops.profile.series import gathered
-from lflops.profile.timeline import SelfTime, StepTimeline, TimedWork, longest, nested
+from lflops.profile.timeline import ModuleSlice, SelfTime, StepTimeline, TimedWork, longest, nested
 from lflops.trace.device_states import Timeline, communicates, states, timeline
 from lflops.trace.record.events import LAUNCHES, Communicated, steps_of
 from lflops.trace.recorded import (
@@ -28,10 +28,27 @@ from lflops.trace.recorded import (
 
 _NO_PHASE = frozenset({"other", ""})
 
-PhaseMark = tuple[
-    int, str
-    # nanoseconds since 1970, and the phase of the step that runs from then on
-]
+PhaseMark = tuple[int, str]
+"""Nanoseconds since 1970, and the phase of the step that runs from then on."""
+
+
+class _Step(NamedTuple):
+    """A whole step, with nanoseconds since 1970 and the thread that trains."""
+
+    begin: int
+    end: int
+    thread: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+    def contains(self, moment: int) -> bool:
+        return self.begin <= moment < self.end
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Return a span inside the step, relative to its beginning."""
+        return max(start, self.begin) - self.begin, min(end, self.end) - self.begin
 
 
 def timeline_of(
@@ -40,60 +57,78 @@ def timeline_of(
     ends: Sequence[bool],
     marks: Sequence[PhaseMark] = (),
 ) -> StepTimeline | None:
-    """The timeline of the step of median length.
+    """Return the timeline of the step of median length, or `None` if no step ended.
 
-    `None` if no step ended. `ends` says of each batch whether a step ended with it.
+    Args:
+        trace: The trace.
+        calls: Calls of modules and scopes.
+        ends: For each batch, whether a step ended with it.
+        marks: The phases of the steps.
     """
-    steps = sorted(_steps(trace, ends), key=lambda step: step[1] - step[0])
+    steps = sorted(_steps(trace, ends), key=lambda step: step.length)
     if not steps:
         return None
-    begin, end, trainer = steps[(len(steps) - 1) // 2]
-    by_thread: defaultdict[int, list[SelfTime]] = defaultdict(list, {0: []})
+    step = steps[(len(steps) - 1) // 2]
+    lanes = _lanes(_calls_by_thread(step, calls))
+    lanes[0] += _phases(step, marks)
+    slices: list[ModuleSlice] = []
+    for lane, running in enumerate(lanes):
+        slices += nested(_self_times(running), lane)
+    in_step = [call for call in trace.operators if step.contains(call.start)]
+    operators = [(call.thread, call) for call in _outermost(in_step)]
+    kernels = [(work.stream, work) for work in trace.work if step.contains(work.start)]
+    return longest(
+        "traced",
+        step.length,
+        slices,
+        _works(operators, step.begin, {step.thread: 0}),
+        _works(kernels, step.begin, {}),
+    )
+
+
+def _calls_by_thread(step: _Step, calls: Iterable[Call]) -> dict[int, list[SelfTime]]:
+    """Return the calls that begin in a step, by thread. Thread 0 trains, and is always there."""
+    by_thread: dict[int, list[SelfTime]] = {0: []}
     for call in calls:
-        if begin <= call.start < end:
-            by_thread[call.thread].append(
-                SelfTime(call.fqn, call.phase, call.start - begin, min(call.end, end) - begin)
-            )
-    lanes = _lanes(by_thread)
-    for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
-        if phase not in _NO_PHASE and begin < stop and start < end:
-            lanes[0].append(SelfTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
-    slices = (
-        each for lane, running in enumerate(lanes) for each in nested(_own_times(running), lane)
-    )
-    ran = _outermost(call for call in trace.operators if begin <= call.start < end)
-    operators = _works(((call.thread, call) for call in ran), begin, {trainer: 0})
-    kernels = _works(
-        ((work.stream, work) for work in trace.work if begin <= work.start < end), begin, {}
-    )
-    return longest("traced", end - begin, slices, operators, kernels)
+        if step.contains(call.start):
+            start, end = step.span(call.start, call.end)
+            time = SelfTime(call.fqn, call.phase, start, end)
+            by_thread.setdefault(call.thread, []).append(time)
+    return by_thread
+
+
+def _phases(step: _Step, marks: Sequence[PhaseMark]) -> list[SelfTime]:
+    """Return the phases of a step."""
+    found = []
+    for (start, phase), (end, _) in pairwise([*marks, (step.end, "")]):
+        if phase not in _NO_PHASE and step.begin < end and start < step.end:
+            found.append(SelfTime("", phase, *step.span(start, end)))
+    return found
 
 
 def _works(
     found: Iterable[tuple[int, OperatorCall | DeviceEvent]], begin: int, lanes: dict[int, int]
 ) -> Iterator[TimedWork]:
-    """What was found on threads or streams, with a lane for each of these."""
+    """Yield operators or kernels, with a lane for each thread or stream."""
     for place, each in found:
-        yield TimedWork(
-            each.name,
-            each.start - begin,
-            each.end - each.start,
-            lanes.setdefault(place, len(lanes)),
-        )
+        lane = lanes.setdefault(place, len(lanes))
+        yield TimedWork(each.name, each.start - begin, each.end - each.start, lane)
 
 
 def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
-    """The calls in as few lanes as it takes.
+    """Return the calls in few lanes.
 
-    Threads that never run at the same time share one, as those of forward and of backward.
+    Threads that never run at the same time share a lane, such as the threads of forward and
+    backward.
     """
     lanes: list[list[SelfTime]] = []
     for _, called in sorted(by_thread.items()):
-        lane = next((lane for lane in lanes if not shares(_when(lane), _when(called))[0]), None)
-        if lane is None:
-            lanes.append(list(called))
+        for lane in lanes:
+            if not shares(_when(lane), _when(called))[0]:
+                lane.extend(called)
+                break
         else:
-            lane += called
+            lanes.append(list(called))
     return lanes
 
 
@@ -101,154 +136,155 @@ def _when(calls: Iterable[SelfTime]) -> Intervals:
     return joined((call.start, call.end) for call in calls)
 
 
-def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[tuple[int, int, int]]:
-    """Beginning, end and thread of each whole step, of one batch or several."""
+def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
+    """Yield the whole steps, which may have several batches."""
     begin: int | None = None
-    for step, is_last in zip(steps_of(trace), ends, strict=False):
-        begin = step.start if begin is None else begin
+    for batch, is_last in zip(steps_of(trace), ends, strict=False):
+        if begin is None:
+            begin = batch.start
         if is_last:
-            yield begin, step.end, step.thread
+            yield _Step(begin, batch.end, batch.thread)
             begin = None
 
 
-def _own_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
-    """When each of nested calls was the innermost one."""
+def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
+    """Return when each of nested calls was the innermost one, in the order of time."""
     running: list[SelfTime] = []
-    # of each that runs, when another one was inside of it
+    # For each call that runs, when other calls were inside it.
     inside: list[Intervals] = []
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        # of all: a run of backward may end after the one around it
+        # All calls around it, because a run of backward may end after the call around it.
         for others in inside:
             others.append((call.start, call.end))
         running.append(call)
         inside.append([])
         found.append((call, inside[-1]))
-    own = (
-        call._replace(start=start, end=end)
-        for call, others in found
-        for start, end in outside([call[2:]], joined(others))
-    )
-    return sorted(own, key=attrgetter("start"))
+    times = []
+    for call, others in found:
+        for start, end in outside([(call.start, call.end)], joined(others)):
+            times.append(call._replace(start=start, end=end))
+    return sorted(times, key=attrgetter("start"))
 
 
 def _outermost(calls: Iterable[OperatorCall]) -> Iterator[OperatorCall]:
-    """The operators in no other; not what only calls operators, as a node of backward."""
-    last: defaultdict[int, int] = defaultdict(int)
-    operators = (
-        call
-        for call in calls
-        if "::" in call.name and not call.spans_threads and not call.name.startswith(NODE)
-    )
-    for call in sorted(operators, key=lambda each: (each.start, -each.end)):
-        if call.start >= last[call.thread]:
-            last[call.thread] = call.end
+    """Yield the operators that are inside no other operator.
+
+    A node of backward, which only calls operators, is no operator.
+    """
+    last_end: defaultdict[int, int] = defaultdict(int)
+    for call in sorted(calls, key=lambda each: (each.start, -each.end)):
+        if "::" not in call.name or call.spans_threads or call.name.startswith(NODE):
+            continue
+        if call.start >= last_end[call.thread]:
+            last_end[call.thread] = call.end
             yield call
 
 
-# begin the names of collectives that run on the host
 ON_HOST = ("gloo:", "mpi:", "ucc:")
+"""Prefixes of the names of collectives that run on the host."""
 
 WITH_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of operators that launch collectives, or wait for them."""
 
-AUTOGRAD = frozenset(
-    {"autograd", "torch"}
-    # namespaces of what runs other operators, such as `torch::autograd::AccumulateGrad`
-)
+AUTOGRAD = frozenset({"autograd", "torch"})
+"""Namespaces of nodes that run operators, such as `torch::autograd::AccumulateGrad`."""
 
 
 def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
-    """From the first to the last work; `None` where there was no device."""
-    return (
-        states(work, min(each.start for each in work), max(each.end for each in work))
-        if work
-        else None
-    )
+    """Return the states from the first to the last work; `None` without a device."""
+    if not work:
+        return None
+    begin = min(each.start for each in work)
+    end = max(each.end for each in work)
+    return states(work, begin, end)
 
 
 def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
-    """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device.
+    """Return the fields of `DeviceTimeline` in seconds, from the first to the last work.
 
-    Empty where there was no device.
+    Empty without a device.
     """
     found = _states(work)
-    return (
-        {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()}
-        if found
-        else {}
-    )
+    if found is None:
+        return {}
+    fields = asdict(timeline(found))
+    return {name: nanoseconds / 1e9 for name, nanoseconds in fields.items()}
 
 
 def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
-    """The kernels of collectives by the key of what launched them."""
+    """Return the kernels of collectives, by the key of the operator that launched them."""
     device = _states(work)
     computing = device.computing if device else []
-    exposed = (
-        (each, length(outside([(each.start, each.end)], computing)))
-        for each in work
-        if communicates(each)
-    )
-    return gathered(
-        (each.external, Communicated(collective_kind(each.name), each.end - each.start, alone))
-        for each, alone in exposed
-    )
+    found: dict[int, list[Communicated]] = {}
+    for each in work:
+        if not communicates(each):
+            continue
+        exposed = length(outside([(each.start, each.end)], computing))
+        kernel = Communicated(collective_kind(each.name), each.end - each.start, exposed)
+        found.setdefault(each.external, []).append(kernel)
+    return found
 
 
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
-    """The collectives that ran on the host by the beginning of the operators that launched them.
+    """Return the collectives that ran on the host, by the beginning of their launches.
 
-    Exposed: no operator ran.
+    They are exposed while no operator computes. Collectives run in the order in which operators
+    launch them. If the recording missed a launch, its collective belongs to the next launch of its
+    kind.
     """
-    # Collectives run in the order in which they are launched. Gloo runs some as another kind, such
-    # as a reduce-scatter as an all-reduce. Some launch has no event, where the recording missed it:
-    # what ran then belongs to the next launch of its kind.
-    ran = sorted(
-        (each for each in trace.on_host() if each.name.startswith(ON_HOST)), key=attrgetter("start")
-    )
-    if not ran:
+    collectives = [each for each in trace.on_host() if each.name.startswith(ON_HOST)]
+    if not collectives:
         return {}
-    launches = deque(
-        sorted(
-            (call for call in trace.operators if call.name.startswith(LAUNCHES)),
-            key=attrgetter("start"),
-        )
-    )
-    awaited = joined(
-        (call.start, call.end) for call in trace.operators if _namespace(call) in WITH_COLLECTIVES
-    )
-    operators = (call for call in trace.operators if _namespace(call) not in {None, *AUTOGRAD})
-    computed = outside(joined((call.start, call.end) for call in operators), awaited)
-    found, covered = {}, 0
-    for each in ran:
+    computed = _computing_on_host(trace)
+    launched = [call for call in trace.operators if call.name.startswith(LAUNCHES)]
+    launches = deque(sorted(launched, key=attrgetter("start")))
+    found: dict[int, Communicated] = {}
+    # Two collectives that wait at the same time wait only once.
+    covered_until = 0
+    for each in sorted(collectives, key=attrgetter("start")):
         if not launches or launches[0].start > each.start:
-            # launched before the recording began
+            # It was launched before the recording began.
             continue
         launch = _launch_of(each, launches)
         while launches.popleft() is not launch:
             pass
-        alone = (
-            max(each.start, covered),
-            max(each.end, covered),
-            # two that wait at once wait for one time
-        )
-        exposed, covered = length(outside([alone], computed)), alone[1]
-        found[launch.start] = Communicated(
-            collective_kind(launch.name), each.end - each.start, exposed
-        )
+        start = max(each.start, covered_until)
+        end = max(each.end, covered_until)
+        covered_until = end
+        exposed = length(outside([(start, end)], computed))
+        kind = collective_kind(launch.name)
+        found[launch.start] = Communicated(kind, each.end - each.start, exposed)
     return found
 
 
-def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
-    """Find the first earlier launch of its kind, or of the kind that gloo runs it as.
+def _computing_on_host(trace: RecordedTrace) -> Intervals:
+    """Return when operators compute, and do not launch or await collectives."""
+    waiting: Intervals = []
+    operators: Intervals = []
+    for call in trace.operators:
+        namespace = _namespace(call)
+        if namespace in WITH_COLLECTIVES:
+            waiting.append((call.start, call.end))
+        if namespace is not None and namespace not in AUTOGRAD:
+            operators.append((call.start, call.end))
+    return outside(joined(operators), joined(waiting))
 
-    Without one, the first launch.
+
+def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
+    """Return the first earlier launch of the same kind, or else the first launch.
+
+    Gloo runs a reduce-scatter as an all-reduce.
     """
     kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}
-    before = takewhile(lambda launch: launch.start <= ran.start, launches)
-    return next((launch for launch in before if collective_kind(launch.name) in kinds), launches[0])
+    for launch in launches:
+        if launch.start > ran.start:
+            break
+        if collective_kind(launch.name) in kinds:
+            return launch
+    return launches[0]
 
 
 def _namespace(call: OperatorCall) -> str | None:

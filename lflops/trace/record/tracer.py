@@ -2,9 +2,9 @@
 
 A process has one Kineto session. Preparing a session while another one records cuts the other one
 off, and sometimes crashes. Starting a session after another one has ended, without preparing it
-again, crashes. So `Tracer` starts nothing while another profiler runs. It prepares and starts without
-a gap, so that no other profiler comes between. If another profiler is prepared during a recording,
-the recording ends first.
+again, crashes. So `Tracer` starts nothing while another profiler runs. It prepares and starts
+without a gap, so that no other profiler comes between. If another profiler is prepared during a
+recording, the recording ends first.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from lflops.profile.records import Call, ModulePhase, Phase, TimingStats, Trace
 from lflops.profile.series import grouped, summed
 from lflops.profile.timeline import StepTimeline
 from lflops.timing.module_times import inclusive, spreads_of
-from lflops.torch_private.autograd import hear_profilers, profiler_is_recording
+from lflops.torch_private.autograd import profiler_is_recording, wrap_profilers
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.trace.record.compiled_time import CompiledTimes, divided_among_modules
 from lflops.trace.record.events import AttributedTrace, join, read
@@ -69,8 +69,8 @@ class Recording:
     Seconds per step are empty if the recording ends within a step.
 
     Attributes:
-        raw: Trace as Kineto wrote it, under a name that readers of traces do not look for; `None` if
-            it could not be written.
+        raw: Trace as Kineto wrote it, under a name that readers of traces do not look for; `None`
+            if it could not be written.
         path: Path of the trace once it is annotated and compressed.
         events: Number of Kineto's events.
         trace: Totals, without the trace files.
@@ -186,7 +186,7 @@ class Tracer:
         self._phases = []
         try:
             self._start()
-            hear_profilers(self._hooks, self._guard(self._give_way))
+            wrap_profilers(self._hooks, self._guard(self._give_way))
             self._log.install(self._hooks, self._guard)
             if batch:
                 self.batch()
@@ -410,7 +410,7 @@ def other_profiler_runs() -> bool:
 
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
-    """Return Kineto's events. Converting them to torch's events would take a hundred times as long."""
+    """Return Kineto's events. Converting them to torch's events takes a hundred times as long."""
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     return () if results is None else results.events()
 
@@ -418,8 +418,8 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 def _is_over(begun: torch.profiler.profile) -> bool:
     """Return whether a profiler was stopped while it recorded: its last cycle has results.
 
-    torch 2.8 and 2.11 have no flag for this. A profiler that was stopped while it waited looks like a
-    profiler that still waits.
+    torch 2.8 and 2.11 have no flag for this. A profiler that was stopped while it waited looks like
+    a profiler that still waits.
     """
     action = begun.current_action.name
     is_in_cycle = action in {"WARMUP", "RECORD", "RECORD_AND_SAVE"} and not begun.acc_events

@@ -28,7 +28,7 @@ from lflops.estimation.planning.block_trials import (
     memory_of,
     policies_of,
 )
-from lflops.memory.peak import USABLE, room, room_for
+from lflops.memory.peak import USABLE, memory_fit, memory_fit_of
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4
 
@@ -212,7 +212,7 @@ def test_a_chip_has_one_verdict() -> None:
     """
     model = stack(Block, (128, 512))
     lowest = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared).peak_bytes
-    needed = room(
+    needed = memory_fit(
         lowest, lflops.Hardware(name="any", peak_flops_per_second={"bf16": 1e12}, memory_bytes=1e12)
     )
     assert needed is not None
@@ -222,7 +222,7 @@ def test_a_chip_has_one_verdict() -> None:
             name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=memory_bytes
         )
         plan = lflops.best_checkpointing(model, rows(), loss=squared, hardware=chip)
-        found = room_for(plan.profile, chip)
+        found = memory_fit_of(plan.profile, chip)
         assert found is not None
         assert (verdict, verdict == "fits") == (found.verdict, plan.fits)
         assert (

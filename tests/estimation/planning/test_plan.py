@@ -180,8 +180,8 @@ def test_the_first_is_estimated_as_a_whole_and_fits() -> None:
     first, profile = planned().configurations[0], planned().profile
     assert profile is not None
     assert profile.memory is not None
-    assert first.room.tensor_bytes == profile.memory.peak_bytes
-    assert (first.rank, first.room.verdict) == (1, "fits")
+    assert first.memory_fit.tensor_bytes == profile.memory.peak_bytes
+    assert (first.place, first.memory_fit.verdict) == (1, "fits")
     assert first.micro_batch * first.accumulation * 2 == 16
     assert "of exposed communication" in first.reason or "model's work" in first.reason
 
@@ -226,7 +226,7 @@ def test_ties_share_a_place_and_the_next_one_counts_them() -> None:
     times = [predicted(10, 15, 20), predicted(15, 22, 30), predicted(10.5, 15.5, 20.5)]
     ranked = _ranked([replace(first, predicted=each) for each in times])
     assert [(15, 1), (15.5, 1), (22, 3)] == [
-        (each.predicted.seconds, each.rank) for each in ranked if each.predicted
+        (each.predicted.seconds, each.place) for each in ranked if each.predicted
     ]
 
 
@@ -279,7 +279,7 @@ def test_the_shell_draws_the_plan(
     assert planned().profile == lflops.load("first.json")
     assert 0 == main([*command, "--json"])
     found = json.loads(capfdbinary.readouterr().out)
-    assert (found["configurations"][0]["rank"], found["tokens_of_a_sample"]) == (1, None)
+    assert (found["configurations"][0]["place"], found["tokens_of_a_sample"]) == (1, None)
     assert "profile" not in found
 
 

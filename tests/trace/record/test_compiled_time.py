@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from torch import nn
 
-from lflops.model.module_tree import ModuleTree, rows_of
+from lflops.model.module_tree import ModuleTree, names_in_tree
 from lflops.profile.profile import SCHEMA_VERSION, Profile
 from lflops.profile.records import Call, ModulePhase, TimingStats
 from lflops.trace.record.compiled_profile import with_compiled
@@ -321,7 +321,7 @@ def test_a_graph_s_modules_are_found_below_the_one_that_runs(
     """A graph may be compiled once and run for every block."""
     model = nn.Module()
     model.blocks = nn.ModuleList([Block(), Block()])
-    assert rows_of(modules, running, ModuleTree({"": model})) == expected
+    assert names_in_tree(modules, running, ModuleTree({"": model})) == expected
 
 
 def test_a_graph_of_the_only_module_that_has_such_parts_is_found_below_a_wrapper() -> None:
@@ -329,7 +329,7 @@ def test_a_graph_of_the_only_module_that_has_such_parts_is_found_below_a_wrapper
     wrapper = nn.Module()
     wrapper.module = nn.Module()
     wrapper.module.blocks = nn.ModuleList([Block(), Block()])
-    assert rows_of(OF_MODEL, "", ModuleTree({"": wrapper})) == [
+    assert names_in_tree(OF_MODEL, "", ModuleTree({"": wrapper})) == [
         "module.blocks.1.a",
         "module.blocks.0",
     ]
