@@ -212,8 +212,27 @@ def _fault_row(
 
 
 def _names(finding: dict[str, Any], causes: frozenset[str], module: str | None) -> bool:
-    is_there = module is None or finding["module"] == module
+    is_there = module is None or _covers(finding["module"], module)
     return finding["cause"] in causes and is_there
+
+
+def _covers(pattern: str, module: str) -> bool:
+    """Whether a name of one or several modules, such as `layers.{0-2,5}.*`, has a module in it."""
+    parts = pattern.split(".")
+    names = module.split(".")
+    if len(parts) != len(names):
+        return False
+    return all(_covers_part(*pair) for pair in zip(parts, names, strict=True))
+
+
+def _covers_part(part: str, name: str) -> bool:
+    if not part.startswith("{"):
+        return part in {"*", name}
+    for numbers in part.strip("{}").split(","):
+        first, _, last = numbers.partition("-")
+        if name.isdigit() and int(first) <= int(name) <= int(last or first):
+            return True
+    return False
 
 
 def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
