@@ -41,7 +41,8 @@ class FaultRow:
         fault: What was planted.
         planted: Its cost by the stopwatch, in seconds per step.
         share: Its share of the step, by the stopwatch.
-        first: The cause of the first issue, with its module.
+        first: The cause of the first issue, with its module. Issues that the run has without the
+            fault, and that cost more than it, are left out.
         said: The first issue's sentence.
         is_first: Whether the first issue names the fault.
         ratio: The cost of the issue that names it, without the cost that the run has in the same
@@ -199,7 +200,8 @@ def _fault_row(
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
         ratio = (names_it[0]["seconds"] - without) / planted
-    first = issues[0] if issues else None
+    new_issues = [issue for issue in issues if not _is_natural(issue, clean, planted)]
+    first = new_issues[0] if new_issues else None
     return FaultRow(
         fault=fault,
         planted=planted,
@@ -235,13 +237,26 @@ def _covers_part(part: str, name: str) -> bool:
     return False
 
 
+def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
+    """Whether an issue is in the run without the fault, too, and costs more than the fault."""
+    same = _same_finding(issue, clean)
+    if same is None or not same["is_fault"] or not planted:
+        return False
+    return (issue["seconds"] or 0.0) > planted and (same["seconds"] or 0.0) > planted / 2
+
+
+def _same_finding(finding: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any] | None:
+    """What the run without the fault says about the same cause in the same place."""
+    for other in clean.get("findings", []):
+        if all(other[key] == finding[key] for key in ("cause", "module", "of")):
+            return dict(other)
+    return None
+
+
 def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
     """The cost in the run without the fault of what a finding names."""
-    for other in clean.get("findings", []):
-        is_same = other["cause"] == finding["cause"] and other["module"] == finding["module"]
-        if is_same and other["of"] == finding["of"]:
-            return other["seconds"] or 0.0
-    return 0.0
+    same = _same_finding(finding, clean)
+    return (same["seconds"] or 0.0) if same else 0.0
 
 
 def table(rows: list[Row]) -> Iterator[str]:
