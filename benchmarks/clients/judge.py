@@ -41,8 +41,8 @@ class FaultRow:
         fault: What was planted.
         planted: Its cost by the stopwatch, in seconds per step.
         share: Its share of the step, by the stopwatch.
-        first: The cause of the first issue, with its module. Issues that the run has without the
-            fault, and that cost more than it, are left out.
+        first: The cause of the first issue, with its module. True issues that the run has without
+            the fault, and that cost more than it, are passed over.
         said: The first issue's sentence.
         is_first: Whether the first issue names the fault.
         ratio: The cost of the issue that names it, without the cost that the run has in the same
@@ -105,12 +105,14 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     units = watched.get("units") or {}
     issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
     plain_step = plain.get("truth", {}).get("mean step")
+    false = list(_false(issues, client, repeated))
+    false_causes = frozenset(reason.partition(":")[0] for reason in false)
     faults = []
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
             causes = NAMED[cell.fault] | client.accepts.get(cell.fault, frozenset())
-            faults.append(_fault_row(cell.fault, causes, result, why, plain_step))
+            faults.append(_fault_row(cell.fault, causes, false_causes, result, why, plain_step))
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
@@ -122,7 +124,7 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
         tokens=_units(units.get("tokens"), client.tokens),
         status=why.get("status", "–"),
         findings=[f"{finding['cause']}: {finding['said']}" for finding in issues],
-        false=list(_false(issues, client, repeated)),
+        false=false,
         faults=faults,
     )
 
@@ -187,6 +189,7 @@ def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
 def _fault_row(
     fault: str,
     causes: frozenset[str],
+    false: frozenset[str],
     result: dict[str, Any],
     clean: dict[str, Any],
     plain_step: float | None,
@@ -199,9 +202,13 @@ def _fault_row(
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
-        ratio = (names_it[0]["seconds"] - without) / planted
-    new_issues = [issue for issue in issues if not _is_natural(issue, clean, planted)]
-    first = new_issues[0] if new_issues else None
+        cost = names_it[0]["seconds"] - without
+        ratio = _ratio(cost, planted, truth.get("planted to the end") or planted)
+    first = issues[0] if issues else None
+    for issue in issues:
+        if issue["cause"] in false or not _is_natural(issue, clean, planted):
+            first = issue
+            break
     return FaultRow(
         fault=fault,
         planted=planted,
@@ -235,6 +242,13 @@ def _covers_part(part: str, name: str) -> bool:
         if name.isdigit() and int(first) <= int(name) <= int(last or first):
             return True
     return False
+
+
+def _ratio(cost: float, least: float, most: float) -> float:
+    """A cost over the stopwatch's, which may or may not include what follows the last step."""
+    if least <= cost <= most:
+        return 1.0
+    return cost / least if cost < least else cost / most
 
 
 def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:

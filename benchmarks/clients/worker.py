@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "mean step": steps.mean_seconds,
         "calls": faults.calls,
         "planted": faults.seconds_per_step,
+        "planted to the end": faults.seconds_per_step_to_the_end,
         "module": run.module,
         "phases": run.phases.shares if run.phases is not None else None,
         "seconds": time.perf_counter() - start,
