@@ -112,7 +112,15 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
             causes = NAMED[cell.fault] | client.accepts.get(cell.fault, frozenset())
-            faults.append(_fault_row(cell.fault, causes, false_causes, result, why, plain_step))
+            row = _fault_row(
+                result,
+                fault=cell.fault,
+                causes=causes,
+                clean=why,
+                false=false_causes,
+                plain_step=plain_step,
+            )
+            faults.append(row)
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
@@ -187,13 +195,24 @@ def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
 
 
 def _fault_row(
+    result: dict[str, Any],
+    *,
     fault: str,
     causes: frozenset[str],
-    false: frozenset[str],
-    result: dict[str, Any],
     clean: dict[str, Any],
+    false: frozenset[str],
     plain_step: float | None,
 ) -> FaultRow:
+    """Judge a cell with a fault.
+
+    Args:
+        result: The cell.
+        fault: What was planted.
+        causes: The causes that name it.
+        clean: The explanation of the run without a fault.
+        false: Causes of issues in that run that are known to be false.
+        plain_step: The mean step of the plain run in seconds.
+    """
     truth = result["truth"]
     module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
