@@ -72,7 +72,8 @@ class Row:
         package: The package that trains, with its version.
         held_out: Whether it was added after the rules were fixed.
         is_deterministic: Whether two plain runs are equal to the bit.
-        is_equal: Whether the watched run is equal to the plain one to the bit.
+        is_equal: Whether all watched runs are equal to the plain one to the bit. The planted faults
+            change nothing that is trained.
         died: Cells that ended with an error, with its last line.
         samples: "right", "unknown", or "wrong" with the number.
         tokens: The same for tokens.
@@ -108,6 +109,7 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     false = list(_false(issues, client, repeated))
     false_causes = frozenset(reason.partition(":")[0] for reason in false)
     faults = []
+    faulty = []
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
@@ -121,12 +123,13 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
                 plain_step=plain_step,
             )
             faults.append(row)
+            faulty.append(result)
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
         held_out=client.held_out,
         is_deterministic=_is_equal(plain, repeated),
-        is_equal=_is_equal(plain, watched),
+        is_equal=_are_equal(plain, [watched, *faulty]),
         died=dict(_died(results, name, client)),
         samples=_units(units.get("samples"), client.samples),
         tokens=_units(units.get("tokens"), client.tokens),
@@ -142,6 +145,13 @@ def _is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool | None:
     if not all(digests):
         return None
     return bool(digests[0] == digests[1])
+
+
+def _are_equal(plain: dict[str, Any], watched: list[dict[str, Any]]) -> bool | None:
+    """Whether all watched runs that ended are equal to the plain one, or `None` without one."""
+    answers = [_is_equal(plain, each) for each in watched]
+    known = [answer for answer in answers if answer is not None]
+    return all(known) if known else None
 
 
 def _died(results: Path, name: str, client: Client) -> Iterator[tuple[str, str]]:
