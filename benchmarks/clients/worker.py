@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         phases=PhaseTimer(steps) if given.phases else None,
     )
     step_logging.RUNS.append(run)
+    # Some packages draw random numbers when they are imported.
+    for name in module.CLIENT.imports:
+        importlib.import_module(name)
     seed_everything()
     steps.start()
     if run.phases is not None:
