@@ -41,7 +41,8 @@ class FaultRow:
         fault: What was planted.
         planted: Its cost by the stopwatch, in seconds per step.
         share: Its share of the step, by the stopwatch.
-        first: The cause of the first issue, with its module.
+        first: The cause of the first issue, with its module. True issues that the run has without
+            the fault, and that cost more than it, are passed over.
         said: The first issue's sentence.
         is_first: Whether the first issue names the fault.
         ratio: The cost of the issue that names it, without the cost that the run has in the same
@@ -71,7 +72,8 @@ class Row:
         package: The package that trains, with its version.
         held_out: Whether it was added after the rules were fixed.
         is_deterministic: Whether two plain runs are equal to the bit.
-        is_equal: Whether the watched run is equal to the plain one to the bit.
+        is_equal: Whether all watched runs are equal to the plain one to the bit. The planted faults
+            change nothing that is trained.
         died: Cells that ended with an error, with its last line.
         samples: "right", "unknown", or "wrong" with the number.
         tokens: The same for tokens.
@@ -104,24 +106,36 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     units = watched.get("units") or {}
     issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
     plain_step = plain.get("truth", {}).get("mean step")
+    false = list(_false(issues, client, repeated))
+    false_causes = frozenset(reason.partition(":")[0] for reason in false)
     faults = []
+    faulty = []
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
             causes = NAMED[cell.fault] | client.accepts.get(cell.fault, frozenset())
-            faults.append(_fault_row(cell.fault, causes, result, why, plain_step))
+            row = _fault_row(
+                result,
+                fault=cell.fault,
+                causes=causes,
+                clean=why,
+                false=false_causes,
+                plain_step=plain_step,
+            )
+            faults.append(row)
+            faulty.append(result)
     return Row(
         name=name,
         package=f"{client.package} {version}".strip(),
         held_out=client.held_out,
         is_deterministic=_is_equal(plain, repeated),
-        is_equal=_is_equal(plain, watched),
+        is_equal=_are_equal(plain, [watched, *faulty]),
         died=dict(_died(results, name, client)),
         samples=_units(units.get("samples"), client.samples),
         tokens=_units(units.get("tokens"), client.tokens),
         status=why.get("status", "–"),
         findings=[f"{finding['cause']}: {finding['said']}" for finding in issues],
-        false=list(_false(issues, client, repeated)),
+        false=false,
         faults=faults,
     )
 
@@ -131,6 +145,13 @@ def _is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool | None:
     if not all(digests):
         return None
     return bool(digests[0] == digests[1])
+
+
+def _are_equal(plain: dict[str, Any], watched: list[dict[str, Any]]) -> bool | None:
+    """Whether all watched runs that ended are equal to the plain one, or `None` without one."""
+    answers = [_is_equal(plain, each) for each in watched]
+    known = [answer for answer in answers if answer is not None]
+    return all(known) if known else None
 
 
 def _died(results: Path, name: str, client: Client) -> Iterator[tuple[str, str]]:
@@ -184,12 +205,24 @@ def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
 
 
 def _fault_row(
+    result: dict[str, Any],
+    *,
     fault: str,
     causes: frozenset[str],
-    result: dict[str, Any],
     clean: dict[str, Any],
+    false: frozenset[str],
     plain_step: float | None,
 ) -> FaultRow:
+    """Judge a cell with a fault.
+
+    Args:
+        result: The cell.
+        fault: What was planted.
+        causes: The causes that name it.
+        clean: The explanation of the run without a fault.
+        false: Causes of issues in that run that are known to be false.
+        plain_step: The mean step of the plain run in seconds.
+    """
     truth = result["truth"]
     module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
@@ -198,8 +231,13 @@ def _fault_row(
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
-        ratio = (names_it[0]["seconds"] - without) / planted
+        cost = names_it[0]["seconds"] - without
+        ratio = _ratio(cost, planted, truth.get("planted to the end") or planted)
     first = issues[0] if issues else None
+    for issue in issues:
+        if issue["cause"] in false or not _is_natural(issue, clean, planted):
+            first = issue
+            break
     return FaultRow(
         fault=fault,
         planted=planted,
@@ -212,17 +250,56 @@ def _fault_row(
 
 
 def _names(finding: dict[str, Any], causes: frozenset[str], module: str | None) -> bool:
-    is_there = module is None or finding["module"] == module
+    is_there = module is None or _covers(finding["module"], module)
     return finding["cause"] in causes and is_there
+
+
+def _covers(pattern: str, module: str) -> bool:
+    """Whether a name of one or several modules, such as `layers.{0-2,5}.*`, has a module in it."""
+    parts = pattern.split(".")
+    names = module.split(".")
+    if len(parts) != len(names):
+        return False
+    return all(_covers_part(*pair) for pair in zip(parts, names, strict=True))
+
+
+def _covers_part(part: str, name: str) -> bool:
+    if not part.startswith("{"):
+        return part in {"*", name}
+    for numbers in part.strip("{}").split(","):
+        first, _, last = numbers.partition("-")
+        if name.isdigit() and int(first) <= int(name) <= int(last or first):
+            return True
+    return False
+
+
+def _ratio(cost: float, least: float, most: float) -> float:
+    """A cost over the stopwatch's, which may or may not include what follows the last step."""
+    if least <= cost <= most:
+        return 1.0
+    return cost / least if cost < least else cost / most
+
+
+def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
+    """Whether an issue is in the run without the fault, too, and costs more than the fault."""
+    same = _same_finding(issue, clean)
+    if same is None or not same["is_fault"] or not planted:
+        return False
+    return (issue["seconds"] or 0.0) > planted and (same["seconds"] or 0.0) > planted / 2
+
+
+def _same_finding(finding: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any] | None:
+    """What the run without the fault says about the same cause in the same place."""
+    for other in clean.get("findings", []):
+        if all(other[key] == finding[key] for key in ("cause", "module", "of")):
+            return dict(other)
+    return None
 
 
 def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
     """The cost in the run without the fault of what a finding names."""
-    for other in clean.get("findings", []):
-        is_same = other["cause"] == finding["cause"] and other["module"] == finding["module"]
-        if is_same and other["of"] == finding["of"]:
-            return other["seconds"] or 0.0
-    return 0.0
+    same = _same_finding(finding, clean)
+    return (same["seconds"] or 0.0) if same else 0.0
 
 
 def table(rows: list[Row]) -> Iterator[str]:

@@ -106,9 +106,16 @@ class FaultTimer:
     @property
     def seconds_per_step(self) -> float | None:
         """The measured cost per step, from the first steps to the last step."""
-        last = len(self._steps)
-        steps = last - FIRST_STEPS
-        late = [seconds for step, seconds in self._spent if FIRST_STEPS <= step < last]
+        return self._per_step(len(self._steps))
+
+    @property
+    def seconds_per_step_to_the_end(self) -> float | None:
+        """The same, with what follows the last step, such as a last validation."""
+        return self._per_step(len(self._steps) + 1)
+
+    def _per_step(self, end: int) -> float | None:
+        steps = len(self._steps) - FIRST_STEPS
+        late = [seconds for step, seconds in self._spent if FIRST_STEPS <= step < end]
         if not late or steps < 1:
             return None
         return sum(late) / steps

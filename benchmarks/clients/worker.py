@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         phases=PhaseTimer(steps) if given.phases else None,
     )
     step_logging.RUNS.append(run)
+    # Some packages draw random numbers when they are imported.
+    for name in module.CLIENT.imports:
+        importlib.import_module(name)
     seed_everything()
     steps.start()
     if run.phases is not None:
@@ -59,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "mean step": steps.mean_seconds,
         "calls": faults.calls,
         "planted": faults.seconds_per_step,
+        "planted to the end": faults.seconds_per_step_to_the_end,
         "module": run.module,
         "phases": run.phases.shares if run.phases is not None else None,
         "seconds": time.perf_counter() - start,

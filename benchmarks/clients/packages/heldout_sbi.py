@@ -37,4 +37,4 @@ def train(run: Run) -> None:
     estimator = inference.append_simulations(theta, observed).train(
         training_batch_size=50, max_num_epochs=6
     )
-    run.finish(estimator, summary=inference.summary)
+    run.finish(estimator, losses=inference.summary["training_loss"])
