@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tests.support.repository import ROOT
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
+DOCUMENTS = ("*.md", "docs/**/*.md")
 WORDS_OF_A_MESSAGE = 4
 
 
