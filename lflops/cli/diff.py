@@ -28,10 +28,10 @@ _UNKNOWN = {
 
 _JSON = (
     "Print one JSON object: status (of the step: slower, faster, same, cannot tell), headline "
-    "(sentences), faults (of both runs: new, still, gone, cannot tell), limits, facts (differing "
+    "(sentences), issues (of both runs: new, still, gone, cannot tell), limits, facts (differing "
     "circumstances), whole (all modules together), step, phases, mfu, samples_per_second, "
-    "tokens_per_second, peak_bytes and modules. Modules have own and inclusive figures, before and "
-    "after. Unknown values are null. For traces: window, step, mfu, states, idle, categories, "
+    "tokens_per_second, peak_bytes and modules. Modules have self and inclusive figures, before "
+    "and after. Unknown values are null. For traces: window, step, mfu, states, idle, categories, "
     "operators, kernels."
 )
 
@@ -41,14 +41,15 @@ def diff(
         Path,
         typer.Argument(
             metavar="BEFORE",
-            help="A profile's JSON file, the folder of a training run (its last window is read), "
+            help="A profile's JSON file, the folder of a training run (its last window is used), "
             "or a trace.",
         ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            metavar="AFTER", help="A second one of the same kind, to which the limits apply."
+            metavar="AFTER",
+            help="A second file or folder of the same kind. The limits apply to it.",
         ),
     ],
     *,
@@ -75,11 +76,11 @@ def diff(
         bool,
         typer.Option(
             "--strict",
-            help="Also exit with status 1 if the noise does not allow to check a limit.",
+            help="Also exit with status 1 if a limit cannot be checked because of noise.",
         ),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="List every module, also unchanged modules.")
+        bool, typer.Option("--all", help="List all modules, including unchanged modules.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> int:
@@ -102,7 +103,7 @@ def diff(
     first = analyze(profile_at(before))
     second = analyze(profile_at(after))
     compared = compare(first.compared, second.compared).diff
-    faults = issue_changes(first, second)
+    issues = issue_changes(first, second)
     checked = limits(
         compared,
         max_regress=regress,
@@ -114,13 +115,13 @@ def diff(
         shown = {
             "status": compared.status,
             "headline": headline(compared),
-            "faults": faults,
+            "issues": issues,
             "limits": checked,
         }
         shown |= {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json(shown)
     else:
-        draw(render_diff(compared, checked, issue_lines(faults), everything=everything))
+        draw(render_diff(compared, checked, issue_lines(issues), everything=everything))
     return int(any(limit.is_broken or (strict and limit.caveat) for limit in checked))
 
 
@@ -142,7 +143,7 @@ def _share(option: str, given: str | None) -> float | None:
     is_percent = given.endswith("%")
     number = _number(given.removesuffix("%"))
     if number is None or (number > 1 and not is_percent):
-        raise UsageError(f"{option}={given!r}: give a share, such as 3% or 0.03")
+        raise UsageError(f"{option}={given!r}: pass a share, such as 3% or 0.03")
     return number / 100 if is_percent else number
 
 
@@ -154,7 +155,7 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
         if before is None:
             raise UsageError(
                 f"--max-memory={given!r}: the peak memory of the first run is unknown, "
-                "give a size, such as 24GiB"
+                "pass a size, such as 24GiB"
             )
         return before * (1 + (_share("--max-memory", given) or 0))
     parts = re.fullmatch(r"(.*?)\s*([kKMGT]?i?B|)", given.strip())
@@ -162,13 +163,13 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
     if parts is not None and number is not None:
         if not parts[2]:
             raise UsageError(
-                f"--max-memory={given!r} has no unit: give {parts[1]}GiB, {parts[1]}GB or, "
+                f"--max-memory={given!r} has no unit: pass {parts[1]}GiB, {parts[1]}GB or, "
                 f"as a growth, {parts[1]}%"
             )
         if parts[2] in BYTES:
             return number * float(BYTES[parts[2]])
     raise UsageError(
-        f"--max-memory={given!r}: give a size, such as 24GiB or 24GB, or a growth, such as 5%"
+        f"--max-memory={given!r}: pass a size, such as 24GiB or 24GB, or a growth, such as 5%"
     )
 
 

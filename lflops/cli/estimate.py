@@ -31,8 +31,8 @@ _TARGET = (
     "model in the local cache; nothing is downloaded. Or PACKAGE.MODULE:BUILD, a function that is "
     "called with the number of samples and returns (model, batch) or (model, batch, loss). The "
     "batch is a tuple of the model's arguments, a tensor, or a mapping of keyword arguments; the "
-    "loss is a function from the model's output to a scalar. The module is searched in the current "
-    "folder first."
+    "loss is a function from the model's output to a scalar. The module is searched for in the "
+    "current folder first."
 )
 _AC = (
     "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
@@ -104,7 +104,7 @@ def estimate(
         typer.Option(
             metavar="BYTES",
             min=1,
-            help="Round the memory of each tensor up to a multiple: 512 as CUDA's allocator does.",
+            help="Round the memory of each tensor up to a multiple of BYTES. The CUDA allocator uses 512.",
         ),
     ] = 1,
     allocator: Annotated[
@@ -112,7 +112,7 @@ def estimate(
         typer.Option(
             metavar="SETTINGS",
             help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF, for example "
-            "expandable_segments:True. The allocator is simulated, for a listed chip also without "
+            "expandable_segments:True. The allocator is simulated; for a listed chip, also without "
             "this option.",
         ),
     ] = None,
@@ -121,7 +121,7 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Compute the memory of each of N ranks under ZeRO 1 to 3, by arithmetic.",
+            help="Also compute the memory of each of N ranks under ZeRO 1 to 3.",
         ),
     ] = None,
     fsdp: Annotated[
@@ -168,13 +168,15 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Dtype of parameters and floating-point arguments: fp32, bf16, fp16, or a name "
-            "of torch.",
+            help="Dtype of parameters and floating-point arguments: fp32, bf16, fp16, or the name "
+            "of a torch dtype.",
         ),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed. Default: none."),
+        typer.Option(
+            metavar="NAME", help="Autocast: bf16-mixed or 16-mixed. Default: no autocast."
+        ),
     ] = None,
     mp: Annotated[
         str | None,
@@ -214,7 +216,7 @@ def estimate(
         bool,
         typer.Option(
             "--offload-activations",
-            help="Keep the tensors that backward needs on the host until then. "
+            help="Move the tensors that backward needs to the host until backward. "
             "The copies are not timed.",
         ),
     ] = False,
@@ -301,7 +303,7 @@ def estimate(
     _check_search(memory, hardware, policy=searches_policy, batch=searches_batch)
     _check_optimizer(optimizer, grad_scaler=grad_scaler, fused=fused, early=optimizer_in_backward)
     if price is not None and tokens is None:
-        raise UsageError("--price is for --tokens: give --tokens as well")
+        raise UsageError("--price needs --tokens: pass both")
     memory_bytes = bytes_of(memory) if memory else None
     adapter_rank = _adapter_rank(lora)
     mesh = _mesh(ddp, fsdp, hsdp, tp)
@@ -372,26 +374,26 @@ _COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
 
 
 def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:
-    """Raise an error if the memory to fill is unknown, or is given without a search."""
+    """Raise an error if the memory to fill is unknown, or if it is passed without a search."""
     if policy and batch:
-        raise UsageError("--ac best and --batch max both fill the memory: give one of them")
+        raise UsageError("--ac best and --batch max both fill the memory: pass one of them")
     if not policy and not batch:
         if memory is not None:
             raise UsageError(
-                "--memory is for --ac best and --batch max; "
+                "--memory applies only to --ac best and --batch max; "
                 "--hardware prints whether a step fits on a chip"
             )
     elif memory is None and hardware is None:
         option = "--ac best" if policy else "--batch max"
-        raise UsageError(f"{option}: give --memory, such as 40GB, or --hardware")
+        raise UsageError(f"{option}: pass --memory, such as 40GB, or --hardware")
 
 
 def _check_optimizer(optimizer: str | None, *, grad_scaler: bool, fused: bool, early: bool) -> None:
     if fused and optimizer is None:
-        raise UsageError("--fused is for an optimizer: give --optimizer")
+        raise UsageError("--fused needs an optimizer: pass --optimizer")
     if early and (optimizer is None or grad_scaler):
         raise UsageError(
-            "--optimizer-in-backward is for an optimizer: give --optimizer, "
+            "--optimizer-in-backward needs an optimizer: pass --optimizer, "
             "and no --grad-scaler, which needs all gradients"
         )
 
@@ -517,7 +519,7 @@ class _Estimate(NamedTuple):
         ranks = self.analysis.profile.run.world_size
         where = f" on each of {ranks} ranks" if ranks > 1 else ""
         if not largest:
-            return f"not even one sample{where} fits: this is the step with one sample"
+            return f"not even one sample{where} fits; these are the figures of one sample"
         return f"largest batch: {largest} samples{where}"
 
 
@@ -534,7 +536,7 @@ def _tokens_of_a_sample(target: str) -> int:
     from lflops.estimation.from_config import TOKENS, is_config
 
     if not is_config(target):
-        raise UsageError("--tokens: give --seq, the number of tokens per sample")
+        raise UsageError("--tokens: pass --seq, the number of tokens per sample")
     return TOKENS
 
 
@@ -543,14 +545,14 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
     if ddp is not None:
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
-                "--ddp replicates the whole model: give --hsdp for replicas of shards, "
+                "--ddp replicates the whole model: pass --hsdp for replicas of shards, "
                 "or leave --fsdp, --hsdp and --tp out"
             )
         return {"replica": ddp}
     mesh = {}
     if fsdp is not None:
         if hsdp is not None:
-            raise UsageError("--hsdp shards as --fsdp does: give one of the two")
+            raise UsageError("--hsdp also shards the model: pass either --fsdp or --hsdp")
         mesh["data"] = fsdp
     if hsdp is not None:
         replicas, _, shards = hsdp.partition("x")
@@ -565,23 +567,23 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
 def _check_fsdp_options(
     mesh: dict[str, int], mp: str | None, reduce: str | None, *, cpu_offload: bool
 ) -> None:
-    """Raise an error if an option of FSDP2 is given without FSDP2."""
+    """Raise an error if an option of FSDP2 is passed without FSDP2."""
     if "data" in mesh:
         return
     for option, is_given in (("--mp", mp is not None), ("--reduce", reduce is not None)):
         if is_given:
             raise UsageError(
-                f"{option} is an option of FSDP2: give --fsdp or --hsdp"
+                f"{option} is an option of FSDP2: pass --fsdp or --hsdp"
                 + ("" if cpu_offload else "; --precision sets autocast")
             )
     if cpu_offload:
-        raise UsageError("--cpu-offload is an option of FSDP2: give --fsdp or --hsdp")
+        raise UsageError("--cpu-offload is an option of FSDP2: pass --fsdp or --hsdp")
 
 
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
     """Parse a whole number above 0, which is a part of the `given` value of an option."""
     if not number.isdecimal() or not int(number):
-        raise UsageError(f"{option} {given or number}: give {wanted}")
+        raise UsageError(f"{option} {given or number}: pass {wanted}")
     return int(number)
 
 
@@ -594,7 +596,7 @@ def bytes_of(size: str) -> float:
             return float(found[1]) * units[found[2].lower()]
     except ValueError:
         pass
-    raise UsageError(f"--memory {size}: give a size, such as 40GB or 37GiB")
+    raise UsageError(f"--memory {size}: pass a size, such as 40GB or 37GiB")
 
 
 @contextlib.contextmanager
@@ -628,7 +630,7 @@ def _builder(target: str, tokens: int | None, *, remote_code: bool) -> Callable[
         configured = builder_of(target, remote_code=remote_code, tokens=tokens or TOKENS)
         return lambda samples: subject_of(target, configured(samples))
     if remote_code:
-        raise UsageError("--trust-remote-code is for a configuration")
+        raise UsageError("--trust-remote-code applies only to a configuration")
     build = _function(target)
     more = [] if tokens is None else [tokens]
     _check_arguments(target, build, [1, *more])
@@ -640,7 +642,7 @@ def _function(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(
-            f"{target!r}: give package.module:function, "
+            f"{target!r}: pass package.module:function, "
             "such as train:build for build in a train.py of this folder"
         )
     try:

@@ -1,4 +1,4 @@
-"""`lflops hardware`, `roofline` and `selftest`: chips, their roofs, and this machine."""
+"""`lflops hardware`, `roofline` and `selftest`: chips, their rooflines, and this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ def hardware(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A chip by the name of its driver or of the list, or a TOML file with a chip.",
+            help="A chip, by its name in the driver or in the list, or a TOML file with a chip.",
         ),
     ] = None,
     *,
@@ -50,7 +50,7 @@ def hardware(
     """List the chips whose peaks are known, print one of them, or measure this machine."""
     if save_as is not None:
         if not measure:
-            raise UsageError("--save adds the figures of --measure: give both")
+            raise UsageError("--save adds the figures of --measure: add --measure")
         check_new(save_as)
     chip = None if name is None else _chip(name)
     measured = None
@@ -86,9 +86,9 @@ def _chip(name: str) -> Hardware:
 
 
 _POINTS = (
-    "Print one JSON object: ceilings, modules, operators, cells and own (points with intensity, "
-    "roof, bound and share); with --ncu total and kernels; for a trace hardware, utilization and "
-    "operators by shapes. Unknown values are null."
+    "Print one JSON object: ceilings (rooflines), modules, operators, op_counts and self_work "
+    "(points with intensity, roofline limit, bound and share); with --ncu, total and kernels; for "
+    "a trace, hardware, utilization and operators by shapes. Unknown values are null."
 )
 
 
@@ -104,25 +104,25 @@ def roofline(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The chip whose roof is used, or a TOML file. Default: the chip of the run.",
+            help="The chip of the roofline, or a TOML file. Default: the chip of the run.",
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of lines of each table.")
+        int, typer.Option(metavar="N", min=1, help="Number of rows in each table.")
     ] = 20,
     ncu: Annotated[
         Path | None,
         typer.Option(
             metavar="LOG",
-            help="CSV or log with the counters of Nsight Compute. With FILE, kernels are shown by "
-            "its modules.",
+            help="CSV or log with the counters of Nsight Compute. With FILE, kernels are assigned "
+            "to its modules.",
         ),
     ] = None,
     gpu_time: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --ncu: seconds that the GPU ran, as Nsight Systems reports them.",
+            help="With --ncu: seconds in which the GPU ran, from Nsight Systems.",
         ),
     ] = None,
     ncu_command: Annotated[
@@ -134,7 +134,7 @@ def roofline(
     ] = None,
     as_points: Annotated[bool, typer.Option("--json", help=_POINTS)] = False,
 ) -> None:
-    """Place operators, modules or kernels below the roofs of a chip."""
+    """Compare operators, modules or kernels with the roofline of a chip."""
     if (ncu, ncu_command, gpu_time) != (None, None, None):
         show_kernels = needed("show_kernels", "--ncu")
         show_kernels(
@@ -149,12 +149,12 @@ def roofline(
         )
     elif file is None:
         raise UsageError(
-            "nothing to place: give a profile's FILE, --ncu LOG or --ncu-command SCRIPT"
+            "nothing to compare: pass a profile's FILE, --ncu LOG or --ncu-command SCRIPT"
         )
     elif not is_trace(file):
         _show_profile(file, hardware, top, figure, as_json=as_points)
     elif figure is not None:
-        raise UsageError("--figure draws a profile's FILE, not a trace")
+        raise UsageError("--figure draws profiles, not traces")
     else:
         show_trace_roofline = needed("show_trace_roofline", "the roofline of a trace")
         show_trace_roofline(file, hardware, top, as_json=as_points)
@@ -186,7 +186,7 @@ def selftest(
         str | None,
         typer.Option(
             "--device",
-            help="A device by its name in torch. Default: the accelerator, or else the CPU.",
+            help="A device, by its name in torch. Default: the accelerator, or the CPU without one.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(

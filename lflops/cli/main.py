@@ -102,7 +102,7 @@ def lflops(
         ),
     ] = False,
 ) -> None:
-    """Show where the FLOPs and bytes of a PyTorch training step go, module by module."""
+    """Show where the time, FLOPs and memory of a PyTorch training step go, module by module."""
 
 
 def _refused(reason: str) -> int:

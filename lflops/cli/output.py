@@ -30,8 +30,8 @@ BYTES = {
 }
 """Bytes by the unit of a size."""
 
-# The error that typer raises on wrong usage. Typer exports no other of its base classes by name,
-# and the package that they live in depends on its version.
+# The error that typer raises on wrong usage. Typer does not export this base class by name, and its
+# package depends on the version of typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 

@@ -36,11 +36,11 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a Python script, and keep the ledger of every training run in it.
+    """Run a Python script, and write a ledger of each training run in it.
 
-    The training may use Lightning, transformers, or a custom loop.
+    The script may use Lightning, transformers, or a custom loop.
 
-    Python runs the script itself, with the variable LFLOPS set. If something cost time, five lines
+    Python runs the script with the environment variable LFLOPS. If the run lost time, a few lines
     at the end explain it.
     """
     if not entry_points(group="torch.backends", name="lflops"):
@@ -56,7 +56,7 @@ def run(
         os.execvp(arguments[0], arguments)  # noqa: S606 - the user's command
     except OSError as error:
         raise UsageError(
-            f"{arguments[0]}: {error.strerror}: give a Python script, or a command"
+            f"{arguments[0]}: {error.strerror}: pass a Python script or a command"
         ) from error
 
 
@@ -78,9 +78,7 @@ def ledger(
         typer.Argument(metavar="DIR", help="The folder of a training run, or a folder above it."),
     ],
     *,
-    rank: Annotated[
-        int, typer.Option(metavar="N", help="The process whose time account is shown.")
-    ] = 0,
+    rank: Annotated[int, typer.Option(metavar="N", help="The rank to show.")] = 0,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -94,13 +92,15 @@ def ledger(
         typer.Option("--html", metavar="OUT", help="Write a page that opens offline."),
     ] = None,
 ) -> None:
-    """Print every second of the last run in a folder by category, and its slow steps.
+    """Print the time of the last run in a folder by category, and its slow steps with causes.
 
-    Times are added up over restarts, and slow steps have their causes.
+    Restarts of the run are included.
     """
     account = load_run(directory, rank)
     if as_json and page is not None:
-        raise UsageError(f"html={str(page)!r}: --json writes no page, give one of the two")
+        raise UsageError(
+            f"html={str(page)!r}: --json writes no page, so pass only one of --html and --json"
+        )
     if as_json:
         write_json(account)
     elif page is not None:
@@ -126,7 +126,7 @@ def window(
     """
     ended = load_run(running).starts[-1].ended
     if ended != "running":
-        raise UsageError(f"{running}: the run there has ended: {ended}")
+        raise UsageError(f"{running}: this run has ended: {ended}")
     folder = newest_file(running).parent
     (folder / REQUEST).touch()
-    write_lines([f"requested a window: its profile is written to {folder}"])
+    write_lines([f"requested a window: its profile will be written to {folder}"])

@@ -20,12 +20,12 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
 _JSON = (
-    "Print one JSON object: run, phase, pace (unprofiled steps), utilization, share_of, totals (by "
-    "phase), rows, unsupported (operators without a formula), uncalled (modules) and notes. "
-    "share_of is macs, or flops if the phase has no MACs. Rows are nested by children, with the "
-    "exact counts and the seconds of each phase. With --operators it has operators and trace, with "
-    "--memory memory and checkpointed (by block). A row with a repeat has the figures of one of "
-    "its names, and the mean time of all. Unknown values are null."
+    "Print one JSON object: run, phase, report, pace (unprofiled steps), utilization, share_of, "
+    "totals (by phase), rows, unsupported (operators without a formula), uncalled (modules) and "
+    "notes. share_of is macs, or flops if the phase has no MACs. Rows are nested by children, with "
+    "the exact counts and the seconds of each phase. With --operators, it has operators and trace "
+    "instead of rows; with --memory, memory and checkpointed (by block). A row with a repeat has "
+    "the counts of one of its modules, and the mean time of all. Unknown values are null."
 )
 
 
@@ -34,8 +34,8 @@ def show(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A profile's JSON file, or the folder of a training run, whose last window is "
-            "read.",
+            help="A profile's JSON file, or the folder of a training run (its last window is "
+            "used).",
         ),
     ],
     *,
@@ -50,10 +50,10 @@ def show(
             "first, names from A to Z.",
         ),
     ] = None,
-    own: Annotated[
+    flat: Annotated[
         bool,
         typer.Option(
-            "--flat", help="Show no tree, but every module by its self work, most MACs first."
+            "--flat", help="List all modules by self work, most MACs first, instead of a tree."
         ),
     ] = False,
     by_operator: Annotated[
@@ -65,7 +65,7 @@ def show(
         typer.Option(
             "--memory",
             help="Show memory instead of modules: the peak of live memory by category, module and "
-            "tensor, and the memory that checkpointing saves.",
+            "tensor, and the memory that checkpointing would save.",
         ),
     ] = False,
     figure: Annotated[
@@ -93,17 +93,17 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Print a profile: totals, what they leave out, and its modules."""
+    """Print a profile: the verdict, the step, totals, and the modules."""
     chosen = _phase(phase)
     _check_views(
-        own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, phase=chosen
+        flat=flat, depth=depth, sort=sort, by_operator=by_operator, memory=memory, phase=chosen
     )
     if figure is not None and not memory:
-        raise UsageError("--figure draws what --memory shows: give both")
+        raise UsageError("--figure draws live memory: add --memory")
     if form is not None and (form not in FORMATS or as_json or by_operator or memory):
         formats = ", ".join(FORMATS)
         raise UsageError(
-            f"format={form!r}: give one of {formats}, without --json, --operators and --memory"
+            f"format={form!r}: pass one of {formats}, without --json, --operators and --memory"
         )
     analysis = analyze(profile_at(file))
     try:
@@ -112,20 +112,20 @@ def show(
         elif by_operator:
             _show_operators(analysis, chosen, as_json=as_json)
         elif form is not None or as_json:
-            _write_modules(analysis, chosen, form, depth=depth, sort=sort, own=own)
+            _write_modules(analysis, chosen, form, depth=depth, sort=sort, flat=flat)
         else:
-            draw(render(analysis, depth=depth, sort=sort, own=own, phase=chosen))
+            draw(render(analysis, depth=depth, sort=sort, flat=flat, phase=chosen))
     except ValueError as error:
         raise UsageError(str(error)) from error
     except RecursionError as error:
         raise UsageError(
-            "the modules are nested too deeply for a tree: give --depth or --flat"
+            "the modules are nested too deeply for a tree: pass --depth or --flat"
         ) from error
 
 
 def _check_views(
     *,
-    own: bool,
+    flat: bool,
     depth: int,
     sort: str | None,
     by_operator: bool,
@@ -133,9 +133,11 @@ def _check_views(
     phase: Phase | None,
 ) -> None:
     """Raise an error if options of different views are combined."""
-    is_table = own or depth != -1 or sort is not None
-    if own and depth != -1:
-        raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
+    is_table = flat or depth != -1 or sort is not None
+    if flat and depth != -1:
+        raise UsageError(
+            f"depth={depth}: --flat lists no tree, so pass only one of --depth and --flat"
+        )
     if by_operator and is_table:
         raise UsageError(
             "--operators can be combined with --phase and --json, "
@@ -152,7 +154,7 @@ def _phase(name: str) -> Phase | None:
     for phase in PHASES:
         if phase == name:
             return phase
-    raise UsageError(f"phase={name!r}: give one of {', '.join(PHASES)}, or all")
+    raise UsageError(f"phase={name!r}: pass one of {', '.join(PHASES)}, or all")
 
 
 def _write_modules(
@@ -162,10 +164,10 @@ def _write_modules(
     *,
     depth: int,
     sort: str | None,
-    own: bool,
+    flat: bool,
 ) -> None:
     """Write the table of modules in a format of `FORMATS`, or as JSON without a format."""
-    if own:
+    if flat:
         rows = analysis.flat(sort=sort, phase=phase)
     else:
         rows = analysis.tree(depth=depth, sort=sort, phase=phase)
@@ -222,7 +224,8 @@ def html(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="A profile's JSON file; of several files the page compares the last two first.",
+            help="A profile's JSON file. With several files, the page starts with a comparison of "
+            "the last two.",
         ),
     ],
     *,
@@ -232,30 +235,32 @@ def html(
             "-o",
             "--out",
             metavar="OUT",
-            help="The page. Default: the last FILE with .html for .json, or with .compare.html "
-            "for several files.",
+            help="The file of the page. Default: the last FILE, with .html instead of .json, or "
+            "with .compare.html for several files.",
         ),
     ] = None,
     data: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Write no page, and print its data as one JSON object, or as a list for several "
-            "files. Unknown values are null.",
+            help="Print the data of the page as one JSON object, or as a list for several files, "
+            "instead of writing the page. Unknown values are null.",
         ),
     ] = False,
 ) -> None:
     """Write a profile, or several profiles to compare, as one HTML file.
 
-    It opens from disk, and in a mail or a ticket.
+    The file needs no server and no network.
     """
     if data and out is not None:
-        raise UsageError(f"out={str(out)!r}: --json writes no page, give one of the two")
+        raise UsageError(
+            f"out={str(out)!r}: --json writes no page, so pass only one of --out and --json"
+        )
     path = out
     if path is None:
         path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html")
     if path.resolve() in {file.resolve() for file in files}:
-        raise UsageError(f"out={str(path)!r} is a profile itself: give another place with --out")
+        raise UsageError(f"out={str(path)!r} is one of the profiles: pass another path with --out")
     analyses = [analyze(load(file)) for file in files]
     if data:
         shown = [payload(analysis) for analysis in analyses]

@@ -16,9 +16,9 @@ from lflops.report.report import report_of
 FORMATS = ("text", "markdown", "json")
 
 _FORMAT = (
-    "text; markdown, to paste; or json: one object with status, findings (cause, module, rank, "
-    "seconds and share of a step, next), measured, modules, ranks, run (seconds by category) and "
-    "more (commands). Unknown values are null."
+    "text; markdown, for an issue or a chat; or json, one object with status, findings (cause, "
+    "module, rank, seconds and share of a step, fix), measured, modules, ranks, run (seconds by "
+    "category) and more (commands). Unknown values are null."
 )
 
 
@@ -34,14 +34,14 @@ def why(
 ) -> None:
     """Print why a training run is slow, what that costs, and what to do next."""
     if form not in FORMATS:
-        raise UsageError(f"format={form!r}: give one of {', '.join(FORMATS)}")
+        raise UsageError(f"format={form!r}: pass one of {', '.join(FORMATS)}")
     found = explain(path)
     if form == "json":
         write_json(found)
     elif form == "markdown":
         write_lines(markdown(found))
     else:
-        write_lines(f"{label:<9}{text}" for label, text in lines_of(found))
+        write_lines(f"{label:<12}{text}" for label, text in lines_of(found))
 
 
 def what_if(
@@ -49,8 +49,8 @@ def what_if(
         Path,
         typer.Argument(
             metavar="FILE|DIR",
-            help="A profile's JSON file with times, or the folder of a training run, "
-            "whose last window is read.",
+            help="A profile's JSON file with times, or the folder of a training run (its last "
+            "window is used).",
         ),
     ],
     *,
@@ -58,27 +58,28 @@ def what_if(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Remove a phase such as data, a module, recompute, or communication (its exposed "
-            "part). May be repeated.",
+            help="Remove a phase such as data, a module, recompute, or the exposed part of "
+            "communication. May be repeated.",
         ),
     ] = None,
     scale: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=N",
-            help="Multiply the time of a phase or module: layers.0=0.5 is twice as fast. "
-            "May be repeated.",
+            help="Multiply the time of a phase or module by a factor: layers.0=0.5 makes it twice "
+            "as fast. May be repeated.",
         ),
     ] = None,
     batch: Annotated[
-        float, typer.Option(metavar="N", help="Factor for the number of samples.")
+        float, typer.Option(metavar="N", help="Multiply the number of samples by this factor.")
     ] = 1.0,
     accumulation: Annotated[
         int | None,
         typer.Option(metavar="N", help="Number of batches to accumulate gradients over."),
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another chip, as in lflops hardware.")
+        str | None,
+        typer.Option(metavar="NAME", help="Another chip, by its name in lflops hardware."),
     ] = None,
     as_json: Annotated[
         bool,
@@ -89,7 +90,7 @@ def what_if(
         ),
     ] = False,
 ) -> None:
-    """Predict the time of a measured step without something, or with more or less of it."""
+    """Predict the time of a step after a change: a part removed, faster, slower or larger."""
     factors = dict(_factor(given) for given in scale or ())
     profile = profile_at(file)
     found = predict_step(
@@ -105,7 +106,7 @@ def what_if(
         return
     seconds = units.duration(found.seconds)
     interval = f"{units.duration(found.low)} to {units.duration(found.high)}"
-    lines = [f"about {seconds} a step ({interval}), instead of {units.duration(found.measured)}"]
+    lines = [f"about {seconds} per step ({interval}), instead of {units.duration(found.measured)}"]
     caveats = _caveats(found, profile)
     if caveats:
         lines.append(f"these times are unreliable: {'; '.join(caveats)}")
@@ -115,9 +116,11 @@ def what_if(
 def _caveats(found: WhatIf, profile: Profile) -> list[str]:
     caveats = []
     if "idle" in found.caveats:
-        caveats.append("the device waits for the host, and how this changes that is unknown")
+        caveats.append(
+            "the device waits for the host, and the effect of the change on this wait is unknown"
+        )
     if "busy" in found.caveats or "modules" in found.caveats:
-        caveats.append(report_of(analyze(profile)).verdict.trust)
+        caveats.append(report_of(analyze(profile)).verdict.confidence)
     return caveats
 
 
@@ -127,5 +130,5 @@ def _factor(given: str) -> tuple[str, float]:
         return name, float(number)
     except ValueError:
         raise UsageError(
-            f"--scale {given}: give a name and a factor for its time, such as data=0.5"
+            f"--scale {given}: pass a name and a factor for its time, such as data=0.5"
         ) from None

@@ -133,7 +133,7 @@ class Stepper:
             chip_name = "" if chip is None else chip.name
             notes.append(Note(code="foreach_assumed", subject=chip_name, values={}))
         if grad_scaler:
-            notes.append(Note(code="gradients_taken_for_finite", subject=name, values={}))
+            notes.append(Note(code="gradients_assumed_finite", subject=name, values={}))
         self.notes = tuple(notes)
 
     def _step_in_backward(self, make: MakesOptimizer, model: nn.Module) -> None:

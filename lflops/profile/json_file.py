@@ -28,10 +28,16 @@ from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profil
 from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30
+"""The most bytes of a file."""
+
 LARGEST_SEARCH = 1 << 25
+"""The most bytes in which the path to an error is searched."""
+
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
-_GZIP, _BEGIN = b"\x1f\x8b", 1 << 16
+
+_GZIP = b"\x1f\x8b"
+_BEGIN = 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _inclusive_counts = attrgetter(*COUNTS)
 _self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
@@ -42,26 +48,30 @@ _short.maxstring = _short.maxlong = 80
 Key = str | int
 
 
+_ADVICE = "pass a file that Profile.save wrote"
+
+
 class _OtherVersionError(ProfileError):
-    """A profile of another schema version: the message does not ask for another file."""
+    """A profile of another schema version. Its message needs no `_ADVICE`."""
 
 
 def load(path: str | PathLike[str]) -> Profile:
     """Read a profile's file.
 
     Raises:
-        ProfileError: The file cannot be read; the message names it and, where there is one, the
-            module and the field.
+        ProfileError: The file cannot be read. The message names the file and, if known, the module
+            and the field.
     """
-    with _naming(path, "give a file as Profile.save writes it"):
+    with _naming(path, _ADVICE):
         return _checked(_content(Path(path)))
 
 
 def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file and the folders above it, atomically.
 
-    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another
-    reason, or the file cannot be written.
+    Raises:
+        ProfileError: A number is NaN or infinite, `load` would reject the profile for another
+            reason, or the file cannot be written.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))
@@ -69,16 +79,15 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
-    """Turn every error into a `ProfileError` with the file's name and the remark."""
-    name = given if (given := os.fspath(path)) and given.isprintable() else ascii(given)
+    """Convert every error into a `ProfileError` with the file's name and the remark."""
+    name = os.fspath(path)
+    if not name or not name.isprintable():
+        name = ascii(name)
     try:
         yield
     except ProfileError as error:
-        tail = (
-            ""
-            if isinstance(error, _OtherVersionError) and remark.startswith("give")
-            else f"; {remark}"
-        )
+        needs_other_version = isinstance(error, _OtherVersionError) and remark == _ADVICE
+        tail = "" if needs_other_version else f"; {remark}"
         raise ProfileError(f"{name}: {error}{tail}") from None
     except OSError as error:
         raise ProfileError(f"{name}: {error.strerror or error}; {remark}") from error
@@ -99,7 +108,7 @@ def _content(path: Path) -> bytes:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > LARGEST_FILE:
-            raise ProfileError(f"has {size} bytes, a profile at most {LARGEST_FILE}")
+            raise ProfileError(f"has {size} bytes; a profile has at most {LARGEST_FILE}")
         text = file.read(size)
     if not text.strip():
         raise ProfileError("is empty")
@@ -108,16 +117,14 @@ def _content(path: Path) -> bytes:
         # The file may be damaged.
         with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
-        raise ProfileError(
-            _TRACE if b'"traceEvents"' in begin else "is packed by gzip: unpack it first"
-        )
+        is_trace = b'"traceEvents"' in begin
+        raise ProfileError(_TRACE if is_trace else "is compressed with gzip: decompress it first")
     try:
         # msgspec does not check the strings of unknown fields.
         text.decode()
     except UnicodeDecodeError as error:
-        raise ProfileError(
-            f"{_path_at_byte(text, error.start)}byte {error.start} is not UTF-8"
-        ) from None
+        path_to_byte = _path_at_byte(text, error.start)
+        raise ProfileError(f"{path_to_byte}byte {error.start} is not UTF-8") from None
     return text
 
 
@@ -127,79 +134,85 @@ def _checked(text: bytes) -> Profile:
         raise ProfileError(_TRACE)
     _check_version(bytes(fields.get("schema_version", Raw())))
     profile: Profile = _decoded(text, Profile)
-    _check_rows(profile.modules)
+    _check_modules(profile.modules)
     _check_references(profile)
     for phase in PHASES:
-        _check_sums(phase, {name: row.work(phase) for name, row in profile.modules.items()})
+        works = {name: module.work(phase) for name, module in profile.modules.items()}
+        _check_sums(phase, works)
     return profile
 
 
 def _check_version(given: bytes) -> None:
     """Check the version first, so that a file of another version is not reported as damaged."""
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
+    if not given:
+        raise ProfileError("not an lflops profile: schema_version is missing")
     if not version:
-        problem = (
-            f'is {_short.repr(given.decode())[1:-1]}, "major.minor" is taken'
-            if given
-            else "is missing"
+        shown = _short.repr(given.decode())[1:-1]
+        raise ProfileError(
+            f'not an lflops profile: schema_version is {shown}, but must be "major.minor"'
         )
-        raise ProfileError(f"not an lflops profile: schema_version {problem}")
-    major, read_major = int(version[1]), int(SCHEMA_VERSION.partition(".")[0])
-    if major != read_major:
-        needed = "a later" if major > read_major else "an earlier"
+    major = int(version[1])
+    supported = int(SCHEMA_VERSION.partition(".")[0])
+    if major != supported:
+        needed = "a later" if major > supported else "an earlier"
         raise _OtherVersionError(
-            f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed"
+            f"schema_version is {given.decode()}, but this lflops reads {supported}.x: "
+            f"{needed} version of lflops is needed"
         )
 
 
-def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
+def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
+    """Check the tree of names: every module has a parent, the right depth and a known owner."""
     if "" not in modules:
-        raise ProfileError("modules has no row '', the root")
-    for name, row in modules.items():
+        raise ProfileError("modules has no root, which is named ''")
+    for name, module in modules.items():
         above = name.rpartition(".")[0]
         if above not in modules:
+            path = _spelled(["modules", name])
+            raise ProfileError(f"{path} has no parent: {_short.repr(above)} is missing")
+        depth = modules[above].depth + 1 if name else 0
+        if module.depth != depth:
+            path = _spelled(["modules", name, "depth"])
             raise ProfileError(
-                f"{_spelled(['modules', name])} has no row above it, {_short.repr(above)} is missing"
+                f"{path} is {_short.repr(module.depth)}, but the depth of its name is {depth}"
             )
-        if row.depth != (modules[above].depth + 1 if name else 0):
-            raise ProfileError(
-                f"{_spelled(['modules', name, 'depth'])} is {_short.repr(row.depth)}, which is not how deep its name is"
-            )
-        if row.owner is not None and row.owner not in modules:
-            raise ProfileError(
-                f"{_spelled(['modules', name, 'owner'])} is {_short.repr(row.owner)}, which is no row of modules"
-            )
+        if module.owner is not None:
+            _check_module(modules, _spelled(["modules", name, "owner"]), module.owner)
+
+
+def _check_module(modules: Mapping[str, ModuleProfile], path: str, name: str) -> None:
+    if name not in modules:
+        raise ProfileError(f"{path} is {_short.repr(name)}, which is not in modules")
 
 
 def _check_references(profile: Profile) -> None:
+    """Check that all tables name modules and phases that exist."""
     tables: dict[str, Sequence[Any]] = {
-        table: getattr(profile, table)
-        for table in ("op_counts", "unsupported", "communication", "rank_stats")
+        "op_counts": profile.op_counts,
+        "unsupported": profile.unsupported,
+        "communication": profile.communication,
+        "rank_stats": profile.rank_stats,
     }
     if profile.memory:
-        tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}
+        tables["memory.alive"] = profile.memory.alive
+        tables["memory.timeline"] = profile.memory.timeline
         for module in profile.memory.by_module:
-            if module not in profile.modules:
-                raise ProfileError(
-                    f"memory.by_module has {_short.repr(module)}, which is no row of modules"
-                )
+            _check_module(profile.modules, "a key of memory.by_module", module)
     for table, rows in tables.items():
         for index, row in enumerate(rows):
-            if row.module not in profile.modules:
-                raise ProfileError(
-                    f"{table}[{index}].module is {_short.repr(row.module)}, which is no row of modules"
-                )
+            _check_module(profile.modules, f"{table}[{index}].module", row.module)
     for index, wait in enumerate(profile.waits):
         if wait.phase not in PHASES:
             raise ProfileError(
-                f"waits[{index}][1] is {_short.repr(wait.phase)}, which is no phase of the model"
+                f"waits[{index}][1] is {_short.repr(wait.phase)}, which is not a phase of the model"
             )
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Raise if a row's inclusive counts are not the sum of its self counts and the rows below.
+    """Check that inclusive counts are the self counts plus the counts of the modules right below.
 
-    The last rows, which are mostly the deepest, are checked first.
+    The last modules, which are mostly the deepest, are checked first.
     """
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
@@ -208,15 +221,16 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
             sums[above] = tuple(map(add, sums[above], _inclusive_counts(work)))
     for name in reversed(sums):
         counts = _inclusive_counts(works[name])
-        if counts != sums[name]:
-            count, given, summed = next(
-                each for each in zip(COUNTS, counts, sums[name], strict=True) if each[1] != each[2]
-            )
-            path = _spelled(["modules", name, phase, count])
-            total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
-            raise ProfileError(
-                f"{path} is {_short.repr(given)}, self_{count} and the rows right below add up to {total}"
-            )
+        if counts == sums[name]:
+            continue
+        for count, given, summed in zip(COUNTS, counts, sums[name], strict=True):
+            if given != summed:
+                path = _spelled(["modules", name, phase, count])
+                total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
+                raise ProfileError(
+                    f"{path} is {_short.repr(given)}, but self_{count} and the modules right below "
+                    f"add up to {total}"
+                )
 
 
 def _decoded(text: bytes, kind: Any) -> Any:
@@ -242,13 +256,12 @@ def _misfit(text: bytes, error: str) -> str:
     except (msgspec.MsgspecError, LookupError):
         # A key appears twice. msgspec reports the first value, and only the last can be read.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
-    value = "" if given[:1] in b"{[" else f" is {_short.repr(given.decode())[1:-1]}"
-    taken = (
-        f"one of {', '.join(get_args(kind))} is taken"
-        if get_origin(kind) is Literal
-        else reason[0].lower() + reason[1:]
-    )
-    return f"{_spelled(keys)}{value}: {taken}"
+    is_container = given[:1] in b"{["
+    value = "" if is_container else f" is {_short.repr(given.decode())[1:-1]}"
+    expected = reason[0].lower() + reason[1:]
+    if get_origin(kind) is Literal:
+        expected = f"it must be one of {', '.join(get_args(kind))}"
+    return f"{_spelled(keys)}{value}: {expected}"
 
 
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
@@ -263,11 +276,10 @@ def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
             kind = get_args(kind)[0]
         if index.isdigit():
             key: Key = int(index)
-            kind = (
-                get_args(kind)[0]
-                if get_origin(kind) is tuple
-                else [*get_type_hints(kind, include_extras=True).values()][int(index)]
-            )
+            if get_origin(kind) is tuple:
+                kind = get_args(kind)[0]
+            else:
+                kind = list(get_type_hints(kind, include_extras=True).values())[int(index)]
             text = bytes(msgspec.json.decode(text, type=list[Raw])[int(index)])
         else:
             kind = get_type_hints(kind, include_extras=True)[name] if name else get_args(kind)[1]
@@ -344,11 +356,12 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
             items = enumerate(value)
         case float() if not isfinite(value):
             raise ProfileError(
-                f"{_spelled(keys)} is {value}: finite numbers are taken, and None where one is unknown"
+                f"{_spelled(keys)} is {value}, but must be a finite number, or None if it is unknown"
             )
         case _ if type(value) not in {str, int, float, bool, NoneType}:
             raise ProfileError(
-                f"{_spelled(keys)} is a {type(value).__qualname__}: plain numbers, strings and None are taken"
+                f"{_spelled(keys)} is a {type(value).__qualname__}, but must be a number, a string "
+                "or None"
             )
     for key, inner in items:
         _check_leaves(inner, (*keys, key))
@@ -368,13 +381,9 @@ def _spelled(keys: Sequence[Key], end: str = "") -> str:
     """
     spelled = ""
     for key in keys[:10]:
-        if (
-            isinstance(key, str)
-            and key.isidentifier()
-            and len(key) <= _short.maxstring
-            and spelled != "modules"
-        ):
-            spelled += f".{key}" if spelled else key
+        is_field = isinstance(key, str) and key.isidentifier() and len(key) <= _short.maxstring
+        if is_field and spelled != "modules":
+            spelled += f".{key}" if spelled else str(key)
         else:
             spelled += f"[{_short.repr(key)}]"
     return spelled and spelled + end
@@ -399,9 +408,8 @@ def json_schema(
 
 def _describe(name: str, definition: dict[str, Any]) -> None:
     """Move each line of "Attributes" in an object's description to the description of its field."""
-    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition(
-        "Attributes:\n"
-    )
+    description = inspect.cleandoc(definition.get("description", ""))
+    text, _, attributes = description.partition("Attributes:\n")
     if text:
         definition["description"] = " ".join(text.split())
     fields = definition.get("properties", {})

@@ -104,7 +104,8 @@ class _Words(string.Formatter):
         if format_spec in _UNITS:
             return _UNITS[format_spec](value)
         singular, _, plural = format_spec.partition("/")
-        return f"{units.count(value)} {singular if value == 1 else plural or f'{singular}s'}"
+        noun = singular if value == 1 else plural or f"{singular}s"
+        return f"{units.count(value)} {noun}"
 
 
 _WORDS = _Words()
@@ -124,7 +125,8 @@ def _fill(template: str, note: Note) -> str:
 def _ignored(note: Note) -> str:
     took = ", {seconds:duration}" if "seconds" in note.values else ""
     return _fill(
-        f"{{row}} is left out of every total, as asked: {{macs}} MACs and {{flops}} FLOPs in {{calls:operator call}}{took}",
+        "{row} is left out of all totals, as requested: {macs} MACs and {flops} FLOPs in "
+        f"{{calls:operator call}}{took}",
         note,
     )
 
@@ -135,74 +137,75 @@ def _dense_mask(note: Note) -> str:
     share = None
     if isinstance(within, int) and isinstance(computed, int) and computed:
         share = within / computed
-    scores = f"{units.percent(share)} of the scores are within a sequence, and all are computed"
-    calls = _fill("{calls:call} of {subject} separate packed sequences by a dense mask", note)
-    return f"{calls}: {scores}; varlen_attn or flex attention skips the others"
+    scores = f"{units.percent(share)} of the scores are within a sequence, but all are computed"
+    calls = _fill("{calls:call} of {subject} separate packed sequences with a dense mask", note)
+    return f"{calls}: {scores}; varlen_attn or flex attention skips the other scores"
 
 
 def _compiled_ran_eager(note: Note) -> str:
-    modules = (
-        "1 compiled module was" if note.subject == "1" else f"{note.subject} compiled modules were"
-    )
+    modules = f"{note.subject} compiled modules were"
+    if note.subject == "1":
+        modules = "1 compiled module was"
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
 
 
 def _time_scaled(note: Note) -> str:
-    factors = ", ".join(
-        f"{phase} by {_WORDS.format_field(factor, '')}" for phase, factor in note.values.items()
+    factors = []
+    for phase, factor in note.values.items():
+        factors.append(f"{phase} by {_WORDS.format_field(factor, '')}")
+    errors = [abs(factor - 1) for factor in time_factors([note])]
+    error = f" (± {round(100 * max(errors))} %)" if errors else ""
+    reliability = "approximate"
+    if are_times_far_off([note]):
+        reliability = "unreliable"
+    return (
+        f"module times are {reliability}{error}: they are scaled to unprofiled passes, "
+        f"{', '.join(factors) or units.UNKNOWN}"
     )
-    known = [abs(each - 1) for each in note.values.values() if isinstance(each, float | int)]
-    rough = f" (± {round(100 * max(known))} %)" if known else ""
-    doubt = "; so far off, do not rely on them" if are_times_far_off([note]) else ""
-    return f"module times are rough{rough}: they are scaled to unprofiled passes, {factors or units.UNKNOWN}{doubt}"
 
 
 def _no_timed_events(note: Note) -> str:
-    waits = (
-        "lflops waits for the device at the end of each step"
-        if note.values.get("waits")
-        else "steps are timed by the host's clock"
-    )
-    return (
-        _fill("torch cannot time events on {subject}: ", note)
-        + f"{waits}, and the phases of a step are the host's"
-    )
+    sentence = _fill("torch cannot time events on {subject}, so steps are timed on the host", note)
+    if note.values.get("waits"):
+        sentence += ", which waits for the device at the end of each step"
+    return f"{sentence}; the phases of a step are host times"
 
 
 def _schedule_shrunk(note: Note) -> str:
-    left = ", ".join(
-        f"{name.replace('_', ' ')} {number}"
-        for name, number in note.values.items()
-        if name != "batches"
-    )
-    return _fill(
-        "the schedule is shortened to the run's {batches:batch/batches}, in steps: ", note
-    ) + (left or units.UNKNOWN)
+    parts = []
+    for name, number in note.values.items():
+        if name != "batches":
+            parts.append(f"{name.replace('_', ' ')} {number}")
+    schedule = ", ".join(parts) or units.UNKNOWN
+    sentence = _fill("the schedule is shortened, because the run has {batches:batch/batches}", note)
+    return f"{sentence}; in steps: {schedule}"
 
 
 def _no_trace(note: Note) -> str:
+    reason = kinds()[note.code].reasons.get(note.subject, note.subject)
     error = f" ({note.values['error']})" if "error" in note.values else ""
-    return f"there is no trace: {kinds()[note.code].reasons.get(note.subject, note.subject or 'the reason is not known')}{error}"
+    return f"there is no trace: {reason or 'the reason is unknown'}{error}"
 
 
 def _not_counted(note: Note) -> str:
-    why = (
-        ": under this torch compiled code would run otherwise in a counted step; count it with lflops.count"
-        if note.subject
-        else ""
-    )
-    return f"no step was counted: there are times, and no work{why}"
+    sentence = "no step was counted, so there are times, but no work"
+    if note.subject:
+        sentence += (
+            "; with this version of torch, compiled code would run differently in a counting step: "
+            "count it with lflops.count"
+        )
+    return sentence
 
 
 def _ended_early(note: Note) -> str:
-    return f"the training was left by {note.subject or 'an exception'} before the window was over"
+    return f"{note.subject or 'an exception'} ended the training run before the end of the window"
 
 
 def _ranks_differ(note: Note) -> str:
     leading = note.values.get("leading_rank", units.UNKNOWN)
     others = ""
     if note.values.get("rows_of_others"):
-        others = _fill(", {rows_of_others} rows are other ranks'", note)
+        others = _fill(", and {rows_of_others:row/rows} are from other ranks", note)
     return (
         _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
         + f"; the counts are those of rank {leading}{others}"
@@ -227,15 +230,22 @@ def _attention_on_cuda(note: Note) -> str:
         kernels.append(f"{name.replace('_', ' ')} {calls} {times}")
     listed = ", ".join(kernels)
     return (
-        f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {listed}"
+        "scaled_dot_product_attention is counted as the kernel that torch selects on "
+        f"{note.subject}: {listed}"
     )
 
 
 def _lstm_workspace(note: Note) -> str:
     workspaces = _fill("the workspaces of {calls:LSTM call}", note)
     if note.subject:
-        return f"{workspaces} on {note.subject} are not in the memory, because their size is not known before a run: leave room for them"
-    return f"{workspaces} are in the memory, as oneDNN 3 lays them out on a CPU; another version may need another size"
+        return (
+            f"{workspaces} on {note.subject} are not in the memory, because their size is unknown "
+            "before a run: leave memory for them"
+        )
+    return (
+        f"{workspaces} are in the memory, with the sizes of oneDNN 3 on a CPU; other versions may "
+        "need other sizes"
+    )
 
 
 def _unknown(note: Note) -> str:

@@ -37,12 +37,11 @@ from lflops.profile.records import (
     TimingStats,
     Trace,
 )
-from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
 PhaseQuery = Phase | Literal["all"] | None
-"""A phase; `"all"` and `None` add the phases up."""
+"""A phase; `"all"` and `None` add up all phases."""
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 """A field of `Work` that a profile is queried for."""
@@ -396,31 +395,29 @@ class Profile(Struct, frozen=True, kw_only=True):
     timelines: tuple[StepTimeline, ...] = ()
 
     def __repr__(self) -> str:
+        parts = []
         root = self.modules.get("")
-        macs = (
-            ", ".join(f"{units.count(root.work(phase).macs)} MACs {phase}" for phase in PHASES[:2])
-            if root
-            else ""
-        )
-        missing = len({entry.operator for entry in self.unsupported})
-        parts = [
-            root.class_name if root else "",
-            macs,
-            f"modules: {len(self.modules)}",
-            f"operators not counted: {missing}",
-        ]
-        return f"<Profile {', '.join(filter(None, parts))}>"
+        if root is not None:
+            if root.class_name:
+                parts.append(root.class_name)
+            for phase in PHASES[:2]:
+                parts.append(f"{units.count(root.work(phase).macs)} MACs {phase}")
+        unsupported = {entry.operator for entry in self.unsupported}
+        parts.append(f"modules: {len(self.modules)}")
+        parts.append(f"unsupported operators: {len(unsupported)}")
+        return f"<Profile {', '.join(parts)}>"
 
     def by_module(
         self, phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> dict[str, int]:
-        """MACs, or another metric, of each module and all below it.
+        """MACs, or another metric, of each module, inclusive.
 
-        `"all"` and `None` add the phases up.
+        Args:
+            phase: A phase; `"all"` and `None` add up all phases.
+            metric: The metric.
 
         Raises:
-            ValueError: The phase or the metric is unknown; the other queries raise the same, also
-                for an unknown module.
+            ValueError: The phase or the metric is unknown.
         """
         phases = _phases(phase, metric)
         return {
@@ -431,24 +428,30 @@ class Profile(Struct, frozen=True, kw_only=True):
     def by_operator(
         self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs"
     ) -> dict[str, int]:
-        """MACs, or another metric, of each operator in `module` and below it, the most first.
+        """MACs, or another metric, of each operator in a module and its submodules, most first.
 
-        Those that have none are left out.
+        Operators with none are left out.
+
+        Raises:
+            ValueError: The phase, the module or the metric is unknown.
         """
         self._check_module(module)
-        sums = summed(
-            (operator, value)
-            for name, operator, value in self._nonzero_cells(phase, metric)
-            if module in ancestry(name)
-        )
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+        totals: dict[str, int] = {}
+        for name, operator, value in self._nonzero_counts(phase, metric):
+            if module in ancestry(name):
+                totals[operator] = totals.get(operator, 0) + value
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def by_module_and_operator(
         self, phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> dict[str, dict[str, int]]:
-        """MACs, or another metric, of each operator in each module and below it."""
+        """MACs, or another metric, of each operator in each module and its submodules.
+
+        Raises:
+            ValueError: The phase or the metric is unknown.
+        """
         table: dict[str, dict[str, int]] = {name: {} for name in self.modules}
-        for name, operator, value in self._nonzero_cells(phase, metric):
+        for name, operator, value in self._nonzero_counts(phase, metric):
             for above in ancestry(name):
                 table[above][operator] = table[above].get(operator, 0) + value
         return table
@@ -456,67 +459,71 @@ class Profile(Struct, frozen=True, kw_only=True):
     def total(
         self, module: str = "", phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> int:
-        """MACs, or another metric, of one module and all below it."""
+        """MACs, or another metric, of one module, inclusive.
+
+        Raises:
+            ValueError: The module, the phase or the metric is unknown.
+        """
         self._check_module(module)
-        return sum(
-            getattr(self.modules[module].work(each), metric) for each in _phases(phase, metric)
-        )
+        works = [self.modules[module].work(each) for each in _phases(phase, metric)]
+        return sum(getattr(work, metric) for work in works)
 
     @property
     def is_counted(self) -> bool:
-        """Whether its counts are known.
-
-        Without them it has times alone, and zeros where counts would be.
-        """
+        """Whether the counts are known. If not, the profile has only times, and its counts are 0."""
         return not any(notes_with("not_counted", self.notes))
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it."""
-        # On a device there are none: a host that waits for its core need not slow it
-        steps = self.steps if self.run.device_type in {"cpu", None} else ()
-        known = [
-            (s.cpu_lost, s.cpu_user + (s.cpu_system or 0.0))
-            for s in steps
-            if s.cpu_lost is not None and s.cpu_user is not None
-        ]
-        return [lost / (lost + used) for lost, used in known if lost + used]
+        """The share of the process's CPU time that other processes took, in steps with that figure.
+
+        Empty for accelerators: a host that waits for a core does not always slow them.
+        """
+        if self.run.device_type not in {"cpu", None}:
+            return []
+        shares = []
+        for step in self.steps:
+            if step.cpu_lost is None or step.cpu_user is None:
+                continue
+            needed = step.cpu_lost + step.cpu_user + (step.cpu_system or 0.0)
+            if needed:
+                shares.append(step.cpu_lost / needed)
+        return shares
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them, in the model's order."""
-        # The parts of a script are not seen to be called, and an attention computes with the
-        # weights of its `out_proj` itself
-        called = {
-            above
-            for name, module in self.modules.items()
-            if module.calls
-            for above in ancestry(name)
-        }
+        """The modules that were never called, nor any submodule of them, in the model's order.
+
+        Submodules of TorchScript modules are left out, because their calls are unknown.
+        """
+        called: set[str] = set()
+        for name, module in self.modules.items():
+            if module.calls:
+                called.update(ancestry(name))
         scripts = {note.subject for note in notes_with("scripted", self.notes)}
-        return tuple(
-            name
-            for name, module in self.modules.items()
-            if name not in called
-            and module.class_name != _HOLDS_WEIGHTS
-            and scripts.isdisjoint(ancestry(name)[1:])
-        )
+        uncalled = []
+        for name, module in self.modules.items():
+            is_in_script = not scripts.isdisjoint(ancestry(name)[1:])
+            if name not in called and module.class_name != _HOLDS_WEIGHTS and not is_in_script:
+                uncalled.append(name)
+        return tuple(uncalled)
 
     def patterns(self, below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
-        """Each module's name with `*` for the numbers of what repeats, as `layers.*.mlp.0`.
+        """Each module's name with `*` for the numbers of repeated modules, such as `layers.*.mlp`.
 
-        Siblings are the same where they have one class; those without any module below them also
-        need as many parameters.
+        Siblings repeat if they have one class. Siblings without submodules also need the same
+        number of parameters.
 
         Args:
-            below: The names directly below each name, where they are already known.
+            below: The names directly below each name, if they are known.
         """
-        return patterns(
-            {name: (each.class_name, each.parameters) for name, each in self.modules.items()}, below
-        )
+        kinds = {}
+        for name, module in self.modules.items():
+            kinds[name] = (module.class_name, module.parameters)
+        return patterns(kinds, below)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the JSON file, whole or not at all.
+        """Write the JSON file, atomically.
 
         Raises:
             ProfileError: A number in it is NaN or infinite, or the file cannot be written.
@@ -525,34 +532,35 @@ class Profile(Struct, frozen=True, kw_only=True):
 
         save(self, path)
 
-    def _nonzero_cells(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
+    def _nonzero_counts(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
+        """Yield module, operator and value."""
         phases = _phases(phase, metric)
-        return (
-            (cell.module, cell.operator, value)
-            for cell in self.op_counts
-            if cell.phase in phases and (value := getattr(cell, metric))
-        )
+        for count in self.op_counts:
+            value = getattr(count, metric)
+            if value and count.phase in phases:
+                yield count.module, count.operator, value
 
     def _check_module(self, module: str) -> None:
-        if module not in self.modules:
-            near = difflib.get_close_matches(str(module), self.modules, 1)
-            raise ValueError(
-                f"module={module!r}: no such module"
-                + (f", the nearest is {near[0]!r}" if near else "")
-            )
+        if module in self.modules:
+            return
+        message = f"module={module!r}: no such module"
+        near = difflib.get_close_matches(str(module), self.modules, 1)
+        if near:
+            message += f", the nearest is {near[0]!r}"
+        raise ValueError(message)
 
 
 _HOLDS_WEIGHTS = "NonDynamicallyQuantizableLinear"
-"""The class of the `out_proj` of torch's MultiheadAttention, whose weights are used without calling it."""
+"""The class of `out_proj` in torch's MultiheadAttention, which uses its weights without a call."""
 
 
 def _phases(phase: PhaseQuery, metric: Metric) -> tuple[Phase, ...]:
     if metric not in get_args(Metric):
-        raise ValueError(f"metric={metric!r}: give one of {', '.join(get_args(Metric))}")
+        raise ValueError(f"metric={metric!r}: pass one of {', '.join(get_args(Metric))}")
     if phase is None or phase == "all":
         return PHASES
     if phase not in PHASES:
-        raise ValueError(f"phase={phase!r}: give one of {', '.join(PHASES)}, all")
+        raise ValueError(f"phase={phase!r}: pass one of {', '.join(PHASES)}, all")
     return (phase,)
 
 

@@ -1,4 +1,4 @@
-"""Two runs compared, in sentences: the verdict on the step first, then what it comes from."""
+"""Two runs compared, in sentences: the verdict on the step, then the changes that explain it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,224 +13,272 @@ from lflops.analysis.compare.diff import (
     causes,
 )
 from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
+from lflops.report.text import phase_label
 
 _LISTED = 5
+"""Changes with a sentence."""
+
 _NAMED = 3
-# of the step: so much is not the same, however wide the interval is
-_NO_SMALL_CHANGE = 0.1
-# from this ratio on a change reads as a multiple: 4.0 times, and not 300 % more
-_TIMES = 2.0
+"""Modules that are listed by name."""
+
+_SMALL_CHANGE = 0.1
+"""From this change of the step on, the step is not called the same, however wide the interval is."""
+
+_MULTIPLE = 2.0
+"""From this ratio on, a change reads as a multiple: 4.0×, and not 300 % more."""
+
+_SAME = "as fast as before"
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
     """The verdict on the step, then a sentence for each change, the largest first."""
-    found, batch = causes(diff), batch_change(diff)
+    found = causes(diff)
+    batch = batch_change(diff)
     timed = [cause for cause in found if cause.seconds is not None]
-    several, whole = (
-        [*map(_cause, timed[:_LISTED]), *_others(timed[_LISTED:])],
-        [*_whole(diff, found)],
-    )
-    most = abs(timed[0].seconds or 0.0) if timed else 0.0
-    is_first = (
-        diff.whole is not None and abs(diff.whole.ratio - 1) * (diff.step.before or 0.0) > most
-    )
-    largest_first = (*whole, *several) if is_first else (*several, *whole)
+    of_causes = [_cause(cause) for cause in timed[:_LISTED]]
+    of_causes += _smaller_changes(timed[_LISTED:])
+    of_whole = list(_whole(diff, found))
+    largest = abs(timed[0].seconds or 0.0) if timed else 0.0
+    if _change_of_all_modules(diff) > largest:
+        changes = [*of_whole, *of_causes]
+    else:
+        changes = [*of_causes, *of_whole]
     return (
         _verdict(diff),
         *_batch(diff, batch),
-        *largest_first,
+        *changes,
         *_work(diff, batch),
         *_names(diff, found),
     )
 
 
+def _change_of_all_modules(diff: Diff) -> float:
+    """Seconds of the step by which all modules together changed."""
+    if diff.whole is None:
+        return 0.0
+    return abs(diff.whole.ratio - 1) * (diff.step.before or 0.0)
+
+
 def is_news(diff: Diff) -> bool:
     """Whether anything changed beyond noise: a time, the work, the memory or the modules."""
-    step = diff.step.verdict in CHANGED or bool(causes(diff))
-    return (
-        step
-        or diff.peak_bytes.differs
-        or any(module.self_work.differs or is_renamed(module) for module in diff.modules)
-    )
+    if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
+        return True
+    return any(module.self_work.differs or is_renamed(module) for module in diff.modules)
 
 
 def _verdict(diff: Diff) -> str:
     step = diff.step
     if step.before is None or step.after is None:
         return "Times are not compared: one of the two runs has none."
-    went = f"{units.duration(step.before)} before, {units.duration(step.after)} after"
-    if step.verdict == "same" and abs((step.ratio or 1.0) - 1) >= _NO_SMALL_CHANGE:
-        as_much = f"two runs of the same code differ as much ({interval(step)})"
-        return f"Cannot tell whether the step is slower or faster, because {as_much}: {went}."
-    if step.verdict == "same":
-        return f"The step takes as long as before, as far as two runs of the same code do ({interval(step)}): {went}."
+    times = f"{units.duration(step.before)} before, {units.duration(step.after)} after"
     if step.verdict is None:
         why = reason(step.caveat, diff) if step.caveat else "one of its times is 0"
-        return f"Cannot tell whether the step is slower or faster, because {why}: {went}."
-    return f"The step is {_pace(step.ratio)} ({interval(step)}): {went}."
+        return f"Cannot tell whether the step is slower or faster, because {why}: {times}."
+    if step.verdict != "same":
+        return f"The step is {_pace(step.ratio)} ({interval(step)}): {times}."
+    if abs((step.ratio or 1.0) - 1) >= _SMALL_CHANGE:
+        return (
+            "Cannot tell whether the step is slower or faster, because two runs of the same code "
+            f"differ as much ({interval(step)}): {times}."
+        )
+    return (
+        "The step takes as long as before, within the differences between two runs of the same "
+        f"code ({interval(step)}): {times}."
+    )
 
 
 def reason(caveat: Caveat, diff: Diff) -> str:
-    if caveat == "busy":
-        before, after = map(units.percent, diff.cpu_lost)
-        return f"other processes took a part of the CPU time that the step needed, {before} before and {after} after"
-    return "too few steps were timed" if caveat == "few_steps" else "the steps vary too much"
+    """Why a time cannot be judged."""
+    if caveat == "few_steps":
+        return "too few steps were timed"
+    if caveat == "varied":
+        return "the steps vary too much"
+    before, after = diff.cpu_lost
+    return (
+        "other processes took a part of the CPU time that the step needed, "
+        f"{units.percent(before)} before and {units.percent(after)} after"
+    )
 
 
 def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     if batch is None:
         return
-    per_sample = diff.step.ratio / batch.ratio if diff.step.ratio is not None else None
-    cost = "" if per_sample is None else f" A sample takes {_share(per_sample)} time."
+    sizes = f"{units.count(batch.before)} to {units.count(batch.after)}"
     work = ", and the work with it" if batch.explains_work else ""
-    yield f"The batch went from {units.count(batch.before)} to {units.count(batch.after)} samples a step{work}.{cost}"
+    sentence = f"The batch went from {sizes} samples per step{work}."
+    if diff.step.ratio is not None:
+        sentence += f" A sample takes {_amount(diff.step.ratio / batch.ratio)} time."
+    yield sentence
 
 
 def _cause(cause: DiffCause) -> str:
-    name, cost = _named(cause), _cost(cause.seconds)
+    return f"{_named(cause)} {_change(cause)}{_cost(cause.seconds)}."
+
+
+def _change(cause: DiffCause) -> str:
+    """The change of a module or phase as a verb with its object."""
+    if cause.kind in ("added", "removed"):
+        return f"was {cause.kind}"
     if cause.kind == "work":
         if cause.ratio is None:
-            return f"{name} does other work{cost}."
-        more = (
-            f"{cause.ratio:.1f}× the work"
-            if cause.ratio >= _TIMES
-            else f"{_share(cause.ratio)} work"
-        )
-        return f"{name} does {more}{cost}."
-    if cause.kind in ("added", "removed"):
-        return f"{name} was {cause.kind}{cost}."
-    bounds = (
-        ""
-        if cause.low is None or cause.high is None
-        else f" ({signed(cause.low)} to {signed(cause.high)})"
-    )
-    return f"{name} is {_pace(cause.ratio)}{bounds}{cost}."
+            return "does other work"
+        if cause.ratio >= _MULTIPLE:
+            return f"does {cause.ratio:.1f}× the work"
+        return f"does {_amount(cause.ratio)} work"
+    bounds = ""
+    if cause.low is not None and cause.high is not None:
+        bounds = f" ({signed(cause.low)} to {signed(cause.high)})"
+    return f"is {_pace(cause.ratio)}{bounds}"
 
 
 def _named(cause: DiffCause) -> str:
+    if cause.kind == "phase":
+        return phase_label(cause.name)
     return f"{cause.name} ×{cause.modules}" if cause.modules > 1 else cause.name
 
 
 def _cost(seconds: float | None) -> str:
-    return (
-        ""
-        if seconds is None
-        else f": {'+' if seconds > 0 else '−'}{units.duration(abs(seconds))} a step"
-    )
+    if seconds is None:
+        return ""
+    sign = "+" if seconds > 0 else "−"
+    return f": {sign}{units.duration(abs(seconds))} per step"
 
 
-def _others(causes: Sequence[DiffCause]) -> Iterator[str]:
-    if causes:
-        together = sum(cause.seconds or 0.0 for cause in causes)
-        several = "1 more change is" if len(causes) == 1 else f"{len(causes)} more changes are"
-        yield f"{several} smaller, together{_cost(together)[1:]}."
+def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
+    """A sentence about the changes without their own sentence."""
+    if not causes:
+        return
+    together = sum(cause.seconds or 0.0 for cause in causes)
+    changes = "1 more change is" if len(causes) == 1 else f"{len(causes)} more changes are"
+    yield f"{changes} smaller, together{_cost(together)[1:]}."
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
+    """Sentences about all modules together."""
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:
         runs = " and ".join(diff.unreliable)
-        yield f"Modules are not judged: the profile {runs} says that its modules' times are no measure."
-    elif diff.whole is None:
-        yield "Modules are not judged: those with times and the same work in both runs are too few."
-    else:
-        if doubtful := sum(module.news.caveat == "busy" for module in diff.modules):
-            yield f"Cannot tell of {doubtful} modules whether they are slower or faster: {reason('busy', diff)}."
-        elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
-            yield "No module is slower or faster than the others, beyond the noise."
-        if abs(diff.whole.ratio - 1) >= diff.whole.error and _pace(diff.whole.ratio) != _SAME:
-            median = f"the median of {diff.whole.modules} with the same work"
-            yield f"All other modules are {_pace(diff.whole.ratio)}, {median}: the machine was another one, or busier or idler."
+        yield f"Modules are not judged: their times are unreliable in the profile {runs}."
+        return
+    if diff.whole is None:
+        yield ("Modules are not judged: too few modules have times and the same work in both runs.")
+        return
+    undecided = sum(module.news.caveat == "busy" for module in diff.modules)
+    if undecided:
+        yield (
+            f"Cannot tell whether {undecided} modules are slower or faster, because "
+            f"{reason('busy', diff)}."
+        )
+    elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
+        yield "No module is slower or faster than the other modules, beyond the noise."
+    pace = _pace(diff.whole.ratio)
+    if abs(diff.whole.ratio - 1) >= diff.whole.error and pace != _SAME:
+        yield (
+            f"All other modules are {pace}, the median of {diff.whole.modules} with the same work: "
+            "the run used another machine, or the load of the machine changed."
+        )
 
 
 def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
+    """Sentences about the work and the peak of memory."""
+    root = diff.modules[0].inclusive
+    change = _change_of_work(diff)
+    if root.macs.before is None or root.macs.after is None:
+        yield "Work is not compared: one of the two runs has only times."
+    elif change is None:
+        is_elsewhere = any(module.self_work.differs for module in diff.modules)
+        if is_elsewhere or diff.added or diff.removed:
+            yield "The total work is the same, but not module by module."
+        else:
+            yield "The work is the same, to the last FLOP and byte."
+    elif batch is None or not batch.explains_work:
+        yield change
+    peak = diff.peak_bytes
+    if peak.differs:
+        sizes = f"{units.size(peak.before)} to {units.size(peak.after)}"
+        yield f"Peak live memory went from {sizes}, {signed(peak.ratio)}."
+
+
+def _change_of_work(diff: Diff) -> str | None:
+    """A sentence about the first total that changed, or `None` if none did."""
     root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("MACs", root.macs, units.count),
         ("FLOPs", root.flops, units.count),
         ("bytes moved", root.bytes_moved, units.size),
     ]
-    changed = next((each for each in totals if each[1].differs), None)
-    if root.macs.before is None or root.macs.after is None:
-        yield "Work is not compared: one of the two runs has only times."
-    elif changed and not (batch and batch.explains_work):
-        name, change, unit = changed
-        yield f"The {name} of a step went from {unit(change.before)} to {unit(change.after)}, {signed(change.ratio)}."
-    elif not changed:
-        moved = (
-            any(module.self_work.differs for module in diff.modules) or diff.added or diff.removed
-        )
-        yield (
-            "The total work is the same, but not module by module."
-            if moved
-            else "The work is the same, to the last FLOP and byte."
-        )
-    if diff.peak_bytes.differs:
-        peak = diff.peak_bytes
-        yield f"Peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {signed(peak.ratio)}."
+    for name, change, text in totals:
+        if change.differs:
+            amounts = f"{text(change.before)} to {text(change.after)}"
+            return f"The {name} of a step went from {amounts}, {signed(change.ratio)}."
+    return None
 
 
 def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
+    """Sentences about modules without times that were added or removed, and renamed modules."""
     for kind in ("added", "removed"):
-        if untimed := [
-            _named(cause) for cause in found if cause.kind == kind and cause.seconds is None
-        ]:
-            yield f"{kind.capitalize()}: {_few(untimed)}."
-    if renamed := [module_name(module) for module in diff.modules if is_renamed(module)]:
-        yield f"Renamed: {_few(renamed)}."
+        untimed = []
+        for cause in found:
+            if cause.kind == kind and cause.seconds is None:
+                untimed.append(_named(cause))
+        if untimed:
+            yield f"{kind.capitalize()}: {_first(untimed)}."
+    renamed = [module_name(module) for module in diff.modules if is_renamed(module)]
+    if renamed:
+        yield f"Renamed: {_first(renamed)}."
 
 
 def module_name(module: ModuleDiff) -> str:
-    """The name after; both names where the module itself was renamed."""
-    shown = [module.before, module.after] if is_renamed(module) else [module.name]
-    return " → ".join(name or module.kind or "all of it" for name in shown)
+    """The name in the second run; for a renamed module, both names."""
+    names = [module.before, module.after] if is_renamed(module) else [module.name]
+    return " → ".join(name or module.kind or "all of it" for name in names)
 
 
 def is_renamed(module: ModuleDiff) -> bool:
-    """Whether the last part of its name is another one."""
+    """Whether the last part of the module's name changed."""
     if not module.before or not module.after:
         return False
     return module.before.rpartition(".")[2] != module.after.rpartition(".")[2]
 
 
 def interval(time: Timing) -> str:
-    """The interval of a time's ratio, as what it adds."""
-    return (
-        units.UNKNOWN
-        if time.low is None or time.high is None
-        else f"{signed(time.low)} to {signed(time.high)}"
-    )
+    """The interval of a time's ratio, as changes."""
+    if time.low is None or time.high is None:
+        return units.UNKNOWN
+    return f"{signed(time.low)} to {signed(time.high)}"
 
 
 def signed(ratio: float | None) -> str:
-    """Write what a ratio adds, with its sign; a large one as a multiple."""
-    if ratio is not None and ratio >= 10:
+    """A ratio as a change with its sign, or as a multiple if it is large."""
+    if ratio is None:
+        return units.UNKNOWN
+    if ratio >= 10:
         return f"×{units.count(round(ratio))}"
-    shown = units.percent(None if ratio is None else ratio - 1)
-    return f"+{shown}" if ratio is not None and ratio > 1 and shown[0].isdecimal() else shown
-
-
-_SAME = "as fast as before"
+    shown = units.percent(ratio - 1)
+    return f"+{shown}" if ratio > 1 and shown[0].isdecimal() else shown
 
 
 def _pace(ratio: float | None) -> str:
     if ratio is None:
         return units.UNKNOWN
-    if ratio >= _TIMES:
-        return f"{ratio:.1f}× as slow" if ratio < 10 else f"{units.count(round(ratio))}× as slow"
+    if ratio >= _MULTIPLE:
+        multiple = f"{ratio:.1f}" if ratio < 10 else units.count(round(ratio))
+        return f"{multiple}× as slow"
     shown = units.percent(abs(ratio - 1))
-    return _SAME if shown in {"0 %", "<0.1 %"} else f"{shown} {'slower' if ratio > 1 else 'faster'}"
+    if shown in {"0 %", "<0.1 %"}:
+        return _SAME
+    return f"{shown} {'slower' if ratio > 1 else 'faster'}"
 
 
-def _share(ratio: float) -> str:
+def _amount(ratio: float) -> str:
     shown = units.percent(abs(ratio - 1))
-    return (
-        "the same" if shown in {"0 %", "<0.1 %"} else f"{shown} {'more' if ratio > 1 else 'less'}"
-    )
+    if shown in {"0 %", "<0.1 %"}:
+        return "the same"
+    return f"{shown} {'more' if ratio > 1 else 'less'}"
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (
-        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    )
+def _first(names: Sequence[str]) -> str:
+    """The first names, and the number of the other names."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

@@ -36,24 +36,24 @@ FORMAT = 1
 """The version of the explanation as JSON. Fields are added, never changed."""
 
 PREEMPTED_SHARE = 0.05
-"""The share of the training time without a core from which on no issue can be excluded."""
+"""The share of the training time without a CPU core above which no issue can be excluded."""
 
 LONGER_RATIO = 1.15
-"""How many times the mean step a step must take over the whole run to be mentioned."""
+"""The time per step over the whole run is mentioned above this multiple of the mean step."""
 
 LONGEST_TEXT = 240
-"""Characters of a text at the most."""
+"""The most characters of a text."""
 
 MOST_LINES = 6
-"""Lines about ranks at the most."""
+"""The most lines about ranks."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5
 
-_PREEMPTED = "this machine was busy in some of the run, or the process was stopped"
+_PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 _NO_WINDOW = Verdict(
     said="No window was profiled. With LFLOPS=wait=5, lflops run profiles one.",
-    trust="the ledger of the run alone",
+    confidence="only the ledger of the run",
 )
 
 
@@ -142,12 +142,11 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
 
 def last_window(folder: Path) -> Path | None:
     """The file of a run's last profile, preferring profiles of training."""
-    windows = folder.rglob("*.profile.json")
-    return max(
-        windows,
-        key=lambda file: (file.name.startswith("train"), file.stat().st_mtime),
-        default=None,
-    )
+
+    def rank(file: Path) -> tuple[bool, float]:
+        return file.name.startswith("train"), file.stat().st_mtime
+
+    return max(folder.rglob("*.profile.json"), key=rank, default=None)
 
 
 def profile_at(path: Path) -> Profile:
@@ -259,13 +258,14 @@ def _explained(
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
     if ledger is not None:
-        findings = _with_those_of_run(findings, ledger, profile)
+        findings = _with_run_findings(findings, ledger, profile)
     findings.sort(key=_issues_first)
     unseen = "" if analysis is None else unseen_because(analysis)
     was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
     if unseen is None and was_preempted:
         unseen = _PREEMPTED
-    because = verdict.trust
+    because = verdict.confidence
+    # Its last words are "N notes below", but here are no notes below.
     if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
@@ -285,7 +285,7 @@ def _explained(
     )
 
 
-def _with_those_of_run(
+def _with_run_findings(
     of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
 ) -> list[Finding]:
     """Add the findings of the run, and drop those that another finding explains."""
@@ -398,7 +398,7 @@ def _more(
         yield "the modules", f"lflops show {file}"
         yield "the operators", f"lflops show {file} --operators"
         yield "the memory", f"lflops show {file} --memory"
-        yield "all of it, as a page", f"lflops html {file}"
+        yield "the whole profile, as a page", f"lflops html {file}"
     if path is None:
         return
     where = shlex.quote(os.fspath(path))
@@ -407,7 +407,7 @@ def _more(
     if ledger is not None:
         yield "every second of the run", f"lflops ledger {where}"
         if ledger.starts[-1].ended == "running":
-            yield "a window of the running training", f"lflops window {where}"
+            yield "another window of the run", f"lflops window {where}"
     yield "whether a change made it faster", f"lflops diff {where} AFTER"
 
 
@@ -440,7 +440,7 @@ def markdown(found: Explanation) -> Iterator[str]:
         advice = f" {finding.fix}." if finding.fix else ""
         yield f"{number}. {finding.sentence}{_track_record(finding)}{advice}"
     yield ""
-    yield f"Trust: {found.because}"
+    yield f"Confidence: {found.because}"
     yield ""
     yield "| measured | |"
     yield "|---|---|"

@@ -1,6 +1,6 @@
-"""One HTML file that shows a profile, or compares several.
+"""One HTML file that shows a profile, or compares several profiles.
 
-It opens from disk, and makes no request to any network.
+It opens from disk and makes no network request.
 """
 
 import base64
@@ -20,44 +20,40 @@ from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.memory import timeline
 from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
+from lflops.report.text import joined
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
-    """The file's text.
+    """The text of the file.
 
-    Of several analyses, with their files' names, the last is shown first, compared with the one
-    before it.
+    Args:
+        analyses: One profile, or several. Of several, the last one is shown first, compared with
+            the one before it.
+        names: The names of the files of several profiles.
     """
-    shown = [payload(each) for each in analyses]
-    chosen = (
-        [""]
-        if len(analyses) == 1
-        else [_window(each.profile, name) for each, name in zip(analyses, names, strict=True)]
-    )
-    heads = [html.escape(json.encode(each.head).decode()) for each in shown]
-    windows = [f'{window} data-head="{head}"' for window, head in zip(chosen, heads, strict=True)]
-    data = [
-        _data(f"data{i or ''}", each, window)
-        for i, (window, each) in enumerate(zip(windows, shown, strict=True))
-    ]
-    timelines = (
-        timeline(analysis, each.memory) for analysis, each in zip(analyses, shown, strict=True)
-    )
-    data += [
-        _data(f"timeline{i or ''}", each) for i, each in enumerate(timelines) if each is not None
-    ]
-    data += [
-        _data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(analyses)
-    ]
+    data = []
+    timelines = []
+    title = " → ".join(names)
+    for index, analysis in enumerate(analyses):
+        shown = payload(analysis)
+        title = title or joined(shown.title, shown.head.when)
+        number = str(index or "")
+        head = html.escape(json.encode(shown.head).decode())
+        window = _window(analysis.profile, names[index]) if len(analyses) > 1 else ""
+        data.append(_data(f"data{number}", shown, f'{window} data-head="{head}"'))
+        steps = timeline(analysis, shown.memory)
+        if steps is not None:
+            timelines.append(_data(f"timeline{number}", steps))
+    for before, after, comparison in compared_pairs(analyses):
+        timelines.append(_data(f"comparison-{before}-{after}", comparison))
     script = page_script("entry/offline")
-    title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
-    return document(title, "\n".join([_ROOT, *data]), script=script)
+    return document(title, "\n".join([_ROOT, *data, *timelines]), script=script)
 
 
 def page_of_data(title: str, value: Any, entry: str) -> str:
-    """The file's text for any value that a script of `page/entry/` draws."""
+    """The text of a file for any value that a script of `page/entry/` draws."""
     return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
@@ -67,10 +63,7 @@ def save(analysis: Analysis, path: Path) -> None:
 
 
 def write(text: str, path: Path) -> None:
-    """Write a file and the folders above it.
-
-    It has its name when it is whole; a device or a pipe is written to.
-    """
+    """Write a file, atomically, and the folders above it. A device or a pipe is written to."""
     path.resolve().parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
@@ -84,10 +77,13 @@ def _data(name: str, value: Any, attributes: str = "") -> str:
 
 
 def _window(profile: Profile, name: str) -> str:
-    """The attributes that one of several windows is chosen by."""
+    """The attributes by which one of several windows is chosen."""
     run = profile.run
-    step = next((at for at in (run.step, run.window) if at is not None), 0)
-    return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
+    step = run.step
+    if step is None:
+        step = run.window or 0
+    tag = html.escape(run.stage or run.kind)
+    return f' data-run="{html.escape(name)}" data-tag="{tag}" data-step="{step}"'
 
 
 _STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
@@ -95,8 +91,14 @@ _DOCUMENT = _STYLE.with_name("document.html")
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
-    # The title is text and escaped here; the body is HTML. The script is a module that draws the
-    # page: no other runs, for any data. The style comes after the style sheet of all pages.
+    """An HTML document.
+
+    Args:
+        title: The title as text.
+        body: The body as HTML.
+        script: The module that draws the page. No other script can run, whatever the data is.
+        style: CSS that follows the style sheet of all pages.
+    """
     scripts = ""
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,7 +1,4 @@
-"""A run's ledger as lines of text.
-
-Five for the log at the run's end, and all of it for the command line.
-"""
+"""A run's ledger as text: a few lines for the log at the end of the run, or all of it."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -18,147 +15,163 @@ from lflops.ledger.account import (
     memory_growth,
 )
 from lflops.profile.series import summed
-from lflops.report.text import counted
+from lflops.report.text import counted, phase_label
 
-LEAST_SHARE, LEAST = (
-    0.01,
-    1.0,
-    # a loss costs this share of the run and so many seconds; less is not worth a line
-)
-SHORT_RUN = (
-    # seconds: of a shorter run only slow steps are worth a line, since every program starts
-    60.0
-)
+LEAST_SHARE = 0.01
+"""The smallest loss that has a line, as a share of the run."""
+
+LEAST_SECONDS = 1.0
+"""The smallest loss that has a line, in seconds."""
+
+SHORT_RUN_SECONDS = 60.0
+"""In a shorter run, only slow steps have a line, because every program needs time to start."""
 
 WAITS = {
     "training/data": "waiting for data",
     "training/wait": "waiting for other ranks in backward",
 }
-# of the run: as much of it is a loss, though it is in the usual steps
-LONG_WAIT = 0.1
+"""Phases of usual steps in which the run waits."""
 
-MOST_LOSSES, MOST_SLOW, MOST_CATEGORIES = 3, 10, 4
+LONG_WAIT_SHARE = 0.1
+"""The share of the run above which a wait in usual steps is a loss."""
+
+MOST_LOSSES = 3
+MOST_SLOW_STEPS = 10
+MOST_CATEGORIES = 4
 
 
 class Loss(NamedTuple):
-    """Time that was no training: a category, or the cause of slow steps."""
+    """Time that was not spent on training: a category, or the cause of slow steps.
+
+    Attributes:
+        steps: The slow steps of the cause that the ledger lists.
+    """
 
     name: str
     seconds: float
-    # the slow ones that it is the cause of, as far as they are kept
     steps: tuple[SlowStep, ...]
 
 
 def losses(ledger: Ledger) -> list[Loss]:
-    """List what took time besides training, the most first; what is not worth a line is left out."""
-    least = max(LEAST_SHARE * ledger.total, LEAST)
-    is_short = ledger.total < SHORT_RUN
+    """The losses that are large enough for a line, the largest first."""
     found = []
     for name, seconds in ledger.seconds.items():
         group, _, cause = name.partition("/")
-        is_loss = (
-            seconds >= LONG_WAIT * ledger.total
-            if name in WAITS
-            else group not in NO_LOSS and (group == "slow" or not is_short)
-        )
-        if is_loss and seconds >= least:
-            found.append(
-                Loss(
-                    name,
-                    seconds,
-                    tuple(
-                        each
-                        for each in ledger.slow_steps
-                        if group == "slow" and each.cause == cause
-                    ),
-                )
-            )
+        if _is_loss(ledger, name, seconds):
+            steps = [step for step in ledger.slow_steps if step.cause == cause]
+            found.append(Loss(name, seconds, tuple(steps) if group == "slow" else ()))
     return sorted(found, key=lambda loss: -loss.seconds)
 
 
+def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
+    if seconds < max(LEAST_SHARE * ledger.total, LEAST_SECONDS):
+        return False
+    if name in WAITS:
+        return seconds >= LONG_WAIT_SHARE * ledger.total
+    group = group_of(name)
+    return group == "slow" or (group not in NO_LOSS and ledger.total >= SHORT_RUN_SECONDS)
+
+
 def end_lines(ledger: Ledger, where: str | None) -> list[str]:
-    """Where the run's time went, its three largest losses, and where to look (`where`, if there is a file); nothing for small losses."""
+    """Where the time of the run went, and its largest losses. Empty for a run without losses.
+
+    `where` is the folder of the ledger, if it is written to one.
+    """
     lost = losses(ledger)[:MOST_LOSSES]
     growth = memory_growth(ledger)
     if not lost and growth is None:
         return []
-    parts = [
-        f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}"
-        for group, seconds in ledger.by_group().items()
-    ]
-    more = (
-        f", {counted(len(parts) - MOST_CATEGORIES, 'other')}"
-        if len(parts) > MOST_CATEGORIES
-        else ""
-    )
-    lines = [
-        f"lflops: the run's {units.long_duration(ledger.total)}: {', '.join(parts[:MOST_CATEGORIES])}{more}"
-    ]
-    lines += [f"  {units.long_duration(loss.seconds):>8}  {_text_of(loss)}" for loss in lost]
+    parts = []
+    for group, seconds in ledger.by_group().items():
+        parts.append(f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}")
+    if len(parts) > MOST_CATEGORIES:
+        left = len(parts) - MOST_CATEGORIES
+        parts = [*parts[:MOST_CATEGORIES], counted(left, "other")]
+    lines = [f"lflops: the run's {units.long_duration(ledger.total)}: {', '.join(parts)}"]
+    for loss in lost:
+        lines.append(f"  {units.long_duration(loss.seconds):>8}  {_text_of(loss)}")
     if growth is not None:
-        lines.append(f"  memory of the process grows by {units.size(growth)} an hour")
-    return lines if where is None else [*lines, f"  all of it: lflops ledger {shlex.quote(where)}"]
+        lines.append(f"  {_growth(growth)}")
+    if where is not None:
+        lines.append(f"  details: lflops ledger {shlex.quote(where)}")
+    return lines
 
 
 def headline(ledger: Ledger) -> str:
-    """How long the run is, and whose account it is."""
+    """How long the run is, and which rank measured it."""
+    duration = units.long_duration(ledger.total)
     starts = counted(len(ledger.starts), "start")
-    others = (
-        f"; {counted(ledger.others, 'start')} of other runs or loops in this folder, each in its file"
-        if ledger.others
-        else ""
-    )
-    return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}{others}"
+    steps = counted(ledger.steps, "step")
+    line = f"{duration} in {starts}, {steps}, rank {ledger.rank} of {ledger.ranks}"
+    if ledger.others:
+        others = counted(ledger.others, "start")
+        line += f"; this folder has {others} of other runs or loops, in separate files"
+    return line
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
-    """The account by category, the starts, and the costliest slow steps."""
+    """The seconds by category, the starts, and the slow steps that cost most."""
     yield headline(ledger)
     yield ""
-    groups = ledger.by_group()
-    for group, seconds in groups.items():
-        yield _row(CATEGORIES[group], seconds, ledger.total)
-        parts = {
-            name.partition("/")[2]: value
-            for name, value in ledger.seconds.items()
-            if group_of(name) == group and "/" in name
-        }
-        for part, value in sorted(parts.items(), key=lambda item: -item[1]):
-            yield _row(
-                f"  {CAUSES.get(part, part) if group == 'slow' else part}", value, ledger.total
-            )
+    for group, total in ledger.by_group().items():
+        yield _row(CATEGORIES[group], total, ledger.total)
+        for label, seconds in _parts(ledger, group):
+            yield _row(f"  {label}", seconds, ledger.total)
     if len(ledger.starts) > 1:
         yield ""
         for number, start in enumerate(ledger.starts, 1):
-            yield f"start {number}: {units.long_duration(start.seconds)}, steps {start.first_step + 1} to {start.last_step}, {start.ended}"
+            steps = f"steps {start.first_step + 1} to {start.last_step}"
+            duration = units.long_duration(start.seconds)
+            yield f"start {number}: {duration}, {steps}, {start.ended}"
     if ledger.slow_steps:
-        yield from ["", *_slow_lines(ledger.slow_steps)]
-    if (growth := memory_growth(ledger)) is not None:
-        yield from ["", f"memory of the process grows by {units.size(growth)} an hour"]
+        yield ""
+        yield from _slow_lines(ledger.slow_steps)
+    growth = memory_growth(ledger)
+    if growth is not None:
+        yield ""
+        yield _growth(growth)
+
+
+def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
+    """The phases or causes of a category with their seconds, the longest first."""
+    for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
+        of_group, _, part = name.partition("/")
+        if of_group == group and part:
+            yield CAUSES.get(part, part) if group == "slow" else phase_label(part), seconds
 
 
 def _row(label: str, seconds: float, total: float) -> str:
-    return f"{label:<72} {units.long_duration(seconds):>12} {units.percent(seconds / total if total else None):>8}"
+    share = units.percent(seconds / total if total else None)
+    return f"{label:<72} {units.long_duration(seconds):>12} {share:>8}"
 
 
 def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
-    costliest = sorted(steps, key=lambda step: -step.cost)
+    by_cost = sorted(steps, key=lambda step: -step.cost)
     yield f"{'step':>10} {'took':>10} {'usual':>10}  cause"
-    for each in costliest[:MOST_SLOW]:
-        what = f", in {each.phase}" if each.cause == "unknown" else ""
-        times = f"{units.duration(each.seconds):>10} {units.duration(each.usual):>10}"
-        yield f"{each.step:>10} {times}  {CAUSES.get(each.cause, each.cause)}{what}"
-    if len(costliest) > MOST_SLOW:
-        yield f"{len(costliest) - MOST_SLOW:>10} more"
+    for step in by_cost[:MOST_SLOW_STEPS]:
+        cause = CAUSES.get(step.cause, step.cause)
+        if step.cause == "unknown":
+            cause += f", in {phase_label(step.phase)}"
+        times = f"{units.duration(step.seconds):>10} {units.duration(step.usual):>10}"
+        yield f"{step.step:>10} {times}  {cause}"
+    if len(by_cost) > MOST_SLOW_STEPS:
+        yield f"{len(by_cost) - MOST_SLOW_STEPS:>10} more"
 
 
 def _text_of(loss: Loss) -> str:
     group, _, cause = loss.name.partition("/")
     if group != "slow":
         return WAITS.get(loss.name, CATEGORIES.get(group, group))
-    longest = max(loss.steps, key=lambda step: step.seconds, default=None)
-    phases = summed((step.phase, step.cost) for step in loss.steps)
-    what = f"{CAUSES.get(cause, cause)}{f', mostly in {max(phases, key=phases.__getitem__)}' if cause == 'unknown' and phases else ''}"
-    if longest is None:
-        return f"slow steps: {what}"
-    return f"slow steps: {what}; {counted(len(loss.steps), 'step')}, the longest {units.duration(longest.seconds)} (step {longest.step})"
+    text = f"slow steps: {CAUSES.get(cause, cause)}"
+    if not loss.steps:
+        return text
+    if cause == "unknown":
+        costs = summed((step.phase, step.cost) for step in loss.steps)
+        text += f", mostly in {phase_label(max(costs, key=costs.__getitem__))}"
+    longest = max(loss.steps, key=lambda step: step.seconds)
+    number = counted(len(loss.steps), "step")
+    return f"{text}; {number}, the longest {units.duration(longest.seconds)} (step {longest.step})"
+
+
+def _growth(bytes_per_hour: float) -> str:
+    return f"the memory of the process grows by {units.size(bytes_per_hour)} per hour"

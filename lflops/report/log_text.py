@@ -1,9 +1,9 @@
-"""What a window writes to the log.
+"""The text that a window writes to the log: at most about 40 lines.
 
-The verdict, the step, the modules with the most time, memory, ranks; in about 40 lines at most.
+It has the verdict, the step, the modules with the most time, memory and ranks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from lflops import units
@@ -15,104 +15,120 @@ from lflops.findings.rule import root_itself
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
-from lflops.report.report import Report, report_of, speed_lines, unsupported
+from lflops.report.report import Report, report_of, speed_lines, unsupported_lines
 from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
+"""The smallest width of the labels."""
+
 _MODULES = 5
-_NAME, _LEAST_NAME = 60, 30
-_MOST = {
-    "note": 3,
-    "not counted": 3,
-    # of the remarks with these labels; the first few lines of each, and how many more there are
-}
+"""Modules with a line."""
+
+_NAME = 60
+_LEAST_NAME = 30
+
+_REMARKS = 3
+"""Lines of notes, and of unsupported operators."""
+
+_RANK_LINES = 4
+
+_CHANGES = 2
+"""Sentences about the changes since the window before."""
+
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
-_LEFT_OUT = frozenset(
-    {"achieved", "CPU time", "observer"}
-    # of the facts about speed, those that only lflops show has
-)
-_LINES_OF_RANKS = 4
-# sentences about what changed since the window before
-_CHANGES = 2
 
-_Lines = Iterable[tuple[str, str]]
+# Facts about speed that only `lflops show` has.
+_LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """The text of a window, compared with the one before it.
-
-    Labels, and behind each of them a line or more.
-    """
-    report = report_of(analysis)
-    parts: list[_Lines] = [
-        verdict_lines(report.verdict),
-        (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES])
-        if before is not None
-        else (),
-        ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
-        speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),
-        _modules(analysis),
-        ((fact.label, fact.said) for fact in report.model if fact.name in _MODEL),
-        _remarks(analysis, report),
-    ]
-    lines, above = [], ""
-    for label, text in (line for part in parts for line in part):
-        lines.append(f"{'' if label == above else label:<{_MARGIN}}  {plain(text)}".rstrip())
+    """The text of a window, with the changes since the window before."""
+    labelled = list(_lines(analysis, before))
+    width = max(_MARGIN, *(len(label) for label, _ in labelled))
+    lines = []
+    above = ""
+    for label, text in labelled:
+        shown = "" if label == above else label
+        lines.append(f"{shown:<{width}}  {plain(text)}".rstrip())
         above = label or above
     return "\n".join(lines)
 
 
+def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:
+    """Label and text of each line. A line without a label continues the one above."""
+    report = report_of(analysis)
+    yield from verdict_lines(report.verdict)
+    if before is not None:
+        for sentence in headline(diff(before, analysis.profile))[:_CHANGES]:
+            yield "since the last", sentence
+    for fact in report.subject:
+        if fact.name in _SUBJECT:
+            yield fact.label, fact.text
+    yield from speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT])
+    yield from _modules(analysis)
+    for fact in report.model:
+        if fact.name in _MODEL:
+            yield fact.label, fact.said
+    yield from _remarks(analysis, report)
+
+
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    times, rows = analysis.step_times, analysis.busiest
-    if not rows:
+    """The modules that take longest, and all other modules in one line."""
+    modules = analysis.busiest
+    if not modules:
         return
-    listed, others = rows[:_MODULES], rows[_MODULES:]
-    named = [(_named(each), each) for each in listed]
+    named = [(_named(module), module) for module in modules[:_MODULES]]
     width = max(len(name) for name, _ in named)
-    for name, each in named:
-        rate = (
-            f"  {units.rate(flops_per_second(each.macs, each.seconds), 'FLOP/s')}"
-            if each.macs
-            else ""
-        )
-        share = units.percent(times.share(each.seconds))
-        yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
+    for name, module in named:
+        line = f"{name:<{width}}  {_time(analysis, module.seconds)}"
+        if module.macs:
+            rate = flops_per_second(module.macs, module.seconds)
+            line += f"  {units.rate(rate, 'FLOP/s')}"
+        yield "most time", line
+    others = modules[_MODULES:]
     if others:
-        left = sum(each.seconds for each in others)
-        name = counted(sum(each.modules for each in others), "other module")
-        yield (
-            "most time",
-            f"{name:<{width}}  {units.duration(left):>8}  {units.percent(times.share(left)):>6}",
-        )
+        name = counted(sum(module.modules for module in others), "other module")
+        seconds = sum(module.seconds for module in others)
+        yield "most time", f"{name:<{width}}  {_time(analysis, seconds)}"
 
 
-def _named(each: BusyModules) -> str:
-    """The name, its number and its class. What is cut off is the beginning of a long name."""
-    if not each.name:
-        return root_itself(each.kind)
-    after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
-    return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
+def _time(analysis: Analysis, seconds: float) -> str:
+    share = units.percent(analysis.step_times.share(seconds))
+    return f"{units.duration(seconds):>8}  {share:>6}"
+
+
+def _named(modules: BusyModules) -> str:
+    """Name, number and class. A long name loses its first parts."""
+    if not modules.name:
+        return root_itself(modules.kind)
+    number = f" ×{modules.modules}" if modules.modules > 1 else ""
+    after = f"{number}  {plain(modules.kind)}"
+    room = max(_NAME - len(after), _LEAST_NAME)
+    return f"{shortened_name(plain(modules.name), room)}{after}"
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
-    of_ranks = 0
+    """The first lines of each remark, and the number of the other lines."""
+    room = _RANK_LINES
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]
         if label == "not counted":
-            lines = [line for line, is_doubt in unsupported(analysis, _MOST[label] - 1) if is_doubt]
+            lines = list(unsupported_lines(analysis.unsupported, _REMARKS - 1))
         elif label == "note":
-            lines = _few(lines, _MOST[label])
+            lines = _first(lines)
         elif label == "allocator's peak":
             continue
         else:
-            lines = lines[: max(_LINES_OF_RANKS - of_ranks, 0)]
-            of_ranks += len(lines)
-        yield from ((label, line) for line in lines)
+            lines = lines[:room]
+            room -= len(lines)
+        for line in lines:
+            yield label, line
 
 
-def _few(lines: list[str], most: int) -> list[str]:
-    kept = lines if len(lines) <= most else lines[: most - 1]
-    left = len(lines) - len(kept)
-    return [*kept, f"{left} more, see lflops show"] if left else kept
+def _first(lines: list[str]) -> list[str]:
+    if len(lines) <= _REMARKS:
+        return lines
+    kept = lines[: _REMARKS - 1]
+    return [*kept, f"{len(lines) - len(kept)} more, see lflops show"]

@@ -1,15 +1,12 @@
-"""The lines and columns of a table of modules.
+"""The rows and columns of the table of modules, and the table as Markdown, LaTeX and CSV.
 
-The column that matters most comes first, and the last ones can be left out.
-
-For a paper or a program, too: Markdown and LaTeX with the text's columns, CSV with exact numbers in
-SI units.
+The most important columns come first; the last ones can be left out. Markdown and LaTeX have the
+columns of the terminal. CSV has exact numbers in SI units.
 """
 
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 from lflops import units
@@ -23,13 +20,16 @@ _SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
 
 
 class ModuleLine(NamedTuple):
-    """A row of the table."""
+    """A line of the table.
 
-    # one module, or one of several equal ones
+    Attributes:
+        row: The module, or one of several equal modules.
+        times: The number of modules that the line stands for. Its figures are those of all.
+        path: The whole name, with both ends of repeated names, such as `layers.0…11.mlp`.
+    """
+
     row: ModuleRow
-    # how many modules the line stands for; its figures are those of all of them
     times: int
-    # the whole name, with both ends of what repeats, as `layers.0…11.mlp`
     path: str
 
 
@@ -43,194 +43,207 @@ class ModuleColumn(NamedTuple):
 def module_lines(
     rows: Iterable[ModuleRow], times: int = 1, above: str = ""
 ) -> Iterator[ModuleLine]:
-    """A line for each row of a tree, each before those below it.
+    """A line for each row of a tree; a row comes before the rows below it.
 
-    `times` is how many modules the row above stands for, `above` its path.
+    Args:
+        rows: The rows below one row.
+        times: The number of modules that this row stands for.
+        above: The path of this row.
     """
     for row in rows:
-        every = times * row.times
-        path = row.name if row.is_self else f"{above}.{_last(row)}".strip(".")
-        yield ModuleLine(row, every, path)
-        yield from module_lines(row.children, every, path)
+        path = row.name if row.is_self else f"{above}.{_last_part(row)}".strip(".")
+        yield ModuleLine(row, times * row.times, path)
+        yield from module_lines(row.children, times * row.times, path)
 
 
-def _last(row: ModuleRow) -> str:
-    """The last part of the name: both ends of a run of numbers, or up to three other names."""
+def _last_part(row: ModuleRow) -> str:
+    """The last part of the name; for repeated rows both ends of a range, or up to three names."""
     if row.repeat is None:
         return row.label
     labels = [name.rpartition(".")[2] for name in row.names]
-    numbered = len({label.rstrip("0123456789") for label in labels}) == 1
-    return f"{labels[0]}…{labels[-1]}" if numbered or len(labels) > 3 else ", ".join(labels)
+    is_range = len({label.rstrip("0123456789") for label in labels}) == 1
+    return f"{labels[0]}…{labels[-1]}" if is_range or len(labels) > 3 else ", ".join(labels)
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
-    """Time and work of a phase, or of all phases together.
-
-    With the share of the step first, where there are times.
-    """
-    timed = list(_time(analysis, phase)) if has_times(analysis.profile, phase) else []
-    return [*timed, *_work(analysis, phase)]
+    """Columns of the time and work of a phase, or of all phases together."""
+    columns: list[ModuleColumn] = []
+    if has_times(analysis.profile, phase):
+        columns += _time(analysis, phase)
+    columns += _work(analysis, phase)
+    return columns
 
 
 def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
     step = analysis.step_times.mean
-    yield ModuleColumn(f"{_SHORT[phase]}\ntime", partial(_duration, phase))
-    if step:
-        one = "step" if analysis.profile.run.kind == "training" else "pass"
-        yield ModuleColumn(
-            f"% of\n{one}",
-            lambda line: units.percent(multiplied(line.row.time(phase), line.times / step)),
-        )
-    else:
-        yield ModuleColumn(
-            f"% of {_SHORT[phase]}\ntime",
-            lambda line: units.percent(multiplied(line.row.time_share, line.times)),
-        )
+
+    def share_of_step(line: ModuleLine) -> str:
+        share = line.row.time_share
+        if step:
+            seconds = line.row.time(phase)
+            share = None if seconds is None else seconds / step
+        return units.percent(multiplied(share, line.times))
+
+    yield _duration(phase)
+    yield ModuleColumn(
+        f"% of\n{analysis.evidence.unit}" if step else f"% of {_SHORT[phase]}\ntime", share_of_step
+    )
     timed = [each for each in TIMED_PHASES if has_times(analysis.profile, each)]
     if phase is None and len(timed) > 1:
-        for each in timed:
-            yield ModuleColumn(f"{_SHORT[each]}\ntime", partial(_duration, each))
+        yield from map(_duration, timed)
 
 
 def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
-    short, by_flops = _SHORT[phase], share_of(analysis.profile, phase) == "flops"
+    by_flops = share_of(analysis.profile, phase) == "flops"
     share = ModuleColumn(
-        f"% of\n{'FLOPs' if by_flops else 'MACs'}",
+        "% of\nFLOPs" if by_flops else "% of\nMACs",
         lambda line: units.percent(multiplied(line.row.share, line.times)),
     )
-    flops = ModuleColumn(
-        f"{short}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times)
-    )
-    yield flops if by_flops else ModuleColumn(f"{short}\nMACs", partial(_macs, phase))
+    yield _flops(phase) if by_flops else _macs(phase)
     yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
     yield share
     if not by_flops and has_times(analysis.profile, phase):
-        highest = max(
-            (each.flops_per_second for each in analysis.roofline.ceilings if each.is_judged_by),
-            default=None,
-        )
-        yield ModuleColumn(
-            f"{short}\nFLOP/s",
-            lambda line: units.rate(line.row.flops_per_second(phase), peak=highest),
-        )
-    ran = [each for each, counts in analysis.totals.items() if counts.macs]
-    if phase is None and len(ran) > 1:
-        for each in ran:
-            yield ModuleColumn(f"{_SHORT[each]}\nMACs", partial(_macs, each))
+        yield _rate(analysis, phase)
+    counted = [each for each, counts in analysis.totals.items() if counts.macs]
+    if phase is None and len(counted) > 1:
+        yield from map(_macs, counted)
     if not by_flops:
-        yield flops
+        yield _flops(phase)
     yield ModuleColumn(
-        f"{short} bytes\nmoved",
+        f"{_SHORT[phase]} bytes\nmoved",
         lambda line: units.size(line.row.one(phase).bytes_moved * line.times),
     )
 
 
-def _macs(phase: Phase | None, line: ModuleLine) -> str:
-    return units.count(line.row.one(phase).macs * line.times)
+def _duration(phase: Phase | None) -> ModuleColumn:
+    return ModuleColumn(
+        f"{_SHORT[phase]}\ntime",
+        lambda line: units.duration(multiplied(line.row.time(phase), line.times)),
+    )
 
 
-def _duration(phase: Phase | None, line: ModuleLine) -> str:
-    return units.duration(multiplied(line.row.time(phase), line.times))
+def _macs(phase: Phase | None) -> ModuleColumn:
+    return ModuleColumn(
+        f"{_SHORT[phase]}\nMACs", lambda line: units.count(line.row.one(phase).macs * line.times)
+    )
+
+
+def _flops(phase: Phase | None) -> ModuleColumn:
+    return ModuleColumn(
+        f"{_SHORT[phase]}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times)
+    )
+
+
+def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
+    """FLOP/s, marked if they exceed every peak."""
+    ceilings = analysis.roofline.ceilings
+    peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
+    peak = max(peaks, default=None)
+    return ModuleColumn(
+        f"{_SHORT[phase]}\nFLOP/s",
+        lambda line: units.rate(line.row.flops_per_second(phase), peak=peak),
+    )
 
 
 def multiplied(value: float | None, factor: float) -> float | None:
-    """The product; `None` where the value is unknown."""
+    """The product, or `None` if the value is unknown."""
     return None if value is None else value * factor
 
 
 FORMATS = ("markdown", "latex", "csv")
 
 _LATEX = str.maketrans(WORDS["latex"])
-_FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-    # a name that begins so would be a formula to a spreadsheet
-)
+
+# A name that starts with one of these characters would be a formula in a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table in GitHub's Markdown, all columns."""
+    """The table as GitHub Markdown, with all columns."""
     head, *lines = _cells(analysis, rows, phase)
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    rule = ["---", "---", *("--:" for _ in head[2:])]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *escaped))
+    table = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
+    for line in lines:
+        table.append([cell.replace("|", "\\|") for cell in line])
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
 def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table as a tabular of the package booktabs, all columns."""
-    head, *lines = (
-        [cell.translate(_LATEX) for cell in line] for line in _cells(analysis, rows, phase)
-    )
-    body = [f"{' & '.join(line)} \\\\" for line in lines]
+    """The table as a LaTeX tabular with booktabs, with all columns."""
+    head, *lines = _cells(analysis, rows, phase)
     columns = "ll" + "r" * (len(head) - 2)
-    begin = [
+    parts = [
         "% needs \\usepackage{booktabs}",
         f"\\begin{{tabular}}{{{columns}}}",
         "\\toprule",
-        f"{' & '.join(head)} \\\\",
+        _latex_row(head),
         "\\midrule",
+        *map(_latex_row, lines),
+        "\\bottomrule",
+        "\\end{tabular}",
     ]
-    return "".join(f"{line}\n" for line in (*begin, *body, "\\bottomrule", "\\end{tabular}"))
+    return "".join(f"{part}\n" for part in parts)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return f"{' & '.join(cell.translate(_LATEX) for cell in cells)} \\\\"
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
-    """A line for each row: exact counts and seconds of all the modules that it stands for.
+    """The table as CSV, with the exact counts and seconds of all modules of each line.
 
-    Nothing where unknown.
+    Unknown values are empty.
     """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    measured = [
-        f"{phase}_{field}"
-        for phase in PHASES
-        for field in ("macs", "flops", "bytes_moved", "seconds")
+    heading = [
+        "module",
+        "class",
+        "modules",
+        "calls",
+        "parameters",
+        "total_seconds",
+        "share_of_step",
     ]
-    writer.writerow(
-        [
-            "module",
-            "class",
-            "modules",
-            "calls",
-            "parameters",
-            "total_seconds",
-            "share_of_step",
-            *measured,
-        ]
-    )
+    for phase in PHASES:
+        for field in ("macs", "flops", "bytes_moved", "seconds"):
+            heading.append(f"{phase}_{field}")
+    writer.writerow(heading)
     for line in module_lines(rows):
-        row, total = line.row, multiplied(line.row.time(None), line.times)
-        share = None if total is None else analysis.step_times.share(total)
-        figures = [line.times, row.calls * line.times, row.parameters * line.times, total, share]
-        for phase in PHASES:
-            counts = row.phases[phase] * line.times
-            figures += [
-                counts.macs,
-                counts.flops,
-                counts.bytes_moved,
-                multiplied(row.seconds[phase], line.times),
-            ]
-        writer.writerow([_text(line.path), _text(row.class_name), *figures])
+        writer.writerow(_csv_row(analysis, line))
     return written.getvalue()
+
+
+def _csv_row(analysis: Analysis, line: ModuleLine) -> list[str | float | None]:
+    row = line.row
+    total = multiplied(row.time(None), line.times)
+    cells: list[str | float | None] = [
+        _without_formula(line.path),
+        _without_formula(row.class_name),
+        line.times,
+        row.calls * line.times,
+        row.parameters * line.times,
+        total,
+        None if total is None else analysis.step_times.share(total),
+    ]
+    for phase in PHASES:
+        counts = row.phases[phase] * line.times
+        seconds = multiplied(row.seconds[phase], line.times)
+        cells += [counts.macs, counts.flops, counts.bytes_moved, seconds]
+    return cells
+
+
+def _without_formula(name: str) -> str:
+    shown = plain(name)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def _cells(
     analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
 ) -> Iterator[list[str]]:
+    """The heading, then the cells of each line."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):
         times = f" ×{line.times}" if line.times > 1 else ""
-        yield [
-            plain(f"{line.path or '(model)'}{times}"),
-            plain(line.row.class_name),
-            *(column.cell(line) for column in columns),
-        ]
-
-
-def _text(name: str) -> str:
-    shown = plain(name)
-    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+        name = plain(f"{line.path or '(model)'}{times}")
+        yield [name, plain(line.row.class_name), *(column.cell(line) for column in columns)]

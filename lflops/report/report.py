@@ -1,184 +1,211 @@
-"""The report of a profile.
+"""The report of a profile: every fact of the first screen, with its name, value, text and basis.
 
-Every fact of the first screen once, by a name, with its number, its text and what it rests on.
-
-Terminal, log, page, DeepSpeed's text and loggers draw this value and compute nothing of it again.
-So a fact reads the same wherever it is, and parts add up to their whole in every view: shares are
-of the summed clean steps, seconds of the mean one.
+Terminal, log, page and loggers draw this value and compute nothing themselves. So a fact reads the
+same everywhere, and in every view parts add up to their whole: shares are shares of the summed
+unprofiled steps, and seconds are those of the mean unprofiled step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
+from lflops.analysis.operators import UnsupportedOperator
 from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.findings.registry import part_rule
 from lflops.profile.module_names import added_up, fold_repeats, plain
 from lflops.profile.notes import are_times_far_off, sentence
-from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
-from lflops.report.text import WORDS, counted, plus_minus
+from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus
 from lflops.report.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 
-_TEXT: Mapping[Unit, Callable[[float | None], str]] = {
+
+def _factor(value: float | None) -> str:
+    return units.UNKNOWN if value is None else f"{value:.2f}×"
+
+
+def _flops_per_second(value: float | None) -> str:
+    return units.rate(value, "FLOP/s")
+
+
+_TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
     "s": units.duration,
     "share": units.percent,
     "of peak": units.of_peak,
-    "FLOP/s": lambda value: units.rate(value, "FLOP/s"),
+    "FLOP/s": _flops_per_second,
     "/s": units.rate,
     "bytes": units.size,
     "count": units.count,
-    "factor": lambda value: units.UNKNOWN if value is None else f"{value:.2f}×",
+    "factor": _factor,
 }
-_KINDS = WORDS["kinds"]
+
 _LISTED = 12
+"""Operators, modules and classes that are listed by name."""
+
 _LEADING_MODULES = 3
-# timing modules makes no step faster
+"""Modules that are listed for a part of the step."""
+
 _FASTER = 0.9
-_IN_TRUST = {
-    "not_counted",
-    "time_scaled",
-    "few_clean_steps",
-    # remarks that the line of trust makes in other words
-}
+"""Below this ratio the module-timing steps were faster than the unprofiled ones.
+
+Timing modules makes no step faster, so something else slowed the unprofiled steps.
+"""
+
+_SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
+"""Remarks that the verdict's line about confidence expresses in other words."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One fact."""
+    """One fact.
 
-    # what programs ask for it by
+    Attributes:
+        name: The name by which programs look the fact up.
+        label: The name that readers see.
+        value: The number in SI units. `None` if it is unknown, or if the fact is not a number.
+        unit: The unit of the value.
+        text: The value as every drawing writes it.
+        remark: What the value rests on, and its spread.
+        of: The name of the fact that this one is a part of.
+        share: The share of the summed unprofiled steps.
+        is_caveat: Whether the fact makes the figures less reliable.
+    """
+
     name: str
-    # what readers see
     label: str
-    # in SI units; `None` is unknown, and what is no number
     value: float | None = None
-    # what the value is in
     unit: Unit = "text"
-    # the value as every drawing writes it
     text: str
-    # what it rests on, and its spread
     remark: str = ""
-    # the name of the fact that this is a part of
     of: str = ""
-    # of the summed clean steps
     share: float | None = None
-    # whether it makes the figures less reliable
     is_caveat: bool = False
 
     @property
     def said(self) -> str:
-        """Its text, and what that rests on."""
-        return ", ".join(filter(None, (self.text, self.remark)))
+        """The text with the remark."""
+        return joined(self.text, self.remark)
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step."""
+    """A part of the step.
 
-    # of the breakdown's part
+    Attributes:
+        name: The name of the part in the step breakdown.
+        label: The name that readers see.
+        seconds: Seconds of the mean unprofiled step.
+        share: Share of the summed unprofiled steps.
+        text: Share and seconds.
+        advice: What usually shortens it.
+        modules: The modules with the most of it and their shares of the step. Repeated modules
+            have one entry, named by their pattern.
+    """
+
     name: str
-    # what readers see
     label: str
-    # of the mean clean step
     seconds: float
-    # of the summed clean steps
     share: float
-    # both
     text: str
-    # what it is, as the rest of "20 % of the step is", and where
-    what: str
-    # what usually shortens it
     advice: str
-    # The modules that have the most of it, repeated ones as their pattern, with their shares of the
-    # step
     modules: tuple[tuple[str, float], ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What is known of a step, in the order in which it is read."""
+    """What is known of a step, in the order in which it is read.
 
-    # how fast, why, what next, and how far to trust it
+    Attributes:
+        verdict: How fast the step is, why, what to do next, and how reliable that is.
+        subject: What was profiled, on what device, and its inputs.
+        speed: The step with its phases, rates, MFU, and the cost of timing it. Empty if no step was
+            timed.
+        model: Memory, parameters and MACs; for an estimate, also the least time of a step and
+            whether it fits.
+        breakdown: The parts of the step, the largest first. Empty if the peak is unknown.
+        why_no_breakdown: Why the breakdown is empty.
+        remarks: Facts that are in no figure: the allocator, ranks, unsupported operators, modules
+            that were never called, notes.
+    """
+
     verdict: Verdict
-    # what was profiled, on what, and its parameters
     subject: tuple[Fact, ...]
-    speed: tuple[
-        Fact, ...
-        # the step with its phases, rates, MFU, and what the observer cost; empty where no step was
-        # timed
-    ]
-    model: tuple[
-        Fact, ...
-        # memory, parameters and MACs, and of a plan its least time and whether it fits
-    ]
-    breakdown: tuple[
-        Part, ...
-        # the parts of the step, the largest first; empty where the peak is unknown
-    ]
-    # why it is
+    speed: tuple[Fact, ...]
+    model: tuple[Fact, ...]
+    breakdown: tuple[Part, ...]
     why_no_breakdown: str
-    remarks: tuple[
-        Fact, ...
-        # all that is in no figure: the allocator, ranks, unsupported operators, uncalled modules, notes
-    ]
+    remarks: tuple[Fact, ...]
 
     def fact(self, name: str) -> Fact | None:
-        return next(
-            (fact for fact in (*self.speed, *self.model, *self.subject) if fact.name == name), None
-        )
+        """The fact with this name, or `None` if there is none."""
+        for fact in (*self.speed, *self.model, *self.subject):
+            if fact.name == name:
+                return fact
+        return None
 
     def value(self, name: str) -> float | None:
-        """The number of a fact; `None` where it is unknown."""
+        """The number of a fact, or `None` if it is unknown."""
         fact = self.fact(name)
         return None if fact is None else fact.value
 
 
 _MADE: WeakKeyDictionary[Analysis, Report] = WeakKeyDictionary()
-"""Of each analysis that is still in use: all of its drawings are of one value."""
+"""The report of each analysis that is still in use, so that all drawings share one value."""
 
 
 def report_of(analysis: Analysis) -> Report:
-    """The report of a profile, made once."""
+    """The report of a profile. It is made once."""
     made = _MADE.get(analysis)
     if made is None:
-        breakdown = tuple(_breakdown(analysis))
-        remarks = tuple(_remarks(analysis))
-        made = _MADE[analysis] = Report(
-            verdict=verdict(
-                analysis,
-                sum(remark.is_caveat and remark.name not in _IN_TRUST for remark in remarks),
-            ),
-            subject=tuple(_subject(analysis.profile)),
-            speed=tuple(_speed(analysis)),
-            model=tuple(_model(analysis)),
-            breakdown=breakdown,
-            why_no_breakdown="" if breakdown else _why_no_breakdown(analysis),
-            remarks=remarks,
-        )
+        made = _MADE[analysis] = _report(analysis)
     return made
 
 
-def _fact(name: str, value: float | None, unit: Unit, remark: str = "", **more: Any) -> Fact:
+def _report(analysis: Analysis) -> Report:
+    breakdown = tuple(_breakdown(analysis))
+    remarks = tuple(_remarks(analysis))
+    caveats = 0
+    for remark in remarks:
+        caveats += remark.is_caveat and remark.name not in _SAID_BY_VERDICT
+    return Report(
+        verdict=verdict(analysis, caveats),
+        subject=tuple(_subject(analysis.profile)),
+        speed=tuple(_speed(analysis)),
+        model=tuple(_model(analysis)),
+        breakdown=breakdown,
+        why_no_breakdown="" if breakdown else _why_no_breakdown(analysis),
+        remarks=remarks,
+    )
+
+
+def _fact(
+    name: str,
+    value: float | None,
+    unit: Unit,
+    remark: str = "",
+    *,
+    label: str = "",
+    text: str = "",
+    of: str = "",
+    share: float | None = None,
+) -> Fact:
+    """A fact with a number. By default, its label is its name, and its text is the number."""
     return Fact(
-        **(
-            {
-                "name": name,
-                "label": name,
-                "value": value,
-                "unit": unit,
-                "text": _TEXT[unit](value),
-                "remark": remark,
-            }
-            | more
-        )
+        name=name,
+        label=label or name,
+        value=value,
+        unit=unit,
+        text=text or _TEXT_OF_UNIT[unit](value),
+        remark=remark,
+        of=of,
+        share=share,
     )
 
 
@@ -187,71 +214,61 @@ def _text(label: str, text: str, *, caveat: bool = False) -> Fact:
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    if all(step.seconds is None or step.kind == "counting" for step in analysis.profile.steps):
+    steps = analysis.profile.steps
+    if all(step.seconds is None or step.kind == "counting" for step in steps):
         return
-    run, times = analysis.profile.run, analysis.step_times
-    one, several = ("step", "steps") if run.kind == "training" else ("pass", "passes")
+    times = analysis.step_times
+    unit = analysis.evidence.unit
+    several = _several(unit)
     if times.seconds is None:
-        yield _fact(one, None, "s", f"no unprofiled {several}")
+        yield _fact(unit, None, "s", f"no unprofiled {several}")
         return
-    yield _fact(one, times.mean, "s", _rests_on(analysis, one, several))
-    yield from _phases(times, one)
-    for name, rate in (
-        ("samples/s", times.samples_per_second),
-        ("tokens/s", times.tokens_per_second),
-    ):
-        if rate is not None:
-            yield _fact(name, rate, "/s")
+    yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
+    yield from _phases(times, unit)
+    if times.samples_per_second is not None:
+        yield _fact("samples/s", times.samples_per_second, "/s")
+    if times.tokens_per_second is not None:
+        yield _fact("tokens/s", times.tokens_per_second, "/s")
     yield from _reached(analysis)
-    if times.cpu_seconds is not None:
-        in_kernel = (
-            f", {units.duration(times.system_seconds.median)} of it in the kernel"
-            if times.system_seconds
-            else ""
-        )
-        factor = _TEXT["factor"](
-            times.cpu_seconds.median / times.seconds.median if times.seconds.median else None
-        )
-        yield _fact(
-            "CPU time",
-            times.cpu_seconds.median,
-            "s",
-            f"{factor} the time of the median {one}{in_kernel}",
-        )
-    if run.observer_ratio is not None:
-        faster = (
-            "; something else slowed the unprofiled ones" if run.observer_ratio < _FASTER else ""
-        )
-        remark = f"{several} timed by module over unprofiled {several}{faster}"
-        yield _fact("observer", run.observer_ratio, "factor", remark, label="cost of timing")
+    yield from _cpu_time(times, unit)
+    ratio = analysis.profile.run.observer_ratio
+    if ratio is not None:
+        remark = f"module-timing {several} over unprofiled {several}"
+        if ratio < _FASTER:
+            remark += "; something else slowed the unprofiled ones"
+        yield _fact("observer", ratio, "factor", remark, label="cost of timing")
 
 
-def _rests_on(analysis: Analysis, one: str, several: str) -> str:
-    times, numbers = (
-        analysis.step_times,
-        [
-            step.index
-            for step in analysis.profile.steps
-            if step.is_unprofiled and step.seconds is not None
-        ],
-    )
+def _several(unit: str) -> str:
+    return "steps" if unit == "step" else "passes"
+
+
+def _basis_of_step(analysis: Analysis) -> str:
+    """The steps that the mean step is computed from, and their median and spread."""
+    times = analysis.step_times
+    unit = analysis.evidence.unit
     if times.seconds is None or times.steps == 1:
-        return f"of one unprofiled {one}"
+        return f"of one unprofiled {unit}"
+    several = _several(unit)
+    if unit == "step":
+        indices = []
+        for step in analysis.profile.steps:
+            if step.is_unprofiled and step.seconds is not None:
+                indices.append(step.index)
+        several = f"of the steps {min(indices):,} to {max(indices):,}"
     spread = f" ± {plus_minus(times.spread)}" if times.spread is not None else ""
-    which = f"of the {several} {min(numbers):,} to {max(numbers):,}" if one == "step" else several
-    return f"mean of {units.count(times.steps)} {which}; median {units.duration(times.seconds.median)}{spread}"
+    median = units.duration(times.seconds.median)
+    return f"mean of {units.count(times.steps)} {several}; median {median}{spread}"
 
 
-def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
-    """The parts of the mean step with their shares, which add up to it.
-
-    Those of a forward below it.
-    """
+def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
+    """The phases of the mean step, which add up to it, and the parts of forward and backward."""
     for name, seconds in times.parts.items():
-        yield _phase(times, name, seconds, of=one)
-        for part in WITHIN_FORWARD if name == "forward" else ():
-            if part in times.phases:
-                yield _phase(times, part, times.phases[part], of=name)
+        yield _phase(times, name, seconds, of=unit)
+        if name == "forward":
+            for part in WITHIN_FORWARD:
+                if part in times.phases:
+                    yield _phase(times, part, times.phases[part], of=name)
         if name == "backward" and times.waiting:
             yield _fact(
                 "waiting",
@@ -264,91 +281,110 @@ def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
 
 
 def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
-    host = (
-        f"{units.duration(times.host_phases[name])} on the host"
-        if name in times.host_phases
-        else ""
-    )
-    return _fact(name, seconds, "s", host, of=of, share=times.share(seconds))
+    on_host = ""
+    if name in times.host_phases:
+        on_host = f"{units.duration(times.host_phases[name])} on the host"
+    share = times.share(seconds)
+    return _fact(name, seconds, "s", on_host, label=phase_label(name), of=of, share=share)
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:
-    reached, root = analysis.utilization, analysis.profile.modules[""]
-    ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
+    """FLOP/s and the shares of the peak."""
+    reached = analysis.utilization
+    root = analysis.profile.modules[""]
     rate = reached.flops_per_second
-    yield _fact(
-        "achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}"
-    )
+    phases = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs)
+    basis = "nothing was counted" if rate is None else f"2 × MACs of {phases or 'forward'}"
+    yield _fact("achieved", rate, "FLOP/s", basis)
     yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
-        known = "without the MACs that masks skip, each at the peak of its dtype"
-        unknown = "some MACs are in a dtype without a known peak"
-        yield _fact(
-            "executed", reached.executed, "of peak", unknown if reached.executed is None else known
-        )
+        basis = "without the MACs that masks skip, each at the peak of its dtype"
+        if reached.executed is None:
+            basis = "some MACs are in a dtype without a known peak"
+        yield _fact("executed", reached.executed, "of peak", basis)
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:
-    """The peak that the share is of, or why it is unknown."""
+    """The peak that MFU is a share of, or why it is unknown."""
     run = profile.run
-    if reached.hardware is None and len(chips := _chips(profile)) > 1:
-        return f"the ranks have different chips, which have no common peak: {', '.join(chips)}"
     if reached.hardware is None:
+        chips = _chips(profile)
+        if len(chips) > 1:
+            names = ", ".join(chips)
+            return f"the ranks have different chips, which have no common peak: {names}"
         return f'the peak of {run.device_name} is not known: hardware="measure" measures it'
     if reached.peak_flops_per_second is None:
-        return f"the peak of {reached.hardware} for {reached.dtype or run.dtype or 'an unknown dtype'} is not known"
-    return f"of {units.rate(reached.peak_flops_per_second, 'FLOP/s')} ({reached.hardware}, {reached.dtype} dense)"
+        dtype = reached.dtype or run.dtype or "an unknown dtype"
+        return f"the peak of {reached.hardware} for {dtype} is not known"
+    peak = units.rate(reached.peak_flops_per_second, "FLOP/s")
+    return f"of {peak} ({reached.hardware}, {reached.dtype} dense)"
+
+
+def _cpu_time(times: StepTimes, unit: str) -> Iterator[Fact]:
+    if times.cpu_seconds is None or times.seconds is None:
+        return
+    cpu = times.cpu_seconds.median
+    median = times.seconds.median
+    remark = f"{_factor(cpu / median if median else None)} the time of the median {unit}"
+    if times.system_seconds:
+        remark += f", {units.duration(times.system_seconds.median)} of it in the kernel"
+    yield _fact("CPU time", cpu, "s", remark)
 
 
 def _model(analysis: Analysis) -> Iterator[Fact]:
-    profile, root = analysis.profile, analysis.profile.modules[""]
-    if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
+    profile = analysis.profile
+    root = profile.modules[""]
+    bound = analysis.lower_bound
+    if bound is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
     fit = analysis.memory_fit
-    fits = "" if fit is None else f"{fit.verdict}: {fit.chip} has {units.size(fit.usable_bytes)}"
-    if fit is not None and profile.run.kind == "estimate":
-        yield _fact("memory needed", fit.needed_bytes, "bytes", fits)
-        fits = ""
-    yield _fact(
-        "peak live memory",
-        analysis.peak_bytes,
-        "bytes",
-        "; ".join(filter(None, (_by_category(profile), fits))),
-    )
-    sized = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
-    yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)), text=sized)
+    fits = ""
+    if fit is not None:
+        fits = f"{fit.verdict}: {fit.chip} has {units.size(fit.usable_bytes)}"
+        if profile.run.kind == "estimate":
+            yield _fact("memory needed", fit.needed_bytes, "bytes", fits)
+            fits = ""
+    remark = joined(_by_category(profile), fits, separator="; ")
+    yield _fact("peak live memory", analysis.peak_bytes, "bytes", remark)
+    size = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
+    remark = ", ".join(_parameters(root))
+    yield _fact("parameters", root.parameters, "count", remark, text=size)
     if profile.is_counted:
         macs = {phase: root.work(phase).macs for phase in PHASES}
-        ran = ", ".join(f"{phase} {units.count(count)}" for phase, count in macs.items() if count)
-        yield _fact("MACs", sum(macs.values()), "count", ran)
+        ran = [f"{phase} {units.count(count)}" for phase, count in macs.items() if count]
+        yield _fact("MACs", sum(macs.values()), "count", ", ".join(ran))
 
 
 def _by_category(profile: Profile) -> str:
-    held = {} if profile.memory is None else profile.memory.by_category
-    largest = sorted(held.items(), key=lambda item: -item[1])
-    held_by = ", ".join(
-        f"{category.replace('_', ' ')} {units.size(size)}" for category, size in largest if size
-    )
-    return f"of these {held_by}" if held_by else ""
+    """The categories of the peak of live memory, the largest first."""
+    if profile.memory is None:
+        return ""
+    sizes = profile.memory.by_category
+    parts = []
+    for category in sorted(sizes, key=lambda name: -sizes[name]):
+        if sizes[category]:
+            parts.append(f"{category.replace('_', ' ')} {units.size(sizes[category])}")
+    return f"of these {', '.join(parts)}" if parts else ""
 
 
 def _parameters(root: ModuleProfile) -> Iterator[str]:
     if root.trainable_parameters != root.parameters:
         share = units.percent(root.trainable_parameters / root.parameters)
-        yield f"{units.count(root.trainable_parameters)} trainable in {units.size(root.trainable_parameter_bytes)} ({share})"
+        size = units.size(root.trainable_parameter_bytes)
+        yield f"{units.count(root.trainable_parameters)} trainable in {size} ({share})"
     elif root.parameters:
         yield "all trainable"
     if len(root.dtypes) == 1:
         yield f"all {next(iter(root.dtypes))}"
     else:
-        yield from (
-            f"{units.count(share.parameters)} {dtype} in {units.size(share.bytes)}"
-            for dtype, share in root.dtypes.items()
-        )
+        for dtype, share_of_dtype in root.dtypes.items():
+            number = units.count(share_of_dtype.parameters)
+            yield f"{number} {dtype} in {units.size(share_of_dtype.bytes)}"
     if root.local_parameters != root.parameters:
-        yield f"{units.count(root.local_parameters)} in {units.size(root.local_parameter_bytes)} on this rank"
+        size = units.size(root.local_parameter_bytes)
+        yield f"{units.count(root.local_parameters)} in {size} on this rank"
 
 
 def _breakdown(analysis: Analysis) -> Iterator[Part]:
@@ -364,26 +400,24 @@ def _breakdown(analysis: Analysis) -> Iterator[Part]:
             seconds=seconds,
             share=share,
             text=f"{units.percent(share)}, {units.duration(seconds)}",
-            what=rule.phrase_for(analysis.evidence),
             advice=rule.advise_in("", analysis.evidence),
             modules=tuple(_modules_of(analysis, breakdown, name)),
         )
 
 
 def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """The modules with the largest shares of the step in a part of the breakdown.
+    """The modules with the most of a part of the step, and their shares of the step.
 
-    None where their times are no measure.
+    Empty if the times of modules are unreliable.
     """
-    modules = {} if are_times_far_off(analysis.profile.notes) else breakdown.modules
-    shares = {
-        module: parts[part]
-        for module, parts in modules.items()
-        if part in IN_MODULES and parts[part]
-    }
-    return sorted(added_up(shares, analysis.patterns).items(), key=lambda item: -item[1])[
-        :_LEADING_MODULES
-    ]
+    if part not in IN_MODULES or are_times_far_off(analysis.profile.notes):
+        return []
+    shares = {}
+    for module, parts in breakdown.modules.items():
+        if parts[part]:
+            shares[module] = parts[part]
+    folded = added_up(shares, analysis.patterns)
+    return sorted(folded.items(), key=lambda item: -item[1])[:_LEADING_MODULES]
 
 
 def _why_no_breakdown(analysis: Analysis) -> str:
@@ -392,170 +426,160 @@ def _why_no_breakdown(analysis: Analysis) -> str:
     if analysis.step_times.seconds is None:
         return "no unprofiled step was timed"
     return (
-        f'what {analysis.profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
-        "with a name that lflops hardware lists, or with your own lflops.Hardware"
+        f"the peak of {analysis.profile.run.device_name} is not known in the dtypes of the "
+        'matmuls; profile with hardware="measure", with a name that lflops hardware lists, or with '
+        "an lflops.Hardware"
     )
 
 
 def _subject(profile: Profile) -> Iterator[Fact]:
     run = profile.run
-    when = [
-        f"{name} {at}"
-        for name, at in (("step", run.step), ("window", run.window))
-        if at is not None
-    ]
-    ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
-    # Positional inputs are named by their number, which would read as one more size.
-    shapes = [
-        f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip()
-        for name, shape in run.shapes.items()
-    ]
-    units_of_batch = ((run.samples_per_step, "sample"), (run.tokens_per_step, "token"))
-    batch = [f"{n:,} {unit}{'' if n == 1 else 's'}" for n, unit in units_of_batch if n is not None]
-    yield _text(
-        "profiled",
-        _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None),
-    )
-    yield _text("device", _listed(_device(profile), run.dtype, run.precision, ranks))
-    yield _text(
-        "created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
-    )
-    yield _text(
-        "inputs", "; ".join(_listed(*part) for part in (shapes, batch) if part) or units.UNKNOWN
-    )
+    step = None if run.step is None else f"step {run.step}"
+    window = None if run.window is None else f"window {run.window}"
+    partial = "partial" if run.partial else None
+    yield _text("profiled", _listed(_root(profile), _passes(profile), step, window, partial))
+    number_of_ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
+    yield _text("device", _listed(_device(profile), run.dtype, run.precision, number_of_ranks))
+    created = run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
+    yield _text("created", created)
+    inputs = joined(", ".join(_shapes(run)), ", ".join(_batch(run)), separator="; ")
+    yield _text("inputs", inputs or units.UNKNOWN)
+
+
+def _shapes(run: Run) -> Iterator[str]:
+    for name, shape in run.shapes.items():
+        size = "×".join(map(str, shape)) or "scalar"
+        # Positional inputs are named by their number, which would read as another size.
+        yield size if name.isdecimal() else f"{name} {size}"
+
+
+def _batch(run: Run) -> Iterator[str]:
+    for number, noun in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")):
+        if number is not None:
+            yield f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _device(profile: Profile) -> str:
-    """Name the device of the figures.
-
-    An estimate ran on none, and its figures are those of the chip that it was asked for.
-    """
+    """The device that the figures are for. An estimate runs on none, and is for a chip."""
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(_chips(profile))} on {run.host}"
-    return f"{run.hardware.name if run.hardware else 'no device'}, estimated on {run.host}"
+    chip = run.hardware.name if run.hardware else "no device"
+    return f"{chip}, estimated on {run.host}"
 
 
 def _chips(profile: Profile) -> list[str]:
     """The chips of all ranks, each once."""
-    return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [
-        profile.run.device_name
-    ]
+    chips = list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device))
+    return chips or [profile.run.device_name]
 
 
 def _root(profile: Profile) -> str:
-    """The root's class; where the root is no module, the classes directly below it."""
-    kinds = list(
-        dict.fromkeys(
-            module.class_name
-            for name, module in profile.modules.items()
-            if name and "." not in name
-        )
-    )
-    if kind := profile.modules[""].class_name:
-        return kind
-    named = [
-        *kinds[:_LISTED],
-        *([f"{len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []),
-    ]
-    return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+    """The class of the root, or the classes directly below it if the root is not a module."""
+    root = profile.modules[""].class_name
+    if root:
+        return root
+    classes: dict[str, None] = {}
+    for name, module in profile.modules.items():
+        if name and "." not in name:
+            classes[module.class_name] = None
+    named = list(classes)[:_LISTED]
+    if len(classes) > _LISTED:
+        named.append(f"{len(classes) - _LISTED} more classes")
+    return joined(", ".join(named[:-1]), *named[-1:], separator=" and ")
 
 
 def _passes(profile: Profile) -> str:
-    """How it was profiled.
-
-    A root with another number of calls than one was counted over as many passes.
-    """
-    if profile.run.kind == "training" and profile.run.stage not in {None, "train"}:
-        return f"training, {profile.run.stage}"
+    """How the profile was made."""
+    run = profile.run
+    if run.kind == "training" and run.stage not in {None, "train"}:
+        return f"training, {run.stage}"
     calls = profile.modules[""].calls
-    if profile.run.kind != "count" or calls == 1:
-        return _KINDS[profile.run.kind]
-    return f"counted, {units.count(calls)} forward passes added up" if calls else "counted"
+    if run.kind != "count" or calls == 1:
+        return WORDS["kinds"][run.kind]
+    # A root with another number of calls was counted over several passes, or never called itself.
+    return f"counted, sum of {units.count(calls)} forward passes" if calls else "counted"
 
 
 def _listed(*parts: str | None) -> str:
-    return ", ".join(part for part in parts if part) or units.UNKNOWN
+    return joined(*parts) or units.UNKNOWN
 
 
 def _remarks(analysis: Analysis) -> Iterator[Fact]:
-    profile, run = analysis.profile, analysis.profile.run
+    profile = analysis.profile
+    run = profile.run
     if run.allocated_bytes is not None:
         reserved = f"reserved {units.size(run.reserved_bytes)}"
         yield _text("allocator's peak", f"{units.size(run.allocated_bytes)}, {reserved}")
     for label, value in ranks(analysis):
         yield _text(label, value)
     if profile.is_counted:
-        for line, is_doubt in unsupported(analysis):
-            yield _text("not counted", line, caveat=is_doubt)
-    if analysis.uncalled and profile.is_counted:
-        yield _text("never called", _never_called(analysis), caveat=True)
+        for line in unsupported_lines(analysis.unsupported):
+            yield _text("not counted", line, caveat=True)
+        if not analysis.unsupported:
+            yield _text("not counted", "nothing: every operator that ran has a formula")
+        if analysis.uncalled:
+            yield _text("never called", _never_called(analysis), caveat=True)
     for note in profile.notes:
         yield Fact(name=note.code, label="note", text=sentence(note), is_caveat=True)
 
 
-def unsupported(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:
-    """A line for each operator without a formula, and whether it makes the totals less reliable.
-
-    The first few, then the others.
-    """
-    rows = analysis.unsupported
-    if not rows:
-        yield "nothing: every operator that ran has a formula", False
-    longest = max((len(row.operator) for row in rows[:most]), default=0)
-    for row in rows[:most]:
-        where = (
-            counted(len(row.modules), "module")
-            if len(row.modules) > 1
-            else row.modules[0] or "the model itself"
-        )
-        took = "" if row.seconds is None else f", {units.duration(row.seconds)}"
-        yield (
-            f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}",
-            True,
-        )
-    if left := rows[most:]:
-        calls, moved = (
-            counted(sum(row.calls for row in left), "call"),
-            units.size(sum(row.bytes for row in left)),
-        )
-        yield f"and {counted(len(left), 'more operator')}  {calls}, {moved}", True
+def unsupported_lines(
+    operators: Sequence[UnsupportedOperator], most: int = _LISTED
+) -> Iterator[str]:
+    """A line for each of the first operators without a formula, and one for the rest."""
+    listed = operators[:most]
+    width = max((len(operator.operator) for operator in listed), default=0)
+    for operator in listed:
+        modules = operator.modules
+        where = modules[0] or "the model itself"
+        if len(modules) > 1:
+            where = counted(len(modules), "module")
+        line = f"{counted(operator.calls, 'call')} in {where}, {units.size(operator.bytes)}"
+        if operator.seconds is not None:
+            line += f", {units.duration(operator.seconds)}"
+        yield f"{operator.operator:<{width}}  {line}"
+    rest = operators[most:]
+    if rest:
+        calls = counted(sum(operator.calls for operator in rest), "call")
+        size = units.size(sum(operator.bytes for operator in rest))
+        yield f"and {counted(len(rest), 'more operator')}  {calls}, {size}"
 
 
 def _never_called(analysis: Analysis) -> str:
-    """The uppermost modules, repeated ones as their pattern; those below them only as a number."""
+    """The uppermost modules that were never called, and the number of modules below them.
+
+    Repeated modules have one entry, named by their pattern.
+    """
     uncalled = set(analysis.uncalled)
-    top = [
-        name for name in analysis.uncalled if not name or name.rpartition(".")[0] not in uncalled
-    ]
+    top = []
+    for name in analysis.uncalled:
+        if not name or name.rpartition(".")[0] not in uncalled:
+            top.append(name)
+    root = analysis.profile.modules[""].class_name or "all of it"
     labels: list[str] = []
     for label, names in fold_repeats(top, lambda name: (name,), analysis.patterns):
-        is_spelled_out = len(names) == 1 or set(label) <= {
-            "*",
-            ".",
-            # a pattern without a word in it would say nothing
-        }
-        kind = analysis.profile.modules[""].class_name
-        labels += (
-            [name or kind or "all of it" for name in names]
-            if is_spelled_out
-            else [f"{label} ×{len(names)}"]
-        )
-    below = len(uncalled) - len(top)
-    ends = [
-        f"{len(labels) - _LISTED} more" if len(labels) > _LISTED else "",
-        f"{below} below {'it' if len(top) == 1 else 'them'}" if below else "",
-    ]
-    return plain(" and ".join([", ".join(labels[:_LISTED]), *filter(None, ends)]))
+        has_words = bool(set(label) - {"*", "."})
+        if len(names) > 1 and has_words:
+            labels.append(f"{label} ×{len(names)}")
+        else:
+            labels += [name or root for name in names]
+    more = f"{len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    number_below = len(uncalled) - len(top)
+    below = f"{number_below} below {'it' if len(top) == 1 else 'them'}" if number_below else ""
+    return plain(joined(", ".join(labels[:_LISTED]), more, below, separator=" and "))
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
-    """Label and text; parts are indented below their whole, and numbers stand below each other."""
-    depth: dict[str, int] = {}
-    width = max((len(fact.text) for fact in facts), default=0)
-    one = facts[0].label if facts else ""
+    """Label and text of each fact. Parts are indented below their whole, and numbers aligned."""
+    if not facts:
+        return
+    whole = facts[0].label
+    width = max(len(fact.text) for fact in facts)
+    depths: dict[str, int] = {}
     for fact in facts:
-        depth[fact.name] = depth.get(fact.of, -1) + 1
-        share = "" if fact.share is None else f"{units.percent(fact.share):>7} of the {one}"
-        rest = ", ".join(filter(None, (share, fact.remark)))
-        yield f"{'  ' * depth[fact.name]}{fact.label}", f"{fact.text:>{width}}  {rest}".rstrip()
+        depth = depths.get(fact.of, -1) + 1
+        depths[fact.name] = depth
+        share = "" if fact.share is None else f"{units.percent(fact.share):>7} of the {whole}"
+        rest = joined(share, fact.remark)
+        yield f"{'  ' * depth}{fact.label}", f"{fact.text:>{width}}  {rest}".rstrip()

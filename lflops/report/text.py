@@ -17,13 +17,37 @@ WORDS = msgspec.toml.decode(
     Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]]
 )
 
-# what is left of a name that was cut before a number
-_NUMBER = re.compile(r"…[*{\d]")
+OVER = WORDS["over"]
+"""Why a point is above its roofline limit, as sentences."""
+
+# A name that was cut before a number.
+_CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
 _NOISE = re.compile(
-    r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::|\bstd::"
+    r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::"
+    r"|\bstd::"
 )
 _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
+
+
+def joined(*parts: str | None, separator: str = ", ") -> str:
+    """Join the parts that are not empty."""
+    return separator.join(part for part in parts if part)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as `3 calls`."""
+    return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def plus_minus(spread: float) -> str:
+    """The distance of steps from the median, as a share of the median."""
+    return units.percent(spread) if spread <= 1 else "more than 100 %"
+
+
+def phase_label(phase: str) -> str:
+    """The label of a phase of a step, such as `data wait` for `data`."""
+    return WORDS["phases"].get(phase, phase)
 
 
 def shortened(name: str, width: int) -> str:
@@ -35,12 +59,12 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_name(name: str, width: int) -> str:
-    """A module's name, without its first parts where it is longer than the width.
+    """A module's name, without its first parts if it is longer than the width.
 
-    The last ones say most.
+    The last parts say most.
     """
     parts = name.split(".")
-    while len(parts) > 1 and (len(name) > width or _NUMBER.match(name)):
+    while len(parts) > 1 and (len(name) > width or _CUT_BEFORE_NUMBER.match(name)):
         parts = parts[1:]
         name = f"…{'.'.join(parts)}"
     return shortened(name, width)
@@ -55,81 +79,72 @@ def kernel_name(name: str) -> str:
     return plain(wrapped[1] if wrapped else bare or name)
 
 
-def plus_minus(spread: float) -> str:
-    """How far steps are from the median, as a share of it."""
-    return units.percent(spread) if spread <= 1 else "more than 100 %"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, as `3 calls`."""
-    return f"{units.count(number)} {noun}" if number == 1 else f"{units.count(number)} {noun}s"
-
-
-OVER = WORDS["over"]
-
-
-def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Why the points of the roofline have no roof, or the empty string if they have one."""
+def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
+    """Why the roofline has no limit for its points. Empty if it has one."""
     if run.hardware is None:
         return (
-            f'what {run.device_name} can do is not known; run FlopsMonitor or lflops.measure with hardware="measure", or with a name that '
-            "lflops hardware lists"
+            f"the peak of {run.device_name} is not known; run FlopsMonitor or lflops.measure with "
+            'hardware="measure", or with a name that lflops hardware lists'
         )
     if not any(ceiling.is_judged_by for ceiling in ceilings):
-        return f"{run.hardware.name} has no known peak in any of the dtypes that were multiplied"
+        return f"{run.hardware.name} has no known peak in any dtype of the matmuls"
     if run.hardware.bandwidth_bytes_per_second is None:
         return f"the bandwidth of {run.hardware.name} is not known"
     return ""
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """The bytes that compiled code moves, compared with those of its operators as dispatched.
+    """The bytes that compiled code moves, compared with the bytes of its operators as dispatched.
 
     Empty if they are unknown.
     """
-    moved = sum(each.bytes_moved for each in phases)
-    fused = sum(each.fused_bytes for each in phases)
+    moved = sum(phase.bytes_moved for phase in phases)
+    fused = sum(phase.fused_bytes for phase in phases)
     if not moved:
         return ""
-    by_phase = ", ".join(
-        f"{each.phase} {units.percent(1 - each.fused_bytes / each.bytes_moved)}"
-        for each in phases
-        if each.bytes_moved
-    )
-    unknown = max(each.unknown_modules for each in phases)
-    left_out = (
-        f"; {unknown} module{'' if unknown == 1 else 's'} with kernels of unknown bytes left out"
-        if unknown
-        else ""
-    )
+    by_phase = []
+    for phase in phases:
+        if phase.bytes_moved:
+            saved = units.percent(1 - phase.fused_bytes / phase.bytes_moved)
+            by_phase.append(f"{phase.phase} {saved}")
     sentence = (
-        f"compiled code moves {units.size(fused)} in place of {units.size(moved)} as dispatched"
+        f"compiled code moves {units.size(fused)} instead of {units.size(moved)} as dispatched: "
+        f"fusion saves {units.percent(1 - fused / moved)} ({', '.join(by_phase)})"
     )
-    return f"{sentence}: fusion saves {units.percent(1 - fused / moved)} ({by_phase}){left_out}"
+    unknown = max(phase.unknown_modules for phase in phases)
+    if unknown:
+        sentence += f"; {counted(unknown, 'module')} with kernels of unknown bytes left out"
+    return sentence
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """Ways to use less memory, with the bytes that each saves at most and its cost."""
-    for each in memory_savings(
-        analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns
-    ):
-        yield _what(each), each.bytes, _cost(each, analysis)
+    """Ways to use less memory, with the most bytes that each saves, and its cost."""
+    memory = analysis.profile.memory
+    checkpointed = analysis.checkpointed
+    for saving in memory_savings(memory, analysis.peak_moment, checkpointed, analysis.patterns):
+        yield _advice(saving), saving.bytes, _cost(saving, analysis)
 
 
-def _what(saving: Saving) -> str:
+def _advice(saving: Saving) -> str:
     if saving.kind == "gradients":
-        return "free the gradients before forward: optimizer.zero_grad(set_to_none=True) right after the step"
+        return (
+            "free the gradients before forward: call optimizer.zero_grad(set_to_none=True) right "
+            "after the optimizer's step"
+        )
     if saving.kind == "fused_optimizer":
         return "update in place: an optimizer with fused=True makes no temporary tensors"
     if saving.kind == "chunked_loss":
-        return f"logits and loss hold {units.size(saving.bytes)}: use a loss that computes them for a chunk of the tokens at a time"
-    return f"checkpoint {plain(saving.module)}{f' ×{saving.modules}' if saving.modules > 1 else ''}"
+        return (
+            f"logits and loss hold {units.size(saving.bytes)}: use a loss that computes them for "
+            "one chunk of the tokens at a time"
+        )
+    number = f" ×{saving.modules}" if saving.modules > 1 else ""
+    return f"checkpoint {plain(saving.module)}{number}"
 
 
 def _cost(saving: Saving, analysis: Analysis) -> str:
     total = sum(counts.macs for counts in analysis.totals.values())
     if not saving.macs or not total:
         return ""
-    return (
-        f"{units.count(saving.macs)} MACs more, {units.percent(saving.macs / total)} of the step's"
-    )
+    share = units.percent(saving.macs / total)
+    return f"{units.count(saving.macs)} more MACs, {share} of the step's MACs"

@@ -1,4 +1,4 @@
-"""The first lines of every report: how fast a step is, why, what to do, and how far to trust it."""
+"""The first lines of every report: how fast a step is, why, what to do, and how reliable that is."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ VARYING_SHARE = 0.3
 """How far a quartile must be from the median step for steps that vary too much."""
 
 BUSY_SHARE = 0.05
-"""The lost share of CPU time from which on it is mentioned."""
+"""The smallest lost share of CPU time that is mentioned."""
 
 CAVEATS = {
     "busy": "other processes used the CPU",
@@ -64,7 +64,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         why: Sentences about the first issues, or about where the time goes if there are none.
         also: Sentences about where else the time goes, if there are issues.
         next: How to reduce the costs, in the same order.
-        trust: What the figures rest on, how steady they are, and what is unknown.
+        confidence: What the figures rest on, how steady they are, and what is unknown.
         caveats: The number of notes that make the figures less reliable.
     """
 
@@ -75,7 +75,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     why: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
-    trust: str = ""
+    confidence: str = ""
     caveats: int = 0
 
 
@@ -87,28 +87,32 @@ def verdict(analysis: Analysis, caveats: int) -> Verdict:
         caveats: The number of notes that make its figures less reliable.
     """
     said = " ".join(_speed(analysis))
-    trust = "; ".join(_trust(analysis, caveats))
+    confidence = "; ".join(_confidence(analysis, caveats))
     if analysis.step_times.mean is None:
-        return Verdict(said=said, trust=trust, caveats=caveats)
+        return Verdict(said=said, confidence=confidence, caveats=caveats)
     findings = analysis.findings
     shown = list(findings[:SHOWN_FINDINGS])
     shown += [finding for finding in findings[SHOWN_FINDINGS:] if finding.cause in ALWAYS_SHOWN]
-    judged = judge(said, shown, unseen_because(analysis), trust)
+    judged = judge(said, shown, unseen_because(analysis), confidence)
     return replace(judged, findings=findings, caveats=caveats)
 
 
-def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str) -> Verdict:
+def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence: str) -> Verdict:
     """The verdict that follows from findings.
 
     Args:
         said: How fast and how good the step is.
         findings: The findings, issues first.
         unseen: Why an issue would not be seen, or `None` if it would.
-        trust: What the figures rest on.
+        confidence: What the figures rest on.
     """
     issues = tuple(finding.sentence for finding in findings if finding.is_issue)
     rest = tuple(finding.sentence for finding in findings if not finding.is_issue)
-    status: Status = "found" if issues else "nothing found" if unseen is None else "cannot tell"
+    status: Status = "cannot tell"
+    if issues:
+        status = "found"
+    elif unseen is None:
+        status = "nothing found"
     return Verdict(
         said=said,
         status=status,
@@ -117,7 +121,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str
         why=issues or rest,
         also=rest if issues else (),
         next=_advice(findings, status),
-        trust=trust,
+        confidence=confidence,
     )
 
 
@@ -166,7 +170,7 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
         "why": said.why,
         "also": said.also,
         "next": said.next,
-        "trust": [said.trust],
+        "confidence": [said.confidence],
     }
     for label, lines in sections.items():
         for index, line in enumerate(lines):
@@ -206,14 +210,14 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(macs)} MACs. Nothing was timed."
 
 
-def _trust(analysis: Analysis, caveats: int) -> Iterator[str]:
+def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
     """What the figures rest on, then what makes them less reliable."""
     yield from _steadiness(analysis)
     yield from _reliability_of_modules(analysis)
     profile = analysis.profile
     is_timed = analysis.step_times.mean is not None
     if is_timed and profile.is_counted and analysis.utilization.mfu is None:
-        yield "MFU is unknown: no peak is known here"
+        yield "MFU is unknown, because the peak is unknown"
     missing = len({row.operator for row in analysis.unsupported})
     if missing:
         yield f"{counted(missing, 'operator')} not counted"

@@ -1,6 +1,6 @@
-"""What `lflops.tensorboard` is reached for.
+"""Profiles in TensorBoard: `log` writes them, and the LFLOPS tab shows them.
 
-`log`. It is loaded when it is used, because TensorBoard loads the tab from in here.
+`log` is imported when it is used, because TensorBoard loads the tab from this package.
 """
 
 from typing import TYPE_CHECKING, Any

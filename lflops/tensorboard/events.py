@@ -1,4 +1,4 @@
-"""A profile for TensorBoard: a summary that the LFLOPS tab reads, and figures."""
+"""A profile as TensorBoard events: a summary that the LFLOPS tab reads, and figures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +18,8 @@ from lflops.report.payload.memory import timeline
 from lflops.report.payload.payload import payload
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
-# the channels of a picture, as TensorBoard counts them
 _RGBA = 4
+"""The color space of images, in TensorBoard's numbering."""
 
 
 def log(
@@ -27,20 +27,19 @@ def log(
 ) -> None:
     """Write a profile for the LFLOPS tab, and as figures.
 
-    Its roofline, where the peak is known, and its live memory, where it was counted.
-
-    It goes through the given writer, as TensorBoard reads only one file of a folder at a time.
+    The figures are the roofline, if the peak is known, and live memory, if it was counted. All is
+    written through this writer, because TensorBoard reads one file of a folder at a time.
 
     Args:
-        writer: A `torch.utils.tensorboard.SummaryWriter`, as `TensorBoardLogger.experiment` is one.
-        profile: What to show.
+        writer: A `torch.utils.tensorboard.SummaryWriter`, such as `TensorBoardLogger.experiment`.
+        profile: The profile.
         step: The x-axis.
-        tag: Its name in TensorBoard; `None` is `lflops/<stage>/profile`. The figures are
-            `lflops/<stage>/roofline` and `/memory` then.
-        figures: Whether to draw them.
+        tag: The name in TensorBoard. Default: `lflops/<stage>/profile`, with the figures
+            `lflops/<stage>/roofline` and `lflops/<stage>/memory`.
+        figures: Whether to draw the figures.
 
     Raises:
-        TypeError: The writer is none, or closed.
+        TypeError: The writer is not a `SummaryWriter`, or it is closed.
     """
     summary = summary_of(writer, analyze(profile), tag=tag, figures=figures)
     writer.file_writer.add_summary(summary, step)
@@ -49,32 +48,37 @@ def log(
 def summary_of(
     writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True
 ) -> Any:
-    """Make the summary that `log` writes, of a profile that is already analyzed.
-
-    Any thread may do this.
-    """
+    """Make the summary that `log` writes, from an analyzed profile. Any thread may do this."""
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(
-            f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed"
+            f"writer={type(writer).__name__}: pass a torch.utils.tensorboard.SummaryWriter that is "
+            "not closed"
         )
     run = analysis.profile.run
     tag = tag or f"lflops/{run.stage or run.kind}/profile"
-    shown = payload(analysis, Path(events.get_logdir()))
-    in_time = timeline(analysis, shown.memory)
-    values = [packed(json.encode(each)) for each in (shown, in_time) if each is not None]
+    values = [_payload(analysis, tag, Path(events.get_logdir()))]
+    if figures:
+        values += _figures(analysis, tag.removesuffix("/profile"))
+    return Summary(value=values)
+
+
+def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
+    """The payload of the page, and its timeline if it has one."""
+    shown = payload(analysis, folder)
+    parts = [packed(json.encode(shown))]
+    steps = timeline(analysis, shown.memory)
+    if steps is not None:
+        parts.append(packed(json.encode(steps)))
+    dimensions = [TensorShapeProto.Dim(size=len(parts))] if len(parts) > 1 else []
     plugin_data = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
-    shape = TensorShapeProto(
-        dim=[TensorShapeProto.Dim(size=len(values))] if len(values) > 1 else []
-    )
-    value = Summary.Value(
+    return Summary.Value(
         tag=tag,
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=values),
-        # Without its class no loader of TensorBoard shows the run.
+        tensor=TensorProto(
+            dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=dimensions), string_val=parts
+        ),
+        # TensorBoard does not show a run with summaries of no class.
         metadata=SummaryMetadata(plugin_data=plugin_data, data_class=DATA_CLASS_TENSOR),
-    )
-    return Summary(
-        value=[value, *(_figures(analysis, tag.removesuffix("/profile")) if figures else ())]
     )
 
 

@@ -1,12 +1,10 @@
-"""A payload in an event file.
-
-Deflated JSON, and the version of its format as the plugin's metadata.
-"""
+"""A payload in an event file: deflated JSON, with the version of its format as metadata."""
 
 import json
 import math
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from lflops.report.payload.columns import VERSION
@@ -15,15 +13,19 @@ PLUGIN = "lflops"
 """The name under which TensorBoard stores the summaries of lflops."""
 
 LARGEST = 1 << 26
-"""The most bytes of a payload; larger ones are rejected. 20,000 modules need a tenth of them."""
+"""The most bytes of a payload; larger payloads are rejected. 20,000 modules need a tenth of it."""
 
-_FOREIGN = "is no summary of lflops"
+# Ends of sentences about a summary.
+_FOREIGN = "is not a summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
+
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
-# Bytes of a payload that are inflated for the list of windows: its head is shorter.
+
 _BEGINNING = 1 << 16
+"""Bytes of a payload that are inflated for the list of windows. Its head is shorter."""
+
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
 
@@ -33,47 +35,61 @@ def packed(payload: bytes) -> bytes:
 
 
 def metadata_problem(content: bytes) -> str:
-    """Why a summary with this metadata cannot be read here; empty if it can."""
+    """Why a summary with this metadata cannot be read. Empty if it can be read."""
     return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
 
 
 def unpacked(value: object) -> bytes:
-    """The payload that a value of a summary is; a `ValueError` says why it is none."""
+    """The payload in a value of a summary.
+
+    Raises:
+        ValueError: The value is not a payload, is damaged, or is too large.
+    """
     payload = inflated(value)
     _check_start(payload)
     return payload
 
 
 def inflated(value: object) -> bytes:
-    """The text that a value of a summary is; a `ValueError` says if it is damaged, or too large."""
+    """The text in a value of a summary.
+
+    Raises:
+        ValueError: The value is damaged, or too large.
+    """
     text, inflating = _begin(value, LARGEST)
     if not inflating.eof:
-        more = inflating.unconsumed_tail
-        raise ValueError(f"inflates to more than {LARGEST} bytes" if more else _CUT)
+        has_more = bool(inflating.unconsumed_tail)
+        raise ValueError(f"inflates to more than {LARGEST} bytes" if has_more else _CUT)
     return text
 
 
 def head(value: object) -> dict[str, Any]:
-    """Read a list's entry of a summary's value, inflating its beginning.
+    """The entry of a summary's value in the list of windows, from the beginning of the payload.
 
-    `None` for other types. A `ValueError` says what is wrong.
+    Fields of another type are left out.
+
+    Raises:
+        ValueError: The value is not a payload, or is damaged.
     """
     beginning, inflating = _begin(value, _BEGINNING)
-    if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
+    is_all = not inflating.unconsumed_tail and len(beginning) < _BEGINNING
+    if is_all and not inflating.eof:
         raise ValueError(_CUT)
     _check_start(beginning)
+    if not beginning.startswith(_HEAD):
+        return {}
+    text = beginning.removeprefix(_HEAD).decode(errors="replace")
     try:
-        given, _ = json.JSONDecoder(parse_int=float).raw_decode(
-            beginning.removeprefix(_HEAD).decode(errors="replace")
-        )
+        given, _ = json.JSONDecoder(parse_int=float).raw_decode(text)
     except (ValueError, RecursionError):
         return {}
-    return _known(given) if beginning.startswith(_HEAD) and isinstance(given, dict) else {}
+    return _known(given) if isinstance(given, dict) else {}
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
+    """The first bytes of a value, inflated, and the decompressor."""
     if not isinstance(value, bytes):
-        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
+        raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()
     try:
         return inflating.decompress(value, most), inflating
@@ -83,27 +99,33 @@ def _begin(value: object, most: int) -> tuple[bytes, Any]:
 
 def _check_start(payload: bytes) -> None:
     start = _START.match(payload)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+    problem = _FOREIGN if start is None else _version_problem(start[1].decode())
+    if problem:
         raise ValueError(problem)
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:
-    words = {name: given[name] for name in _WORDS if isinstance(given.get(name), str)}
-    numbers = {name: int(given[name]) for name in _NUMBERS if _is_number(given.get(name))}
-    figures, ranges = (
-        each if isinstance(each := given.get(name), dict) else {} for name in ("figures", "ranges")
-    )
-    return {
-        **words,
-        **numbers,
-        "partial": given.get("partial") is True,
-        "figures": {label: figure for label, figure in figures.items() if _is_number(figure)},
-        "ranges": {
-            name: pair
-            for name, pair in ranges.items()
-            if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
-        },
-    }
+    """The fields of a head that have the expected type."""
+    known: dict[str, Any] = {"partial": given.get("partial") is True}
+    for name in _WORDS:
+        if isinstance(given.get(name), str):
+            known[name] = given[name]
+    for name in _NUMBERS:
+        if _is_number(given.get(name)):
+            known[name] = int(given[name])
+    known["figures"] = _only(given.get("figures"), _is_number)
+    known["ranges"] = _only(given.get("ranges"), _is_range)
+    return known
+
+
+def _only(mapping: object, is_valid: Callable[[object], bool]) -> dict[str, Any]:
+    if not isinstance(mapping, dict):
+        return {}
+    return {name: value for name, value in mapping.items() if is_valid(value)}
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
 
 
 def _is_number(value: object) -> bool:
@@ -111,8 +133,9 @@ def _is_number(value: object) -> bool:
 
 
 def _version_problem(version: str) -> str:
+    if version == str(VERSION):
+        return ""
     return (
-        ""
-        if version == str(VERSION)
-        else f"has format {version}, and this lflops reads {VERSION}: show it with the lflops that wrote it"
+        f"has format {version}, and this lflops reads {VERSION}: show it with the version of "
+        "lflops that wrote it"
     )

@@ -1,6 +1,6 @@
 """The LFLOPS tab: answers requests of the page from event files and the traces that they name.
 
-TensorBoard loads this file when it starts, outside of any `try`. So it imports nothing but
+TensorBoard loads this file when it starts, outside any `try`. So it imports nothing except
 TensorBoard, and reads data only on a request.
 """
 
@@ -38,7 +38,12 @@ _ALL = 1_000_000
 _CHUNK = 1 << 20
 # A window is logged as its payload, and its timeline if it has one.
 _PARTS = 2
-_NOT_FOUND = "TensorBoard keeps no such window"
+_NOT_FOUND = "TensorBoard has no such window"
+_NO_FOLDER = f"{_NOT_FOUND}, or no log directory"
+
+_MISSING = "404 Not Found"
+_FORBIDDEN = "403 Forbidden"
+_UNREADABLE = "422 Unprocessable Entity"
 
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
@@ -57,32 +62,28 @@ class Tab(TBPlugin):  # type: ignore[misc]
         self._statuses: dict[tuple[object, ...], _Status] = {}
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
-        files = {_ENTRY: _script, _STYLE: _style}
-        parts = {
+        return {
+            _ENTRY: _script,
+            _STYLE: _style,
+            "/windows": self._windows,
             "/window": partial(self._part, 0, unpacked),
             "/timeline": partial(self._part, 1, inflated),
+            "/compare": self._compare,
+            "/trace": self._trace,
+            "/ledger": self._ledger,
         }
-        return (
-            files
-            | parts
-            | {
-                "/windows": self._windows,
-                "/compare": self._compare,
-                "/trace": self._trace,
-                "/ledger": self._ledger,
-            }
-        )
 
     def is_active(self) -> bool:
-        """TensorBoard itself sees from the data whether there is something to show."""
+        """Return `False`: TensorBoard finds out from the data whether there is something to show."""
         return False
 
     def frontend_metadata(self) -> Any:
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The windows, the latest last, and what is known not to be shown, with the reason."""
-        windows, problems = [], []
+        """The windows, the latest last, and why other windows cannot be shown."""
+        windows = []
+        problems = []
         for run, tag, datum, (problem, shown) in self._logged(environ):
             if problem:
                 problems.append(f"{_title(run, tag, datum)} {problem}")
@@ -96,13 +97,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
                         "head": shown,
                     }
                 )
-        windows.sort(key=lambda each: each["wall_time"])
-        return _answer(
-            start,
-            "200 OK",
-            "application/json",
-            json.dumps({"windows": windows, "problems": problems}).encode(),
-        )
+        windows.sort(key=lambda window: window["wall_time"])
+        body = json.dumps({"windows": windows, "problems": problems}).encode()
+        return _answer(start, "200 OK", "application/json", body)
 
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
@@ -111,12 +108,12 @@ class Tab(TBPlugin):  # type: ignore[misc]
         )
         for run, tags in sorted(listed.items()):
             for tag, series in sorted(tags.items()):
-                if problem := metadata_problem(series.plugin_content):
+                problem = metadata_problem(series.plugin_content)
+                if problem:
                     yield run, tag, None, (problem, {})
                     continue
                 for _, datum in self._read(environ, run, tag):
-                    key = experiment, run, tag, datum.step, datum.wall_time
-                    # reading it once is enough
+                    key = (experiment, run, tag, datum.step, datum.wall_time)
                     if key not in self._statuses:
                         self._statuses[key] = _status(datum)
                     yield run, tag, datum, self._statuses[key]
@@ -124,23 +121,23 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _part(
         self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start
     ) -> _Answer:
-        """The payload of one window, or its timeline, deflated as it is stored where the browser takes that."""
+        """The payload of one window, or its timeline."""
         window = self._requested(environ, _parameters(environ))
-        value = None if window is None else _value(window[1], index)
-        if window is None or (index and value is None):
-            return _refused(
-                start, "404 Not Found", _NOT_FOUND if window is None else "it has no timeline"
-            )
+        if window is None:
+            return _refused(start, _MISSING, _NOT_FOUND)
+        value = _value(window[1], index)
+        if index and value is None:
+            return _refused(start, _MISSING, "this window has no timeline")
         try:
             return _json(environ, start, inflate(value), value)
         except ValueError as error:
-            return _refused(start, "422 Unprocessable Entity", f"it {error}")
+            return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _compare(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The comparison of two windows.
 
-        `before_run`, `before_tag` and `before_step` of the one, `run`, `tag` and `step` of the
-        other.
+        The parameters are `before_run`, `before_tag` and `before_step` for the first window, and
+        `run`, `tag` and `step` for the second.
         """
         # This loads msgspec, which TensorBoard does not need to start.
         from lflops.report.payload.compare import compared_windows
@@ -151,23 +148,20 @@ class Tab(TBPlugin):  # type: ignore[misc]
             asked = {name: parameters.get(prefix + name, "") for name in ("run", "tag", "step")}
             window = self._requested(environ, asked)
             if window is None:
-                return _refused(start, "404 Not Found", _NOT_FOUND)
+                return _refused(start, _MISSING, _NOT_FOUND)
             try:
                 payloads.append(unpacked(_value(window[1])))
             except ValueError as error:
-                return _refused(
-                    start,
-                    "422 Unprocessable Entity",
-                    f"{_title(asked['run'], asked['tag'], window[1])} {error}",
-                )
+                title = _title(asked["run"], asked["tag"], window[1])
+                return _refused(start, _UNREADABLE, f"{title} {error}")
         try:
             comparison = compared_windows(*payloads)
         except ValueError as error:
-            return _refused(start, "422 Unprocessable Entity", f"they {error}")
+            return _refused(start, _UNREADABLE, f"these windows {error}")
         return _json(environ, start, comparison)
 
     def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The ledger of a run, from the files that lie in its folder now."""
+        """The ledger of a run, from the files in its folder."""
         # These load msgspec, which TensorBoard does not need to start.
         from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
@@ -175,28 +169,23 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
         window = self._requested(environ, _parameters(environ))
         if window is None or self._logdir is None:
-            return _refused(start, "404 Not Found", f"{_NOT_FOUND}, or has no log directory")
-        folder, root = self._logdir / window[0] / "lflops", self._logdir.resolve()
-        if not all(
-            each.resolve().is_relative_to(root) for each in (folder, *folder.glob(f"*{ENDING}"))
-        ):
-            return _refused(
-                start, "403 Forbidden", "the ledger does not lie below the log directory"
-            )
+            return _refused(start, _MISSING, _NO_FOLDER)
+        root = self._logdir.resolve()
+        folder = self._logdir / window[0] / "lflops"
+        for path in (folder, *folder.glob(f"*{ENDING}")):
+            if not path.resolve().is_relative_to(root):
+                return _refused(start, _FORBIDDEN, "the ledger is not below the log directory")
         try:
             return _json(environ, start, encoded_run(folder))
         except ProfileError as error:
-            return _refused(start, "404 Not Found", str(error))
+            return _refused(start, _MISSING, str(error))
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """A trace that a window's payload names.
-
-        The request has its number, and no part of its path.
-        """
+        """A trace of a window. The request has its number, and no part of its path."""
         parameters = _parameters(environ)
         window = self._requested(environ, parameters)
         if window is None or self._logdir is None:
-            return _refused(start, "404 Not Found", f"{_NOT_FOUND}, or has no log directory")
+            return _refused(start, _MISSING, _NO_FOLDER)
         run, datum = window
         try:
             trace = opened(
@@ -206,9 +195,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
                 self._logdir,
             )
         except LookupError as error:
-            return _refused(start, "404 Not Found", str(error))
+            return _refused(start, _MISSING, str(error))
         except ValueError as error:
-            return _refused(start, "403 Forbidden", str(error))
+            return _refused(start, _FORBIDDEN, str(error))
         _begin(
             start,
             "200 OK",
@@ -221,20 +210,14 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _requested(
         self, environ: dict[str, Any], asked: Mapping[str, str]
     ) -> tuple[str, Any] | None:
-        """A run as TensorBoard calls it, and what was logged in it under that tag at that step.
-
-        `None` where nothing was.
-        """
-        logged = self._read(environ, asked.get("run", ""), asked.get("tag", ""))
-        return next(
-            ((run, datum) for run, datum in logged if str(datum.step) == asked.get("step")), None
-        )
+        """The run and the datum with this run, tag and step, or `None` if there is none."""
+        for run, datum in self._read(environ, asked.get("run", ""), asked.get("tag", "")):
+            if str(datum.step) == asked.get("step"):
+                return run, datum
+        return None
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """Read what was logged under a tag, step by step, each with the run.
-
-        Nothing where there is no such tag.
-        """
+        """The data of a run and tag by step, each with its run. Empty if there is no such tag."""
         logged = self._data.read_tensors(
             request_context.from_environ(environ),
             experiment_id=environ.get(experiment_id.WSGI_ENVIRON_KEY, ""),
@@ -242,16 +225,16 @@ class Tab(TBPlugin):  # type: ignore[misc]
             run_tag_filter=RunTagFilter(runs=[run], tags=[tag]),
             downsample=_ALL,
         )
-        return [(known, datum) for known, tags in logged.items() for datum in tags.get(tag, [])]
+        data = []
+        for known, tags in logged.items():
+            for datum in tags.get(tag, []):
+                data.append((known, datum))
+        return data
 
 
 def _parameters(environ: dict[str, Any]) -> dict[str, str]:
-    return {
-        name: values[-1]
-        for name, values in parse_qs(
-            environ.get("QUERY_STRING", ""), keep_blank_values=True
-        ).items()
-    }
+    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    return {name: values[-1] for name, values in query.items()}
 
 
 def _value(datum: Any, index: int = 0) -> Any:
@@ -266,7 +249,8 @@ def _status(datum: Any) -> _Status:
 
 
 def _title(run: str, tag: str, datum: Any) -> str:
-    return f"{tag} of run {run}{'' if datum is None else f', step {datum.step}'}"
+    title = f"{tag} of run {run}"
+    return title if datum is None else f"{title}, step {datum.step}"
 
 
 def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
@@ -293,15 +277,11 @@ def _answer(
 def _json(
     environ: dict[str, Any], start: _Start, body: bytes, deflated: bytes | None = None
 ) -> _Answer:
-    """JSON, deflated where the browser takes that."""
+    """JSON, deflated if the browser accepts that. `deflated` is the deflated body, if it exists."""
     if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-        return _answer(
-            start,
-            "200 OK",
-            "application/json",
-            packed(body) if deflated is None else deflated,
-            ("Content-Encoding", "deflate"),
-        )
+        body = packed(body) if deflated is None else deflated
+        encoding = ("Content-Encoding", "deflate")
+        return _answer(start, "200 OK", "application/json", body, encoding)
     return _answer(start, "200 OK", "application/json", body)
 
 
@@ -310,15 +290,20 @@ def _refused(start: _Start, status: str, why: str) -> _Answer:
 
 
 def _begin(start: _Start, status: str, kind: str, size: int, *headers: tuple[str, str]) -> None:
-    length, guard = ("Content-Length", str(size)), ("X-Content-Type-Options", "nosniff")
-    start(status, [("Content-Type", kind), length, guard, ("Cache-Control", "no-cache"), *headers])
+    common = [
+        ("Content-Type", kind),
+        ("Content-Length", str(size)),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Cache-Control", "no-cache"),
+    ]
+    start(status, [*common, *headers])
 
 
 _NAME = re.compile(r"[\w.-]+\.pt\.trace\.json(?:\.gz)?", re.ASCII)
 
 
 class Opened(NamedTuple):
-    """A file that is read, its name and its bytes."""
+    """An open file, its name, and its size in bytes."""
 
     file: BinaryIO
     name: str
@@ -326,53 +311,47 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """The trace that a payload names under this index, as it is reached from the run's folder.
+    """Open the trace that a payload names under this index, relative to the run's folder.
 
-    To be read and closed.
-
-    A `LookupError` says that the payload names no such trace, or that it does not exist; a
-    `ValueError` that it is no trace, or that it is elsewhere, directly or through a link.
+    Raises:
+        LookupError: The payload names no such trace, or the file does not exist.
+        ValueError: The file is not a trace, or it is elsewhere, directly or through a link.
     """
     file = _named(payload, index)
     try:
         path = (run / file).resolve(strict=True)
         inside = path.is_relative_to(logdir.resolve())
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        # it is not there, or its links go round, or no path could be called so
-    ):
+    except (OSError, RuntimeError, ValueError):
+        # It does not exist, its links are circular, or its name is not valid for a path.
         raise LookupError(
-            "the trace is not there, or not yet: it is written in the background"
+            "the trace does not exist, or not yet: it is written in the background"
         ) from None
     if not inside or not _NAME.fullmatch(path.name):
-        raise ValueError("the trace does not lie below the log directory")
+        raise ValueError("the trace is not below the log directory")
+    # If the file is replaced now, a link is not followed and a pipe does not block.
+    flags = os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+        flags |= getattr(os, name, 0)
     try:
-        # If the file is replaced meanwhile, a link is not followed and a pipe does not block.
-        number = os.open(
-            path,
-            os.O_RDONLY
-            | getattr(os, "O_NOFOLLOW", 0)
-            | getattr(os, "O_NONBLOCK", 0)
-            | getattr(os, "O_BINARY", 0),
-        )
+        number = os.open(path, flags)
     except OSError as error:
         raise LookupError(f"the trace cannot be read: {error.strerror}") from None
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode):
         os.close(number)
-        raise ValueError("what the summary names is no file")
+        raise ValueError("the summary names something that is not a file")
     return Opened(os.fdopen(number, "rb"), path.name, status.st_size)
 
 
 def _named(payload: bytes, index: str) -> str:
+    """The path of the trace that a payload names under this index."""
     content = json.loads(payload)
-    named = content.get("traces") if isinstance(content, dict) else None
-    position = int(index) if index.isascii() and index.isdecimal() and len(index) < 6 else -1
-    if not isinstance(named, list) or not 0 <= position < len(named):
+    traces = content.get("traces") if isinstance(content, dict) else None
+    is_number = index.isascii() and index.isdecimal() and len(index) < 6
+    if not isinstance(traces, list) or not is_number or int(index) >= len(traces):
         raise LookupError("the summary names no such trace")
-    file = named[position].get("file") if isinstance(named[position], dict) else None
+    trace = traces[int(index)]
+    file = trace.get("file") if isinstance(trace, dict) else None
     if not isinstance(file, str) or not _NAME.fullmatch(file.rpartition("/")[2]):
-        raise ValueError("what the summary names is no trace")
+        raise ValueError("the summary names a file that is not a trace")
     return file

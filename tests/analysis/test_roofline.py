@@ -319,7 +319,7 @@ def test_the_shell_shows_roofs_modules_and_operators(
     assert 0 == main(["roofline", str(file)])
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    assert "roof              1.00 kFLOP/s in fp32, 100 B/s: chip, a pencil" == lines[0]
+    assert "roofline          1.00 kFLOP/s in fp32, 100 B/s: chip, a pencil" == lines[0]
     norm = next(line for line in lines if line.startswith("block.norm"))
     assert [
         "block.norm",
@@ -334,7 +334,7 @@ def test_the_shell_shows_roofs_modules_and_operators(
         "memory",
         "0.75",
     ] == norm.split()[:11]
-    assert "!: over its roof: a count, a time or a peak is wrong" in lines
+    assert "!: above its roofline limit: a count, a time or a peak is wrong" in lines
     assert any(line.startswith("aten::addmm float32") for line in lines)
 
 
@@ -346,12 +346,12 @@ def test_the_shell_shows_what_fusion_saves(
     monkeypatch.setenv("COLUMNS", "250")
     assert 0 == main(["roofline", str(tmp_path / "compiled.json")])
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[-4:] == ["bytes", "moved", "bytes,", "fused"] for line in lines)
+    assert any(line.split()[-3:] == ["bytes", "fused", "bytes"] for line in lines)
     encoder = next(line for line in lines if line.startswith("encoder ") and " fwd " in line)
     assert ["1.44", "KiB", "1.19", "KiB"] == encoder.split()[-4:]
     assert any(
         line.startswith(
-            "compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 %"
+            "compiled code moves 1.75 KiB instead of 2.19 KiB as dispatched: fusion saves 20.0 %"
         )
         for line in lines
     )
@@ -411,7 +411,7 @@ def test_no_two_names_of_the_figure_overlap() -> None:
     assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
     legend = figure.axes[0].get_legend()
     assert legend is not None
-    assert "over its roof" in [text.get_text() for text in legend.get_texts()]
+    assert "above its roofline limit" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_the_figure_shows_what_a_block_runs_itself() -> None:
@@ -444,10 +444,10 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "nothing to place: give a profile's FILE, --ncu LOG or --ncu-command SCRIPT"),
+        ([], "nothing to compare: pass a profile's FILE, --ncu LOG or --ncu-command SCRIPT"),
         (
             ["{file}", "--figure", "roof.gif"],
-            "figure='roof.gif' ends with none of .svg, .png, .pdf",
+            "figure='roof.gif': the file name must end with one of .svg, .png, .pdf",
         ),
         (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time goes with --ncu LOG"),
         (

@@ -199,8 +199,8 @@ def test_the_shell_answers_in_one_line(
     monkeypatch.chdir(tmp_path)
     profile().save("profile.json")
     assert 0 == main(["what-if", "profile.json", "--without", "data", "--scale", "other=0.5"])
-    assert capfdbinary.readouterr().out.startswith(b"about 75.0 s a step (")
+    assert capfdbinary.readouterr().out.startswith(b"about 75.0 s per step (")
     assert 0 == main(["what-if", "profile.json", "--accumulation", "3", "--json"])
     assert json.loads(capfdbinary.readouterr().out)["seconds"] == pytest.approx(280)
     assert 0 != main(["what-if", "profile.json", "--scale", "data"])
-    assert b"--scale data: give a name" in capfdbinary.readouterr().err
+    assert b"--scale data: pass a name" in capfdbinary.readouterr().err

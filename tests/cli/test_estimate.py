@@ -230,7 +230,7 @@ def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[
     )
     assert forward.memory is not None
     assert (40 + 7 + 4 + 4) * 512 == forward.memory.peak_bytes
-    assert {"rounded_up", "gradients_taken_for_finite"} == {note.code for note in trained.notes}
+    assert {"rounded_up", "gradients_assumed_finite"} == {note.code for note in trained.notes}
 
 
 def test_a_note_says_that_copies_of_offloaded_activations_are_not_timed(
@@ -240,7 +240,7 @@ def test_a_note_says_that_copies_of_offloaded_activations_are_not_timed(
     for options, said in (([], False), (["--offload-activations"], True)):
         assert 0 == main(["estimate", "planned:build", "--backward", *options])
         assert said == (
-            "their copies take no time here" in " ".join(capsys.readouterr().out.split())
+            "the times do not include their copies" in " ".join(capsys.readouterr().out.split())
         )
 
 
@@ -260,8 +260,8 @@ def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
         )
         assert 4 == found["profile"]["run"]["world_size"]
     for wrong, said in (
-        (["--hsdp", "8"], "give replicas x shards, such as 2x8"),
-        (["--fsdp", "2", "--hsdp", "2x2"], "give one of the two"),
+        (["--hsdp", "8"], "pass replicas x shards, such as 2x8"),
+        (["--fsdp", "2", "--hsdp", "2x2"], "pass either --fsdp or --hsdp"),
         (["--ddp", "2", "--tp", "2"], "--ddp replicates the whole model"),
     ):
         assert 2 == main(["estimate", "planned:trained", *wrong])
@@ -313,7 +313,7 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
         each
         for each in (
             "has no memory to draw",
-            "--figure draws what --memory shows",
+            "--figure draws live memory",
             "--memory can be combined with --figure and --json only",
         )
         if each not in said.err
@@ -531,7 +531,7 @@ def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
     assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", "1"])
     assert capsys.readouterr().out.endswith(
-        "not even one sample fits: this is the step with one sample\n"
+        "not even one sample fits; these are the figures of one sample\n"
     )
 
 
@@ -602,7 +602,7 @@ WRONG = {
     ),
     "an option of configurations": (
         ["planned:build", "--trust-remote-code"],
-        "--trust-remote-code is for a configuration",
+        "--trust-remote-code applies only to a configuration",
     ),
     "takes no tokens": (["planned:build", "--seq", "8"], "and with the tokens of --seq"),
     "no dtype": (
@@ -614,7 +614,7 @@ WRONG = {
         "ac='some': give one of none, selective, selective-op, full, best",
     ),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
-    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, such as r=16"),
+    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: pass the rank, such as r=16"),
     "quantizes what is trained": (
         ["planned:build", "--quantize", "nf4"],
         "quantize='nf4' is for the frozen layers below adapters",
@@ -629,7 +629,7 @@ WRONG = {
     ),
     "no budget": (
         ["planned:build", "--ac", "best"],
-        "--ac best: give --memory, such as 40GB, or --hardware",
+        "--ac best: pass --memory, such as 40GB, or --hardware",
     ),
     "two that fill": (
         ["planned:build", "--ac", "best", "--batch", "max"],
@@ -637,34 +637,37 @@ WRONG = {
     ),
     "no memory to fill": (
         ["planned:build", "--batch", "max"],
-        "--batch max: give --memory, such as 40GB, or --hardware",
+        "--batch max: pass --memory, such as 40GB, or --hardware",
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
-        "--mp is an option of FSDP2: give --fsdp or --hsdp",
+        "--mp is an option of FSDP2: pass --fsdp or --hsdp",
     ),
     "offloads on one rank": (
         ["planned:build", "--cpu-offload"],
-        "--cpu-offload is an option of FSDP2: give --fsdp or --hsdp",
+        "--cpu-offload is an option of FSDP2: pass --fsdp or --hsdp",
     ),
     "computes in no dtype": (
         ["planned:build", "--fsdp", "2", "--mp", "int8"],
         "mp='int8': give one of float32",
     ),
-    "a budget for nothing": (["planned:build", "--memory", "40GB"], "--memory is for --ac best"),
+    "a budget for nothing": (
+        ["planned:build", "--memory", "40GB"],
+        "--memory applies only to --ac best",
+    ),
     "no size": (
         ["planned:build", "--ac", "best", "--memory", "much"],
-        "--memory much: give a size, such as 40GB or 37GiB",
+        "--memory much: pass a size, such as 40GB or 37GiB",
     ),
-    "fuses nothing": (["planned:build", "--fused"], "--fused is for an optimizer"),
+    "fuses nothing": (["planned:build", "--fused"], "--fused needs an optimizer"),
     "is not fused": (
         ["planned:build", "--fused", "--optimizer", "rmsprop"],
         "has no fused implementation",
     ),
-    "no function": (["planned"], "give package.module:function"),
+    "no function": (["planned"], "pass package.module:function"),
     "a file": (
         ["planned.py:build"],
-        "give package.module:function, such as train:build for build in a train.py of this folder",
+        "pass package.module:function, such as train:build for build in a train.py of this folder",
     ),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
     "no such name": (["planned:nothing"], "has no attribute 'nothing'"),
@@ -695,7 +698,7 @@ WRONG = {
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
     "no samples": (
         ["planned:build", "--batch", "0"],
-        "--batch 0: give a number of samples, 1 or more, or max",
+        "--batch 0: pass a number of samples, 1 or more, or max",
     ),
     "no picture": (
         ["planned:build", "--figure", "plan.nothing"],

@@ -87,6 +87,6 @@ def test_a_command_that_is_not_there_is_named(
     assert 2 == main(["run", "--dir", "there", "no-such-command", "-x"])
     assert f"trace=false,dirpath={Path('there').absolute()}" == os.environ["LFLOPS"]
     assert (
-        "no-such-command: No such file or directory: give a Python script, or a command"
+        "no-such-command: No such file or directory: pass a Python script or a command"
         in capsys.readouterr().err
     )

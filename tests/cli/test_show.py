@@ -54,7 +54,7 @@ def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
     ).stdout.splitlines()
     assert drawn(small_profile(), 120, depth=1, sort="name", phase=None) == sorted_rows
     assert (
-        drawn(small_profile(), 120, own=True) == shell("show", file, "--flat").stdout.splitlines()
+        drawn(small_profile(), 120, flat=True) == shell("show", file, "--flat").stdout.splitlines()
     )
 
 
@@ -201,7 +201,7 @@ def test_kernels_of_compiled_code_are_shown_by_module(
     monkeypatch.setenv("COLUMNS", "140")
     assert 0 == main(["show", str(tmp_path / "compiled.json"), "--operators"])
     assert [
-        "kernels of compiled code, in a batch module phase host % of compiled bytes, fused fused of calls",
+        "kernels of compiled code, per batch module phase host % of compiled fused bytes moved fused from calls",
         "cpp_fused_add_0 head forward 15.0 µs 30.0 % 2.00 KiB 2 modules 1",
         "extern_kernels.mm the model itself backward 15.0 µs 30.0 % – 1 module 1",
     ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
@@ -219,7 +219,7 @@ def test_operators_are_shown_in_place_of_modules(
         "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2",
     ] == lines[-6:-4]
     assert [
-        "operators as traced, in a batch device, own device host, own host calls",
+        "traced operators, per batch device, self device host, self host calls",
         "aten::addmm 15.0 µs 15.0 µs 50.0 µs 100 µs 1",
     ] == lines[-2:]
     assert 0 == main(["show", str(file), "--operators", "--phase", "recompute"])
@@ -239,7 +239,7 @@ def test_a_file_of_another_version_is_no_wrong_file(
     file.write_text('{"schema_version": "3.0"}')
     assert 2 == main(["show", str(file)])
     assert capsys.readouterr().err.endswith(
-        ': schema_version is "3.0", this lflops reads 2.x: a later one is needed\n'
+        ': schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed\n'
     )
 
 
@@ -258,9 +258,9 @@ def test_a_file_of_another_version_is_no_wrong_file(
         ),
         (
             ["show", "{file}", "--phase", "sideways"],
-            "phase='sideways': give one of forward, backward",
+            "phase='sideways': pass one of forward, backward",
         ),
-        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat has no depth"),
+        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat lists no tree"),
         (
             ["show", "{file}", "--operators", "--flat"],
             "--operators can be combined with --phase and --json",

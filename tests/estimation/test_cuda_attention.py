@@ -514,6 +514,6 @@ def test_the_note_says_which_and_how_often() -> None:
     """In a sentence."""
     (note,) = estimated(hardware=A100).notes
     assert (
-        "scaled_dot_product_attention is the kernel that torch picks on A100 SXM 80GB: flash attention 1 time"
+        "scaled_dot_product_attention is counted as the kernel that torch selects on A100 SXM 80GB: flash attention 1 time"
         == sentence(note)
     )

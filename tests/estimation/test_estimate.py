@@ -862,7 +862,7 @@ def test_logits_and_loss_are_named_where_they_are_large() -> None:
     ((what, nbytes),) = said(8)
     assert (3 * 32 * 5000 * FLOAT, True) == (
         nbytes,
-        what.endswith("use a loss that computes them for a chunk of the tokens at a time"),
+        what.endswith("use a loss that computes them for one chunk of the tokens at a time"),
     )
     assert [] == said(1000)
 
@@ -910,7 +910,7 @@ def test_a_grad_scaler_scales_the_loss_and_all_gradients_back() -> None:
         scaled.total(phase="backward"),
     )
     assert 0 < peak(scaled) - peak(plain) <= 16 * FLOAT
-    assert ["gradients_taken_for_finite"] == [note.code for note in scaled.notes]
+    assert ["gradients_assumed_finite"] == [note.code for note in scaled.notes]
     assert () == scaled.unsupported
 
 

@@ -251,7 +251,7 @@ def test_the_shell_measures_and_saves(
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
     assert "there is a chip of that name" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])
-    assert "--save adds the figures of --measure: give both" in capsys.readouterr().err
+    assert "--save adds the figures of --measure: add --measure" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_named(own: Path) -> None:

@@ -59,7 +59,7 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
     assert ["0.02", "0.02", "unknown", "0.001"] == column(seen, "time before")
     assert ["0.022", "0.02", "0.002", "0.001"] == column(seen, "time after")
     assert "+10.0 %" == column(seen, "change")[0]
-    assert pytest.approx(2e-3) == float(column(seen, "cost a step")[0])
+    assert pytest.approx(2e-3) == float(column(seen, "cost per step")[0])
     assert (["100", "100", "unknown", "100"], ["100", "300", "7", "100"]) == (
         column(seen, "MACs before"),
         column(seen, "MACs after"),
@@ -96,7 +96,7 @@ def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Pat
     grid.focus()
     grid.press("ArrowRight")
     parts = seen.page.locator(f"{ROW} .part").all_inner_texts()
-    assert ["forward", "time per MAC", "own FLOPs", "own bytes moved", "own parameters"] == parts
+    assert ["forward", "time per MAC", "self FLOPs", "self bytes moved", "self parameters"] == parts
     assert ["0.02", "0.02", "unknown", "200", "400", "100"] == column(seen, "time before")
     assert ["-50.0 %", "-50.0 %", "0 %", "-50.0 %", "-50.0 %", "-50.0 %"] == column(seen, "change")
     grid.press("ArrowLeft")

@@ -217,9 +217,9 @@ def drawn_rows(pair: Pair, given: Any) -> list[list[Any]]:
                 [*names, "time per MAC", None, None, None, row["time.per_mac"], *[None] * 5]
             )
         labels = {
-            "flops": "own FLOPs",
-            "bytes_moved": "own bytes moved",
-            "parameters": "own parameters",
+            "flops": "self FLOPs",
+            "bytes_moved": "self bytes moved",
+            "parameters": "self parameters",
             "peak_bytes": "peak memory",
         }
         for name, label in labels.items():

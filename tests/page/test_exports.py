@@ -82,7 +82,7 @@ def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) 
     seen.page.get_by_role("treegrid").press("ArrowRight")
     head, module, part = table(exported(seen, seen.page, "modules that changed as CSV")[1])
     assert ["e", "e", "Linear", "1", "", "faster", "0.02", "0.01", "0.5"] == module[:9]
-    assert -10e-3 == float(module[head.index("cost a step")])
+    assert -10e-3 == float(module[head.index("cost per step")])
     assert ["e", "e", "Linear", "1", "forward", "", "0.02", "0.01", "0.5"] == part[:9]
 
 
@@ -291,7 +291,7 @@ def test_the_ranks_times_are_exported_exactly(page_of: Callable[..., Seen]) -> N
     head, first, _ = table(content)
     assert (["2", "0", "1", "3"], ["0.002", "0.001", "0.001", ""]) == (head[2:], first[2:])
     assert ("head forward", pytest.approx(1e-3)) == (first[0], float(first[1]))
-    _, content = exported(seen, seen.page, "every rank as CSV")
+    _, content = exported(seen, seen.page, "all ranks as CSV")
     assert [["2", "0.005"], ["0", "0.003"], ["1", "0.002"], ["3", ""]] == [
         [row[0], row[5]] for row in table(content)[1:]
     ]

@@ -61,7 +61,7 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     assert {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}.items() <= seen.shown(
         "forward MACs"
     ).items()
-    seen.page.get_by_label("mean of one").check()
+    seen.page.get_by_label("mean of repeats").check()
     columns(seen, "forward.rate")
     assert ["(model)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
@@ -88,7 +88,7 @@ def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> Non
     given = repeated(1, 2, 3, 4, 5, 6, odd=2)
     seen = page_of(given)
     seen.modules()
-    seen.page.get_by_label("mean of one").check()
+    seen.page.get_by_label("mean of repeats").check()
     seen.page.get_by_role("button", name="module", exact=True).click()
     rows = list(walked(tree(given)))
     labels = seen.page.locator(f"{ROW} .name").evaluate_all(

@@ -66,7 +66,7 @@ def test_own_values_are_those_without_what_is_below(page_of: Callable[..., Seen]
     """512 of the encoder's linear layer, 128 of the head, and the time of containers is unknown."""
     seen = page_of(small_profile())
     seen.modules()
-    seen.page.get_by_label("own only").check()
+    seen.page.get_by_label("self only").check()
     assert {
         "": "0",
         "encoder": "0",
@@ -113,7 +113,7 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
     assert ["(model)", "encoder", "0", "head"] == seen.labels()
     field.fill("(")
     assert 5 == len(seen.labels())
-    assert "no regular expression" in seen.page.locator(".bar-of-controls .quiet").inner_text()
+    assert "invalid regular expression" in seen.page.locator(".bar-of-controls .quiet").inner_text()
     field.fill("nothing is called so")
     assert [] == seen.labels()
 
@@ -157,7 +157,7 @@ def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
         name: float(text) for name, text in seen.shown("total time").items()
     }
     assert pytest.approx(0.3) == float(seen.shown("share of the step")["blocks"])
-    seen.page.get_by_label("mean of one").check()
+    seen.page.get_by_label("mean of repeats").check()
     assert pytest.approx(0.0075) == float(seen.shown("total time")["blocks.0"])
 
 
@@ -180,7 +180,7 @@ def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
         .locator('.number[title^="total time"]')
         .last.get_attribute("title")
     )
-    assert "total time: unknown\nit ran in backward, but its hooks saw no time there" == title
+    assert "total time: unknown\nit ran in backward, but its hooks measured no time there" == title
 
 
 def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:

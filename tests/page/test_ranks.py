@@ -61,11 +61,11 @@ def test_the_slowest_rank_and_the_worst_place_come_first(page_of: Callable[..., 
         "td:not(.amount)"
     ).all_inner_texts()
     assert (
-        "head forward, rank 2: 2.00 ms, +100.0 % against the median rank (0.002 s)"
+        "head forward, rank 2: 2.00 ms, +100.0 % compared with the median rank (0.002 s)"
         == cells(seen, 0)[0]
     )
-    assert "head forward, rank 3: no time of it" == cells(seen, 0)[3]
-    assert "−10.0 % against the median rank" in cells(seen, 1)[2]
+    assert "head forward, rank 3: no time reported" == cells(seen, 0)[3]
+    assert "−10.0 % compared with the median rank" in cells(seen, 1)[2]
     seen.page.get_by_label("order of ranks").select_option("number")
     assert ["0", "1", "2", "3"] == heads(seen)
 
@@ -139,7 +139,7 @@ def test_one_rank_is_shown_where_it_is_known_by_itself(page_of: Callable[..., Se
     }
     assert facts_of_all == seen.page.locator(".facts").inner_text()
     seen.page.get_by_text(
-        "The figures of rank 2 come first. The rest is of the whole run."
+        "The figures of rank 2 come first. All other figures are those of the whole run."
     ).wait_for()
     assert (
         "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
@@ -188,11 +188,11 @@ def test_1_024_ranks_fit_64_columns(page_of: Callable[..., Seen]) -> None:
     seen = shown(page_of, so_many(1024))
     found = heads(seen)
     assert (64, "512", "1023", "992 +30") == (len(found), found[0], found[1], found[32])
-    assert "head forward, 31 ranks, of which 992 is the slowest: 1.99 ms" in cells(seen, 0)[32]
+    assert "head forward, 31 ranks, the slowest is rank 992: 1.99 ms" in cells(seen, 0)[32]
     seen.page.get_by_label("order of ranks").select_option("number")
     found = heads(seen)
     assert (64, "0 +15", "512 +15") == (len(found), found[0], found[32])
-    assert "16 ranks, of which 512 is the slowest: 9.00 ms" in cells(seen, 0)[32]
+    assert "16 ranks, the slowest is rank 512: 9.00 ms" in cells(seen, 0)[32]
     assert seen.page.locator(ROW).count() < 100
 
 

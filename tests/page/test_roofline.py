@@ -72,7 +72,7 @@ def test_points_stand_below_a_roof(roofline_of: Callable[..., Seen]) -> None:
         seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug", ".ring")
     )
     assert (
-        "1 compute nothing and have no place in the chart"
+        "1 points without FLOPs are not in the chart"
         in seen.page.locator(".side-by-side").inner_text()
     )
     labels = seen.page.locator(".picture .roof-label").all_text_contents()
@@ -118,13 +118,13 @@ def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., See
         "1.00 k",
         "20",
     ] == [each.inner_text() for each in first.locator("[role=gridcell]").all()][1:]
-    assert "over its roof: a count, a time or a peak is wrong" == second.locator(
+    assert "above its roofline limit: a count, a time or a peak is wrong" == second.locator(
         ".mark"
     ).get_attribute("title")
-    seen.page.get_by_role("button", name="at the roof").click()
-    assert "descending" == seen.page.get_by_role("columnheader", name="at the roof").get_attribute(
-        "aria-sort"
-    )
+    seen.page.get_by_role("button", name="roofline-bound time").click()
+    assert "descending" == seen.page.get_by_role(
+        "columnheader", name="roofline-bound time"
+    ).get_attribute("aria-sort")
 
 
 def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
@@ -139,7 +139,7 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
     seen.page.mouse.move(5, 5)
     card.wait_for(state="hidden")
     seen.page.locator("[role=grid]").press("ArrowDown")
-    assert "over its roof: a count, a time or a peak is wrong" in card.inner_text()
+    assert "above its roofline limit: a count, a time or a peak is wrong" in card.inner_text()
     assert 1 == seen.page.locator(".picture .pointed").count()
 
 
@@ -199,7 +199,7 @@ def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[...,
     Without a time there is no chart, and still the table.
     """
     seen = roofline_of(blocks(hardware=None, device_name="abacus"))
-    assert "what abacus can do is not known" in seen.page.locator(".caveat").inner_text()
+    assert "the peak of abacus is not known" in seen.page.locator(".caveat").inner_text()
     assert (2, 0) == tuple(
         seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof")
     )
@@ -243,7 +243,10 @@ def test_of_many_modules_those_with_the_most_time_are_drawn(
     """2,000 points of 600 modules in 4 phases; and rows as many as fit the screen."""
     seen = roofline_of(replace(profile_of(600), run=run(hardware=CHIP)))
     seen.page.get_by_label("points", exact=True).select_option("modules")
-    assert "400 more with less time are left out" in seen.page.locator(".side-by-side").inner_text()
+    assert (
+        "400 more points with less time are left out"
+        in seen.page.locator(".side-by-side").inner_text()
+    )
     assert 2000 == seen.page.locator(".picture .point").count()
     assert seen.page.locator(SHEET).count() < 60
 
@@ -311,5 +314,5 @@ def test_what_fusion_saves_is_in_the_table_and_said(roofline_of: Callable[..., S
     seen = roofline_of(blocks())
     assert (0, 0) == (
         seen.page.locator(".fusion").count(),
-        seen.page.get_by_role("columnheader", name="bytes, fused").count(),
+        seen.page.get_by_role("columnheader", name="fused bytes moved").count(),
     )

@@ -117,7 +117,7 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
         )
         (tmp_path / "with" / "lflops" / "rank0-2.ledger.jsonl").symlink_to("/etc/hostname")
         status, _, said = server.get("ledger", run="with", tag=window["tag"], step=window["step"])
-        assert (403, b"the ledger does not lie below the log directory") == (status, said)
+        assert (403, b"the ledger is not below the log directory") == (status, said)
 
 
 def test_a_file_of_a_window_says_where_the_run_is(page_of: Callable[..., Seen]) -> None:

@@ -89,7 +89,7 @@ def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator(".step-timeline").focus()
-    assert caption(view).startswith("forward 1.00 ms, 33.3 % of the step, from 0 s on")
+    assert caption(view).startswith("forward 1.00 ms, 33.3 % of the step, starting at 0 s")
     for key, said in (
         ("ArrowDown", "encoder, forward 700"),
         ("ArrowRight", "head, forward 300"),

@@ -115,9 +115,9 @@ def refusal(path: Path, text: bytes | None = None) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert ("this lflops reads" in message) != message.endswith(
-        "; give a file as Profile.save writes it"
+        "; pass a file that Profile.save wrote"
     )
-    return message.removeprefix(f"{path}: ").removesuffix("; give a file as Profile.save writes it")
+    return message.removeprefix(f"{path}: ").removesuffix("; pass a file that Profile.save wrote")
 
 
 def read_or_refused(path: Path, text: bytes) -> None:
@@ -436,8 +436,8 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
             b'{"schema_version": "2.0"}',
             "not an lflops profile: object missing required field `run`",
         ),
-        (b"\x1f\x8b\x08", "is packed by gzip: unpack it first"),
-        (gzip.compress(SMALL, mtime=0), "is packed by gzip: unpack it first"),
+        (b"\x1f\x8b\x08", "is compressed with gzip: decompress it first"),
+        (gzip.compress(SMALL, mtime=0), "is compressed with gzip: decompress it first"),
         (TRACE, "is a trace of torch.profiler: lflops trace show reads it"),
         (gzip.compress(TRACE, mtime=0), "is a trace of torch.profiler: lflops trace show reads it"),
         (b'\xef\xbb\xbf{"schema_version": "2.0"}', "JSON is malformed: invalid character (byte 0)"),
@@ -452,17 +452,26 @@ def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> 
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (b'"3.0"', 'schema_version is "3.0", this lflops reads 2.x: a later one is needed'),
-        (b'"10.3"', 'schema_version is "10.3", this lflops reads 2.x: a later one is needed'),
-        (b'"1.0"', 'schema_version is "1.0", this lflops reads 2.x: an earlier one is needed'),
-        (b"null", 'not an lflops profile: schema_version is null, "major.minor" is taken'),
-        (b"1.0", 'not an lflops profile: schema_version is 1.0, "major.minor" is taken'),
-        (b'"1"', 'not an lflops profile: schema_version is "1", "major.minor" is taken'),
-        (b'"1.0.0"', 'not an lflops profile: schema_version is "1.0.0", "major.minor" is taken'),
-        (b'"-1.0"', 'not an lflops profile: schema_version is "-1.0", "major.minor" is taken'),
+        (
+            b'"3.0"',
+            'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed',
+        ),
+        (
+            b'"10.3"',
+            'schema_version is "10.3", but this lflops reads 2.x: a later version of lflops is needed',
+        ),
+        (
+            b'"1.0"',
+            'schema_version is "1.0", but this lflops reads 2.x: an earlier version of lflops is needed',
+        ),
+        (b"null", 'not an lflops profile: schema_version is null, but must be "major.minor"'),
+        (b"1.0", 'not an lflops profile: schema_version is 1.0, but must be "major.minor"'),
+        (b'"1"', 'not an lflops profile: schema_version is "1", but must be "major.minor"'),
+        (b'"1.0.0"', 'not an lflops profile: schema_version is "1.0.0", but must be "major.minor"'),
+        (b'"-1.0"', 'not an lflops profile: schema_version is "-1.0", but must be "major.minor"'),
         (
             '"١.٠"'.encode(),
-            'not an lflops profile: schema_version is "١.٠", "major.minor" is taken',
+            'not an lflops profile: schema_version is "١.٠", but must be "major.minor"',
         ),
     ],
 )
@@ -501,7 +510,7 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
         (
             ("run", "kind"),
             b'"guess"',
-            'run.kind is "guess": one of count, measure, estimate, training is taken',
+            'run.kind is "guess": it must be one of count, measure, estimate, training',
         ),
         (("run", "shapes", "0", 1), b"-8", "run.shapes['0'][1] is -8: expected `int` >= 0"),
         (("run", "observer_ratio"), b"1e999", "run.observer_ratio is 1e999: number out of range"),
@@ -523,7 +532,7 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
         (
             ("op_counts", 3, "phase"),
             b'"sideways"',
-            'op_counts[3].phase is "sideways": one of forward, backward, recompute, optimizer, other is taken',
+            'op_counts[3].phase is "sideways": it must be one of forward, backward, recompute, optimizer, other',
         ),
         (("memory", "timeline", 2, 3), b"-1", "memory.timeline[2][3] is -1: expected `int` >= 0"),
         (
@@ -544,7 +553,7 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
         (
             ("ranks", 1, "status"),
             b'"lost"',
-            'ranks[1].status is "lost": one of ok, late, missing, failed is taken',
+            'ranks[1].status is "lost": it must be one of ok, late, missing, failed',
         ),
     ],
 )
@@ -686,70 +695,70 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (without(("modules", "")), "modules has no row '', the root"),
+        (without(("modules", "")), "modules has no root, which is named ''"),
         (
             without(("modules", "encoder")),
-            "modules['encoder.0'] has no row above it, 'encoder' is missing",
+            "modules['encoder.0'] has no parent: 'encoder' is missing",
         ),
         (
             replaced(("modules", "head", "depth"), 2),
-            "modules['head'].depth is 2, which is not how deep its name is",
+            "modules['head'].depth is 2, but the depth of its name is 1",
         ),
         (
             replaced(("modules", "", "depth"), 1),
-            "modules[''].depth is 1, which is not how deep its name is",
+            "modules[''].depth is 1, but the depth of its name is 0",
         ),
         (
             replaced(("modules", "head", "owner"), "tail"),
-            "modules['head'].owner is 'tail', which is no row of modules",
+            "modules['head'].owner is 'tail', which is not in modules",
         ),
         (
             replaced(("op_counts", 1, "module"), "encoder.2"),
-            "op_counts[1].module is 'encoder.2', which is no row of modules",
+            "op_counts[1].module is 'encoder.2', which is not in modules",
         ),
         (
             replaced(("unsupported", 0, "module"), "encoder.2"),
-            "unsupported[0].module is 'encoder.2', which is no row of modules",
+            "unsupported[0].module is 'encoder.2', which is not in modules",
         ),
         (
             replaced(("communication", 0, "module"), "dp"),
-            "communication[0].module is 'dp', which is no row of modules",
+            "communication[0].module is 'dp', which is not in modules",
         ),
         (
             replaced(("rank_stats", 0, "module"), "Head"),
-            "rank_stats[0].module is 'Head', which is no row of modules",
+            "rank_stats[0].module is 'Head', which is not in modules",
         ),
         (
             replaced(("memory", "alive", 1, 2), "x"),
-            "memory.alive[1].module is 'x', which is no row of modules",
+            "memory.alive[1].module is 'x', which is not in modules",
         ),
         (
             replaced(("memory", "timeline", 3, 1), "x"),
-            "memory.timeline[3].module is 'x', which is no row of modules",
+            "memory.timeline[3].module is 'x', which is not in modules",
         ),
         (
             replaced(("memory", "by_module", "x"), 0),
-            "memory.by_module has 'x', which is no row of modules",
+            "a key of memory.by_module is 'x', which is not in modules",
         ),
         (
             replaced(("waits",), [["head", "dp"]]),
-            "waits[0][1] is 'dp', which is no phase of the model",
+            "waits[0][1] is 'dp', which is not a phase of the model",
         ),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
-            "modules['encoder'].forward.macs is 511, self_macs and the rows right below add up to 512",
+            "modules['encoder'].forward.macs is 511, but self_macs and the modules right below add up to 512",
         ),
         (
             replaced(("modules", "", "backward", "self_comm_bytes"), 0),
-            "modules[''].backward.comm_bytes is 712, self_comm_bytes and the rows right below add up to 0",
+            "modules[''].backward.comm_bytes is 712, but self_comm_bytes and the modules right below add up to 0",
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**4300 - 1),
-            "modules['head'].optimizer.flops is 34, self_flops and the rows right below add up to more",
+            "modules['head'].optimizer.flops is 34, but self_flops and the modules right below add up to more",
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**30),
-            f"modules['head'].optimizer.flops is 34, self_flops and the rows right below add up to 1{'0' * 30}",
+            f"modules['head'].optimizer.flops is 34, but self_flops and the modules right below add up to 1{'0' * 30}",
         ),
     ],
 )
@@ -798,7 +807,7 @@ def test_a_file_that_is_too_large_is_refused_unread(
 ) -> None:
     """The bound is a gibibyte; here it is lowered to a byte less than the file has."""
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
-    assert f"has {len(SMALL)} bytes, a profile at most {len(SMALL) - 1}" == refusal(path, SMALL)
+    assert f"has {len(SMALL)} bytes; a profile has at most {len(SMALL) - 1}" == refusal(path, SMALL)
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read everything")
@@ -869,15 +878,14 @@ def test_what_is_not_finite_is_refused_with_its_place(
     path: Path, given: Profile, said: str
 ) -> None:
     """As null it would be read as unknown, or not at all."""
-    assert f"{said}: finite numbers are taken, and None where one is unknown" == unsaved(
-        given, path
-    )
+    expected = f"{said}, but must be a finite number, or None if it is unknown"
+    assert expected == unsaved(given, path)
     assert not path.exists()
 
 
 def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
     """A number of another library's kind."""
-    said = "modules['head'].calls is a Fraction: plain numbers, strings and None are taken"
+    said = "modules['head'].calls is a Fraction, but must be a number, a string or None"
     assert said == unsaved(with_row("head", calls=Fraction(1)), path)
 
 
@@ -887,22 +895,25 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
         (with_row("head", calls=-1), "modules['head'].calls is -1: expected `int` >= 0"),
         (
             with_row("head", depth=0),
-            "modules['head'].depth is 0, which is not how deep its name is",
+            "modules['head'].depth is 0, but the depth of its name is 1",
         ),
-        (msgspec.structs.replace(small_profile(), modules={}), "modules has no row '', the root"),
+        (
+            msgspec.structs.replace(small_profile(), modules={}),
+            "modules has no root, which is named ''",
+        ),
         (
             msgspec.structs.replace(small_profile(), modules={"a": module_profile()}),
-            "modules has no row '', the root",
+            "modules has no root, which is named ''",
         ),
         (
             msgspec.structs.replace(
                 small_profile(), op_counts=(cell("x", "aten::add", "forward"),)
             ),
-            "op_counts[0].module is 'x', which is no row of modules",
+            "op_counts[0].module is 'x', which is not in modules",
         ),
         (
             msgspec.structs.replace(small_profile(), schema_version="3.0"),
-            'schema_version is "3.0", this lflops reads 2.x: a later one is needed',
+            'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed',
         ),
     ],
 )

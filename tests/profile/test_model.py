@@ -41,9 +41,9 @@ def test_all_is_every_phase() -> None:
     [
         (
             {"phase": "bwd"},
-            "phase='bwd': give one of forward, backward, recompute, optimizer, other, all",
+            "phase='bwd': pass one of forward, backward, recompute, optimizer, other, all",
         ),
-        ({"metric": "mac"}, "metric='mac': give one of macs, executed_macs, flops, bytes_moved"),
+        ({"metric": "mac"}, "metric='mac': pass one of macs, executed_macs, flops, bytes_moved"),
     ],
 )
 def test_a_slip_of_the_pen_is_no_empty_answer(
@@ -69,7 +69,7 @@ def test_an_unknown_module_is_named_with_the_nearest(query: str, module: str, ne
 def test_a_profile_is_printed_in_one_line() -> None:
     """640 and 768 MACs in five modules, one operator without a formula."""
     said = (
-        "<Profile Model, 640 MACs forward, 768 MACs backward, modules: 5, operators not counted: 1>"
+        "<Profile Model, 640 MACs forward, 768 MACs backward, modules: 5, unsupported operators: 1>"
     )
     assert said == repr(small_profile()) == str(small_profile())
 

@@ -769,7 +769,7 @@ def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
         [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_issue],
     )
     assert found.because.endswith(
-        "; this machine was busy in some of the run, or the process was stopped"
+        "; this machine was busy during a part of the run, or the process was stopped"
     ) == (seconds > 5)
     assert (seconds > 5) == any(
         each.cause == "not_scheduled" and not each.is_issue for each in found.findings
@@ -965,7 +965,7 @@ def test_the_commands_for_more_are_of_the_files_that_are_there(
         "the modules": f"lflops show {path}",
         "the operators": f"lflops show {path} --operators",
         "the memory": f"lflops show {path} --memory",
-        "all of it, as a page": f"lflops html {path}",
+        "the whole profile, as a page": f"lflops html {path}",
     }
     of_run = {
         "every second of the run": f"lflops ledger {tmp_path}",
@@ -1054,7 +1054,7 @@ def test_the_shell_prints_it_in_three_forms(
         return capfdbinary.readouterr().out.decode()
 
     sentence = "37.7 % of the step (20.0 ms) is spent waiting for data."
-    assert f"why      {sentence}" in printed()
+    assert f"why         {sentence}" in printed()
     assert re.search(
         rf"1\. {re.escape(sentence)} \(Right in \d+ of \d+ .*\) Give the DataLoader more workers",
         printed("--format", "markdown"),
@@ -1065,7 +1065,7 @@ def test_the_shell_prints_it_in_three_forms(
     )
     assert f"lflops show {path}" == shown["more"]["the modules"]
     assert 2 == main(["why", str(path), "--format", "xml"])
-    assert b"format='xml': give one of text, markdown, json" in capfdbinary.readouterr().err
+    assert b"format='xml': pass one of text, markdown, json" in capfdbinary.readouterr().err
     assert 0 == main(["schema", "--why"])
     assert b'"title": "An explanation of lflops, format 1"' in capfdbinary.readouterr().out
 
@@ -1136,7 +1136,7 @@ def test_diff_takes_the_folders_of_two_runs(
         trained(data=data).save(tmp_path / name / "train-0-1.profile.json")
     runs = [str(tmp_path / name) for name in ("before", "after")]
     assert 0 == main(["diff", *runs, "--json"])
-    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    (fault,) = json.loads(capsys.readouterr().out)["issues"]
     assert ("gone", "data", 40e-3, None) == (
         fault["status"],
         fault["finding"]["cause"],

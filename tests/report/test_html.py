@@ -200,7 +200,7 @@ def test_html_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtu
     save(small_profile(), file)
     before = file.read_bytes()
     assert 2 == main(["html", str(file), "-o", str(file)])
-    assert "is a profile itself" in capsys.readouterr().err
+    assert "is one of the profiles" in capsys.readouterr().err
     assert before == file.read_bytes()
     assert 2 == main(["html", str(file), "--json", "-o", "x.html"])
     assert 2 == main(["html", str(tmp_path / "none.json")])

@@ -53,7 +53,7 @@ def test_the_end_of_a_run_names_its_three_largest_losses() -> None:
         "  1 min 20 s  slow steps: waiting for the data loader; 2 steps, the longest 47.0 s (step 300)",
         "    20.0 s  start-up",
         "    11.0 s  slow steps: unknown, mostly in optimizer; 1 step, the longest 12.0 s (step 410)",
-        "  all of it: lflops ledger '/a b'",
+        "  details: lflops ledger '/a b'",
     ] == end_lines(RUN, "/a b")
 
 
@@ -79,9 +79,11 @@ def test_the_shell_prints_the_account() -> None:
     """By category, with phases and causes below, and the slow steps, the costliest first."""
     lines = [" ".join(line.split()) for line in ledger_lines(RUN)]
     assert "7 min 10 s in 1 start, 500 steps, rank 0 of 1" == lines[0]
-    assert ["training 5 min 8 s 71.6 %", "forward 5 min 0 s 69.8 %", "data 8.00 s 1.9 %"] == lines[
-        2:5
-    ]
+    assert [
+        "training 5 min 8 s 71.6 %",
+        "forward 5 min 0 s 69.8 %",
+        "data wait 8.00 s 1.9 %",
+    ] == lines[2:5]
     assert ["step took usual cause", "300 47.0 s 1.00 s waiting for the data loader"] == lines[
         -4:-2
     ]
@@ -105,7 +107,7 @@ def test_memory_that_creeps_is_a_finding() -> None:
     growth = memory_growth(ledger({"training/forward": 2400.0}, spans=creeping))
     assert growth == pytest.approx(1.5 * GIB, rel=0.01)
     assert (
-        "  memory of the process grows by 1.50 GiB an hour"
+        "  the memory of the process grows by 1.50 GiB per hour"
         == end_lines(ledger({"training/forward": 2400.0}, spans=creeping), None)[1]
     )
 

@@ -64,7 +64,7 @@ def test_the_verdict_says_why_and_what_next() -> None:
         "Keep .item(), images, prints and loops in Python out of the model's forward"
     )
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
-    assert found["trust"].startswith("1 unprofiled step; ")
+    assert found["confidence"].startswith("1 unprofiled step; ")
 
 
 def test_without_a_peak_the_wait_for_data_is_named() -> None:

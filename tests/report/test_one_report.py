@@ -104,7 +104,7 @@ def test_the_drawings_are_read_at_all() -> None:
     A check that reads nothing finds nothing.
     """
     read = claims(gpt_training())
-    labels = {"step", "data", "forward", "backward", "optimizer", "samples/s", "MFU"}
+    labels = {"step", "data wait", "forward", "backward", "optimizer", "samples/s", "MFU"}
     assert [True] * 3 == [labels <= read[drawing].keys() for drawing in ("terminal", "log", "page")]
 
 

@@ -186,7 +186,7 @@ def test_on_a_device_the_hosts_phases_stand_beside_its_own() -> None:
 def test_the_observers_cost_is_said() -> None:
     """Hooked passes took 4 % more."""
     shown = lines_about_time(measured(step(0.2, {}), observer_ratio=1.04))
-    assert "1.04× passes timed by module over unprofiled passes" == shown["cost of timing"]
+    assert "1.04× module-timing passes over unprofiled passes" == shown["cost of timing"]
     assert "cost of timing" not in lines_about_time(training())
 
 

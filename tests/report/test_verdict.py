@@ -206,7 +206,7 @@ def test_times_that_are_far_off_name_no_module() -> None:
     assert (
         "70.0 % of the step (28.0 ms) is lost to inefficient kernels or idle time." == found.why[0]
     )
-    assert "times of modules are unreliable in this run" in found.trust
+    assert "times of modules are unreliable in this run" in found.confidence
 
 
 def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
@@ -227,7 +227,7 @@ def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
         found.why,
         found.also,
     )
-    assert "other steps took 0.25 times as long as the module-timing ones" in found.trust
+    assert "other steps took 0.25 times as long as the module-timing ones" in found.confidence
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_a_busy_machine_is_in_the_verdict() -> None:
     ]
     found = report_of(analyze(replace(given, steps=(*given.steps, *busy)))).verdict
     assert found.said == "A step takes 40.0 ms on this busy machine."
-    assert "other processes took 30 % of the CPU time that this process needed" in found.trust
-    assert "unprofiled" not in found.trust
+    assert "other processes took 30 % of the CPU time that this process needed" in found.confidence
+    assert "unprofiled" not in found.confidence
 
 
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:

@@ -201,7 +201,7 @@ def _stepped(given: Profile, slow: float) -> Profile:
         tokens_per_step=TOKENS,
         observer_ratio=1.04,
     )
-    note = Note(code="few_clean_steps", subject="", values={"steps": 5})
+    note = Note(code="few_unprofiled_steps", subject="", values={"steps": 5})
     return replace(given, run=of, steps=steps, notes=(note,), memory=_memory())
 
 

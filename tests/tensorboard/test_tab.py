@@ -53,12 +53,12 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
-    "foreign of run bad is no summary of lflops",
-    "future of run bad has format 1, and this lflops reads 3: show it with the lflops that wrote it",
-    "large of run bad, step 0 is no summary of lflops",
+    "foreign of run bad is not a summary of lflops",
+    "future of run bad has format 1, and this lflops reads 3: show it with the version of lflops that wrote it",
+    "large of run bad, step 0 is not a summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
-    "newer of run bad, step 0 has format 12, and this lflops reads 3: show it with the lflops that wrote it",
-    "other of run bad, step 0 is no summary of lflops",
+    "newer of run bad, step 0 has format 12, and this lflops reads 3: show it with the version of lflops that wrote it",
+    "other of run bad, step 0 is not a summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
 
@@ -125,9 +125,9 @@ def test_the_timeline_of_a_window_comes_by_itself(server: Board) -> None:
             "timeline", run="good", tag="lflops/fit/profile", step=8, accept=accept
         )
         assert (200, sent) == (status, body)
-    assert (404, b"it has no timeline") == server.get("timeline", run="bad", tag="bare", step=0)[
-        ::2
-    ]
+    assert (404, b"this window has no timeline") == server.get(
+        "timeline", run="bad", tag="bare", step=0
+    )[::2]
     assert 404 == server.get("timeline", run="good", tag="lflops/fit/profile", step=7)[0]
 
 
@@ -135,7 +135,7 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
     """With the reason; and one that is not there is not found, whatever it is called."""
     server.windows(expected=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
-    assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
+    assert (422, f"this window inflates to more than {LARGEST} bytes".encode()) == (status, body)
     for run, tag, step in (
         ("good", "lflops/fit/profile", 7),
         ("../..", "/etc/passwd", 0),
@@ -165,7 +165,7 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
     good = {"run": "good", "tag": "lflops/fit/profile", "step": 8}
     for tag, problem in (
         ("cut", "is unreadable: its end is missing"),
-        ("other", "is no summary of lflops"),
+        ("other", "is not a summary of lflops"),
     ):
         other = {"run": "bad", "tag": tag, "step": 0}
         for before, after in (good, other), (other, good):
@@ -180,7 +180,10 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
         tag="bare",
         step=0,
     )
-    assert (422, b"they lack what a comparison needs: Object missing required field `modules`") == (
+    assert (
+        422,
+        b"these windows lack what a comparison needs: Object missing required field `modules`",
+    ) == (
         status,
         body,
     )
@@ -281,7 +284,7 @@ def test_versions_are_told_apart() -> None:
     """Ours fits; a number is another version, however long; anything else is not ours."""
     assert "" == metadata_problem(b"3")
     assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
-    assert "is no summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
+    assert "is not a summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
 
 def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -332,21 +335,24 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 
 
 REFUSED = {
-    f"../../{NAME}": (403, b"the trace does not lie below the log directory"),
-    f"out_{NAME}": (403, b"the trace does not lie below the log directory"),
-    f"linked/{NAME}": (403, b"the trace does not lie below the log directory"),
-    "../../../../../../../../etc/passwd": (403, b"what the summary names is no trace"),
-    "/etc/passwd": (403, b"what the summary names is no trace"),
-    "weights.pt": (403, b"what the summary names is no trace"),
-    f"folder_{NAME}": (403, b"what the summary names is no file"),
-    f"pipe_{NAME}": (403, b"what the summary names is no file"),
-    f"a\r\nb: c{NAME}": (403, b"what the summary names is no trace"),
+    f"../../{NAME}": (403, b"the trace is not below the log directory"),
+    f"out_{NAME}": (403, b"the trace is not below the log directory"),
+    f"linked/{NAME}": (403, b"the trace is not below the log directory"),
+    "../../../../../../../../etc/passwd": (403, b"the summary names a file that is not a trace"),
+    "/etc/passwd": (403, b"the summary names a file that is not a trace"),
+    "weights.pt": (403, b"the summary names a file that is not a trace"),
+    f"folder_{NAME}": (403, b"the summary names something that is not a file"),
+    f"pipe_{NAME}": (403, b"the summary names something that is not a file"),
+    f"a\r\nb: c{NAME}": (403, b"the summary names a file that is not a trace"),
     f"missing_{NAME}": (
         404,
-        b"the trace is not there, or not yet: it is written in the background",
+        b"the trace does not exist, or not yet: it is written in the background",
     ),
-    f"round_{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
-    f"a\0b/{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
+    f"round_{NAME}": (
+        404,
+        b"the trace does not exist, or not yet: it is written in the background",
+    ),
+    f"a\0b/{NAME}": (404, b"the trace does not exist, or not yet: it is written in the background"),
 }
 """What a summary may name, and what comes of it."""
 
@@ -402,7 +408,7 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
     def named(file: Path) -> bytes:
         return json.dumps({"lflops": 3, "traces": [{"file": str(file)}]}).encode()
 
-    with pytest.raises(ValueError, match="does not lie below the log directory"):
+    with pytest.raises(ValueError, match="is not below the log directory"):
         opened(named(tmp_path / NAME), "0", logs / "run", logs)
     with opened(named(logs / NAME), "0", logs / "run", logs).file as file:
         assert TRACE == file.read()

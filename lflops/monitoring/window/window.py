@@ -163,7 +163,7 @@ class Window:
         all_notes = [*counted.notes, *notes]
         if self._unprofiled_steps < WANTED:
             values = {"steps": self._unprofiled_steps}
-            all_notes.append(Note(code="few_clean_steps", subject="", values=values))
+            all_notes.append(Note(code="few_unprofiled_steps", subject="", values=values))
         run = replace(
             counted.run,
             step=logged_step if self._last_logged_step is None else self._last_logged_step,

@@ -1,5 +1,5 @@
-// The tree of modules as bars below bars, each as wide as its share of the one above. It zooms by click, wheel and keyboard; the table below
-// has the same in numbers.
+// The tree of modules as bars below bars, each as wide as its share of its parent. Clicks, the wheel and the keyboard zoom. The table below has
+// the numbers.
 
 import { hashOf } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
@@ -10,12 +10,12 @@ const NARROWEST = 0.0025;
 const PALETTE = 11; // the colours --class-0, --class-1 and so on
 const OTHER = "var(--rest)";
 const LISTED = 12; // classes in the legend
-const WHEEL = 60; // how far a wheel turns for one level
+const WHEEL = 60; // turn of the wheel for one level
 
 /**
- * `below` has the rows below each row, `label` a row's short name, `full` its whole one, `read` its value, `describe` a line about it, `top` the
- * row that is drawn widest, and `above` those above that one. `colour` of a row is a CSS background. `isFound` tells what a search found, or null.
- * `zoom` is called with the row that shall be the top, `choose` with the row that is clicked on or entered.
+ * `below` has the rows below each row, `label` the short name of a row, `full` its whole name, `read` its value, `describe` a line about it, `top`
+ * the widest row, and `above` its parents. `colour` returns a CSS background. `isFound` says whether a search found a row, or is null. `zoom` is
+ * called with the next top row, `choose` with a row that is clicked or entered.
  * @typedef {{
  *   below: number[][], label: Reader<string>, full: Reader<string>, read: Reader, describe: Reader<string>, top: number, above: number[],
  *   colour: Reader<string>, isFound: Reader<boolean> | null, zoom: (row: number) => void, choose: (row: number) => void, legend: HTMLElement, title: string,
@@ -26,7 +26,7 @@ const WHEEL = 60; // how far a wheel turns for one level
 export function icicle({ below, label, full, read, describe, top, above, colour, isFound, zoom, choose, legend, title }) {
   const caption = element("p", { class: "icicle-caption", "aria-live": "off" });
   const chart = element("div", {
-    class: "icicle", role: "tree", tabindex: 0, "data-chart": title, "aria-label": `${title}; the table has them in numbers`,
+    class: "icicle", role: "tree", tabindex: 0, "data-chart": title, "aria-label": `${title}; the table has the numbers`,
     onkeydown: onKey, onwheel: onWheel, onpointerleave: () => point(bars[0] ?? null),
   });
   /** @type {Bar[]} */
@@ -101,7 +101,7 @@ export function icicle({ below, label, full, read, describe, top, above, colour,
     event.preventDefault();
   }
 
-  // Up goes one level towards the bar below the pointer, down one level back.
+  // Turning the wheel up goes one level towards the bar below the pointer; turning it down goes one level back.
   /** @type {(event: WheelEvent) => void} */
   function onWheel(event) {
     if (event.shiftKey || Math.abs(event.deltaY) < Math.abs(event.deltaX)) return;
@@ -124,8 +124,8 @@ export function icicle({ below, label, full, read, describe, top, above, colour,
   return element("div", { class: "icicle-frame" }, element("div", { class: "icicle-head" }, path, caption, legend), chart);
 }
 
-// A look for each class, in the order in which they are given: no two share one, until the palette is used up, plain and striped; the rest is
-// grey. A class has the same colour in every run, if no earlier class has it already.
+// A background for each class, in this order. Each class has its own, plain or striped, until the palette is used up; the rest is grey. A class has
+// the same colour in every run, unless an earlier class has it.
 /** @type {(kinds: string[]) => Map<string, string>} */
 export function looksOfClasses(kinds) {
   /** @type {Map<string, string>} */
@@ -145,7 +145,7 @@ export function looksOfClasses(kinds) {
   return looks;
 }
 
-// From the model's share of the peak: low is warm, high is green, unknown is grey.
+// The colour of an MFU: low is warm, high is green, unknown is grey.
 /** @type {(share: number | null) => string} */
 export function colourOfShare(share) {
   if (share === null) return "var(--rest)";

@@ -1,4 +1,4 @@
-// The memory timeline: live bytes over the operators of a step. It has an area for each category, the phases above, and a cursor.
+// The memory timeline: live bytes over the operators of a step, with an area for each category, the phases above, and a cursor.
 
 import { colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
@@ -13,7 +13,7 @@ const BAND = 18;
 const FARTHEST_ROOF = 2;
 
 // A click or Enter calls `openModule` with the module at the cursor.
-// `unit` is what a point is, `moment` is when its bytes are alive, and `marked` is what the point that is marked is called.
+// `unit` is the noun for a point, `moment` says when its bytes are alive, and `marked` is the noun for the marked point.
 /** @typedef {{ state: State, remember: () => void, openModule: (name: string) => void, unit?: string, moment?: string, marked?: string }} Options */
 /** @type {(memory: LiveMemory, options: Options) => HTMLElement} */
 export function memoryTimeline(memory, { state, remember, openModule, unit = "operator", moment = "before", marked = "peak" }) {
@@ -46,7 +46,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     ...bands(points).flatMap((band) => phase(band, across)),
     ...ticksAcross(first, last).map((at) => label(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
     label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, `${unit}, in the order of execution`),
-    ...(roof ? horizontalRule(up(roof), WIDTH, `${size(roof)}: all that ${memory.chip} has`, "roof") : []),
+    ...(roof ? horizontalRule(up(roof), WIDTH, `${size(roof)}: the memory of ${memory.chip}`, "roof") : []),
     ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), WIDTH, `${marked} ${size(memory.peak_bytes)}`)),
     line, dot,
   );
@@ -118,7 +118,7 @@ function boldSize(value) {
   return element("b", { title: `${exact(value)} bytes` }, size(value));
 }
 
-// The row of the last operator that has begun at a position.
+// The row of the last operator that began at or before a position.
 /** @type {(at: number[], wanted: number) => number} */
 function lastBegun(at, wanted) {
   let [low, high] = [0, at.length - 1];

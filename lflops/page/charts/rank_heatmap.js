@@ -1,13 +1,13 @@
-// How much longer each rank takes than the median one: a row for each module and phase where that costs the most, a column for each rank.
+// The time of each rank compared with the median rank: a row for each module and phase with large differences, a column for each rank.
 
 import { element } from "../lib/dom.js";
-import { duration, exact, percent, signed } from "../lib/format.js";
+import { duration, exact, percent, phaseLabel, signed } from "../lib/format.js";
 
 const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
-const BINNED = "A column of several ranks has the slowest of them in each place, so it looks slower than each of them is.";
-const WAITING = "* Ranks wait for each other here. The rank that takes longest waits; the one that the others wait for looks fast.";
+const BINNED = "A column with several ranks shows the slowest of them in each row, so it looks slower than any single rank.";
+const WAITING = "* Ranks wait for each other here. The rank with the longest time waits, and the straggler looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 
 // `order` has the ranks in the order of the columns; `openModule` is called with a row's module.
@@ -30,17 +30,17 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
   function cell(ranks, row, { rank: worst, seconds }) {
     const deviation = deviationOf(seconds, median[row]);
     const share = deviation === null ? 0 : Math.max(Math.min(deviation / limit, 1), -1);
-    const against = deviation === null ? "" : `, ${withSign(deviation)} against the median rank`;
-    const known = seconds === null ? "no time of it" : `${duration(seconds)}${against} (${exact(seconds)} s)`;
+    const against = deviation === null ? "" : `, ${withSign(deviation)} compared with the median rank`;
+    const known = seconds === null ? "no time reported" : `${duration(seconds)}${against} (${exact(seconds)} s)`;
     const much = Math.round(100 * Math.abs(share));
     const ground = `color-mix(in oklab, var(--heat-${share < 0 ? "faster" : "slower"}) ${much}%, var(--heat-middle))`;
-    const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, of which ${worst ?? ranks[0]} is the slowest`;
+    const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, the slowest is rank ${worst ?? ranks[0]}`;
     const written = columns.length <= WRITTEN && deviation !== null ? withSign(deviation) : "";
     return element("td", {
       class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", hasRank(ranks) ? "of-rank" : ""].join(" "),
       style: { background: seconds === null ? "" : ground },
       "data-value": seconds ?? "",
-      title: `${module[row] || "(model)"} ${phase[row]}, ${whose}: ${known}`,
+      title: `${module[row] || "(model)"} ${phaseLabel(phase[row])}, ${whose}: ${known}`,
     }, written);
   }
 
@@ -52,8 +52,8 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
   const body = rows.map((cells, row) => element(
     "tr", {},
     element(
-      "th", { scope: "row", title: `${module[row] || "(model)"} ${phase[row]}` },
-      element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(model)"), ` ${phase[row]}`,
+      "th", { scope: "row", title: `${module[row] || "(model)"} ${phaseLabel(phase[row])}` },
+      element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(model)"), ` ${phaseLabel(phase[row])}`,
     ),
     element("td", { class: "amount", title: `${exact(spread[row])} s`, "data-value": spread[row] }, `${duration(spread[row])}${waits[row] ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),
@@ -71,7 +71,7 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
   );
 }
 
-// A column for each rank if there is room. Else only the first have one, if these are the slowest, and the others share columns.
+// A column for each rank if there is room. Otherwise only the slowest ranks have their own column, and the others share columns.
 /** @type {(order: number[], isSlowestFirst: boolean) => number[][]} */
 function binned(order, isSlowestFirst) {
   if (order.length <= COLUMNS) return order.map((rank) => [rank]);

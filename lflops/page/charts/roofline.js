@@ -1,4 +1,4 @@
-// The drawing of a roofline: intensity to the right and FLOP/s upwards, both by powers of ten; the roofs, and the points below them.
+// The chart of a roofline: FLOP/s over intensity, both on logarithmic axes, with the rooflines and the points below them.
 
 import { colourOfPart } from "../lib/colours.js";
 import { svg } from "../lib/dom.js";
@@ -6,14 +6,14 @@ import { bandwidth, exact, rate, tick } from "../lib/format.js";
 
 const HEIGHT = 440;
 const [LEFT, TOP, BOTTOM] = [92, 14, 380];
-const RUG = 9; // pixels of a mark on the axis, of a point whose height is unknown
+const RUG = 9; // pixels of a mark on the axis, for a point whose height is unknown
 const [ROOM_FOR_PEAKS, NARROW] = [150, 600];
 const [LARGEST, SMALLEST] = [20, 3];
 const [NAMED, LETTER, LINE] = [8, 6.6, 15];
 const TICKS = 10;
 
-// `pointed` is called with the point that the pointer is on, or null, `chosen` with the one that is clicked on, and `zoomed` with the corners
-// that a drag of the pointer chose. A point without a height is a mark on the axis. Returns the node, and what is drawn of each point.
+// `pointed` is called with the point below the pointer, or null; `chosen` with a point that is clicked; `zoomed` with the corners of a rectangle
+// that was dragged. A point without a height is a mark on the axis. Returns the node, and the element of each point.
 /**
  * @typedef {{ x: [number, number], y: [number, number] }} Zoom
  * @typedef {{
@@ -65,7 +65,7 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
   return { node, circles };
 }
 
-// A rectangle that the pointer draws, and the values at its corners when it lets go.
+// Drag a rectangle; when the pointer is released, pass the values at its corners.
 /** @type {(event: PointerEvent, node: SVGElement, brush: SVGElement, scales: { x: Scale, y: Scale, RIGHT: number }, zoomed: (zoom: Zoom) => void) => void} */
 function drag(event, node, brush, { x, y, RIGHT }, zoomed) {
   const box = node.getBoundingClientRect();
@@ -113,7 +113,7 @@ function scaleOver(ends, start, end) {
   return { at, value, ticks: ticksOver(low, high), low: 10 ** low, high: 10 ** high };
 }
 
-// The values with a label between two powers of ten: powers, or of a zoomed axis also 2 and 5 times these, or steps of equal length.
+// The labelled values of an axis: powers of ten; on a zoomed axis also 2 and 5 times these, or steps of equal length.
 /** @type {(low: number, high: number) => number[]} */
 function ticksOver(low, high) {
   const [from, to, decades] = [10 ** low, 10 ** high, high - low];
@@ -161,7 +161,7 @@ function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_b
   );
 }
 
-// The peaks to the right of the roofs, or above them where the chart is narrow, moved where they are too close.
+// Labels of the peaks: to the right of the rooflines, or above them if the chart is narrow; moved apart if they are too close.
 /** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number, isInside: boolean) => SVGElement[]} */
 function peakLabels(ceilings, y, RIGHT, isInside) {
   let last = -Infinity;
@@ -178,7 +178,7 @@ function peakLabels(ceilings, y, RIGHT, isInside) {
   });
 }
 
-// The bandwidth along the slope of the chip that is judged by, where there is room for it.
+// The bandwidth along the slope of the roofline that is the limit, if there is room.
 /** @type {(judging: Ceiling[], x: Scale, y: Scale) => SVGElement[]} */
 function slopeLabels(judging, x, y) {
   const highest = Math.max(...judging.map((each) => each.flops_per_second));
@@ -196,7 +196,7 @@ function slopeLabels(judging, x, y) {
   )];
 }
 
-// The names of the points with the most to win, or the most time, as long as the labels do not overlap.
+// Names of the points with the largest potential speed-up, or with the most time, as long as the labels do not overlap.
 /** @type {(points: RooflinePoint[], x: Scale, y: Scale, longest: number, RIGHT: number) => SVGElement[]} */
 function pointLabels(points, x, y, longest, RIGHT) {
   /** @type {[number, number, number][]} */
@@ -204,7 +204,7 @@ function pointLabels(points, x, y, longest, RIGHT) {
   /** @type {SVGElement[]} */
   const made = [];
   /** @type {(point: RooflinePoint) => number} */
-  const worth = points.some(({ toWin }) => toWin) ? ({ toWin }) => toWin : ({ weight }) => weight;
+  const worth = points.some(({ potential }) => potential) ? ({ potential }) => potential : ({ weight }) => weight;
   for (const point of [...points].sort((a, b) => worth(b) - worth(a))) {
     if (made.length === NAMED || !worth(point)) break;
     const [width, right] = [point.label.length * LETTER, x.at(point.intensity) + radius(point.weight, longest) + 4];

@@ -1,5 +1,5 @@
-// A run in time: the mean step as a line on a logarithmic scale, slow steps as dots in the colours of their causes, the time in which it was
-// down as bands; below it, on the same axis, the memory of the process.
+// A run over time: the mean step as a line on a logarithmic scale, slow steps as dots in the colours of their causes, and the time until each
+// restart as bands. Below it, on the same axis, the memory of the process.
 
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, longDuration, size } from "../lib/format.js";
@@ -27,7 +27,7 @@ export function runChart({ ledger, causes }) {
     const value = read(span);
     return value === null ? null : `${x(span.at + span.seconds / 2).toFixed(1)},${down(value).toFixed(1)}`;
   }));
-  const label = `the run in time, ${longDuration(total)}: ${times.length ? `steps from ${duration(least(times))} to ${duration(most(times))}, ` : ""}${slow.length} slow steps, memory up to ${bytes.length ? size(limit) : "–"}`;
+  const label = `the run over time, ${longDuration(total)}: ${times.length ? `steps from ${duration(least(times))} to ${duration(most(times))}, ` : ""}${slow.length} slow steps, memory up to ${bytes.length ? size(limit) : "–"}`;
   const chart = svg(
     "svg", { class: "run-chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     ...(times.length ? decades(least(times), most(times)).map((value) => tick(width, y(value), duration(value))) : []),
@@ -40,7 +40,7 @@ export function runChart({ ledger, causes }) {
     ...drawn(({ step }) => step, y), ...drawn(({ memory }) => memory, yOfMemory),
     ...slow.map(({ step, seconds, usual, cause }, row) => svg(
       "circle", { cx: x(moments[row]), cy: y(seconds), r: 4, style: { fill: colourOf(cause) } },
-      svg("title", {}, `step ${step}: ${duration(seconds)} in place of ${duration(usual)}, ${causes[cause] ?? cause}`),
+      svg("title", {}, `step ${step}: ${duration(seconds)} instead of ${duration(usual)}, ${causes[cause] ?? cause}`),
     )),
     svg("text", { x: LEFT, y: height - 5 }, "0 s"),
     svg("text", { x: width - RIGHT, y: height - 5, "text-anchor": "end" }, longDuration(total)),
@@ -48,10 +48,10 @@ export function runChart({ ledger, causes }) {
   const legend = [...new Set(slow.map(({ cause }) => cause))].map((cause) => element(
     "li", {}, element("span", { class: "key", style: { background: colourOf(cause) } }), causes[cause] ?? cause,
   ));
-  return element("div", {}, element("div", { class: "remark" }, "seconds of a step, and memory of the process"), chart, element("ul", { class: "legend" }, ...legend));
+  return element("div", {}, element("div", { class: "remark" }, "time of a step, and memory of the process"), chart, element("ul", { class: "legend" }, ...legend));
 }
 
-// What is unknown interrupts a line. A point by itself is a line of no length.
+// An unknown value interrupts the line. A single point is a line of length 0.
 /** @type {(points: (string | null)[]) => SVGElement[]} */
 function lines(points) {
   /** @type {string[][]} */
@@ -74,7 +74,7 @@ function logarithmic(low, high) {
   return (value) => TOP + STEPS * (1 - (Math.log10(value) - from) / (to - from));
 }
 
-// Powers of ten within, or both ends where there are fewer than two.
+// Powers of ten in the range, or both ends of the range if there are fewer than two.
 /** @type {(low: number, high: number) => number[]} */
 function decades(low, high) {
   const found = [];

@@ -1,18 +1,18 @@
-// One step in time: slices of modules, operators and kernels as bars, and live memory below them on the same axis. It zooms by wheel and
-// keyboard, and pans by dragging. Only what is in the picture is drawn.
+// One step on a time axis: modules, operators and kernels as bars, and live memory below them. The wheel and the keyboard zoom, dragging pans.
+// Only visible bars are drawn.
 
 import { areas } from "./memory_timeline.js";
 import { colourOfName, colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
-import { duration, exact, percent, size, words } from "../lib/format.js";
+import { duration, exact, percent, phaseLabel, size, words } from "../lib/format.js";
 
 const [LEFT, RIGHT, AXIS] = [112, 10, 24];
 const [ROW, BAR, GAP] = [20, 18, 8];
 const MEMORY = 120;
-const NARROWEST = 0.5; // pixels of a bar; of several narrower ones at one place one is drawn
+const NARROWEST = 0.5; // pixels; of several narrower bars at one place, one is drawn
 const LETTER = 7;
-const CLOSEST = 1000; // nanoseconds across the picture
-const STEP = 1.25; // by which one turn of the wheel zooms
+const CLOSEST = 1000; // nanoseconds across the picture at the highest zoom
+const STEP = 1.25; // zoom factor of one turn of the wheel
 const DRAGGED = 4; // pixels
 
 /**
@@ -20,7 +20,7 @@ const DRAGGED = 4; // pixels
  * @typedef {{ y: number, start: number, end: number, label: string, what: string, colour: string, row: string | null }} Bar
  * @typedef {{ y: number, text: string }} Heading
  * @typedef {{ at: number[], points: Lists, layers: string[] }} MemoryInTime
- * `state` has from and to, the nanoseconds at the edges of the picture; without them it shows all.
+ * `state` has from and to, the nanoseconds at the edges of the picture; without them the whole step is shown.
  * @typedef {{
  *   bars: Bar[], headings: Heading[], height: number, length: number, memory: MemoryInTime | null, state: State, remember: () => void,
  *   openModule: (row: string) => void,
@@ -39,7 +39,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
   const picture = element("div", { class: "picture-of-step" });
   const frame = element("div", {
     class: "timeline step-timeline", role: "application", tabindex: 0, "data-chart": "timeline of a step",
-    "aria-label": "timeline of a step: arrows go from bar to bar, plus and minus zoom, 0 shows the whole step, Enter opens the module",
+    "aria-label": "timeline of a step: arrow keys go from bar to bar, plus and minus zoom, 0 shows the whole step, Enter opens the module",
     onkeydown: onKey, onwheel: onWheel, onpointerdown: onDown, onpointermove: onMove, onpointerup: onUp, onpointercancel: () => { drag = null; },
     ondblclick: (/** @type {MouseEvent} */ event) => { const bar = barOf(event); if (bar) zoomTo(bar); },
   }, picture);
@@ -103,7 +103,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const end = at.findIndex((moment) => moment > to);
     const shown = [first, (end < 0 ? at.length : end + 1)];
     /** @type {<Each>(values: Each[]) => Each[]} */
-    const edged = (values) => [values[0], ...values, values[values.length - 1]]; // as much is alive before the first operator and behind the last
+    const edged = (values) => [values[0], ...values, values[values.length - 1]]; // memory before the first and after the last operator
     const most = points.live.reduce((/** @type {number} */ sum, /** @type {Count} */ bytes) => Math.max(sum, Number(bytes)), 1);
     const floor = height + GAP + MEMORY;
     /** @type {(bytes: number) => number} */
@@ -126,7 +126,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const took = (active.end - active.start) / 1e9;
     const open = active.row === null ? "" : element("button", { type: "button", class: "leading", onclick: () => openModule(active.row ?? "") }, "show in Modules");
     caption.replaceChildren(
-      element("b", {}, active.what), ` ${duration(took)}, ${percent((active.end - active.start) / length)} of the step, from ${duration(active.start / 1e9)} on `, open,
+      element("b", {}, active.what), ` ${duration(took)}, ${percent((active.end - active.start) / length)} of the step, starting at ${duration(active.start / 1e9)} `, open,
       ...(memory && moment !== undefined ? [element("span", { class: "quiet" }, ` live memory at ${duration(moment / 1e9)}: `, liveAt(memory, moment))] : []),
     );
   }
@@ -193,7 +193,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     mark();
   }
 
-  // Up and down go to the bar of the next row that is there at the same time.
+  // Up and down go to the bar at the same time in the next row that has one.
   /** @type {(rows: Bar[][], way: 1 | -1) => Bar} */
   function besides(candidates, way) {
     const at = candidates.findIndex((row) => row.includes(active));
@@ -246,7 +246,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
   );
 }
 
-// The rows of one rank, from its first row down: modules by depth, then operators and kernels. Returns where the next rank begins.
+// The rows of one rank from `top` down: modules by depth, then operators and kernels. Returns the top of the next rank.
 /** @type {(rank: RankTimeline, top: number, levels: number, isAlone: boolean, into: { bars: Bar[], headings: Heading[] }) => number} */
 export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
   const { names, slices } = rank;
@@ -266,7 +266,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
     block(slices, rows, isAlone ? "modules" : `rank ${rank.rank}`, (row) => {
       const [name, phase, depth] = [names[slices.name[row]], slices.phase[row], slices.depth[row]];
       return {
-        y: begin + depth * ROW, label: depth ? shortName(name) : phase, what: depth ? `${name}, ${phase}` : phase, row: depth ? name : null,
+        y: begin + depth * ROW, label: depth ? shortName(name) : phaseLabel(phase), what: depth ? `${name}, ${phase}` : phaseLabel(phase), row: depth ? name : null,
         colour: `color-mix(in oklab, ${colourOfPart(phase)} ${Math.max(100 - 9 * depth, 46)}%, white)`,
       };
     }, deepest + 1);
@@ -289,7 +289,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
 /** @type {number} */
 export const FIRST_ROW = AXIS;
 
-// The last part of a name; before a number also what is numbered.
+// The last part of a name; for a number, the part before it too.
 /** @type {(name: string) => string} */
 function shortName(name) {
   const parts = name.split(".");

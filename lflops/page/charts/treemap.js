@@ -1,8 +1,8 @@
-// A treemap: groups of tiles, each as large as its share of all. Arrow keys go from tile to tile.
+// A treemap: groups of tiles with areas in proportion to their values. Arrow keys go from tile to tile.
 
 import { element } from "../lib/dom.js";
 
-const HEAD = 18; // pixels of a group's name
+const HEAD = 18; // height of the name of a group in pixels
 const LEAST_NAMED = 44;
 
 /**
@@ -17,7 +17,7 @@ export function treemap(groups, width, height, title) {
   const tiles = [];
   let active = 0;
   const chart = element("div", {
-    class: "treemap", role: "listbox", tabindex: 0, "data-chart": title, "aria-label": `${title}; the tables have it in numbers`,
+    class: "treemap", role: "listbox", tabindex: 0, "data-chart": title, "aria-label": `${title}; the tables have the numbers`,
     style: { height: `${height}px` }, onkeydown: onKey,
   });
   const sorted = [...groups].filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
@@ -71,7 +71,7 @@ function placed({ left, top, width, height }) {
   return { left: `${left}px`, top: `${top}px`, width: `${Math.max(width - 1, 0)}px`, height: `${Math.max(height - 1, 0)}px` };
 }
 
-// The boxes of values that are sorted, the largest first: rows along the shorter side, each as long as its boxes become more square.
+// Boxes for sorted values, the largest first: rows along the shorter side. A row grows as long as its boxes become more square.
 /** @type {(values: number[], box: Box) => Box[]} */
 export function squarified(values, box) {
   const total = values.reduce((sum, value) => sum + value, 0);
@@ -98,7 +98,7 @@ export function squarified(values, box) {
   return made;
 }
 
-// The least square of a row's boxes, as its longer side over the shorter one.
+// The longer side over the shorter side, of the box that is least square.
 /** @type {(values: number[], from: number, to: number, scale: number, side: number) => number} */
 function worst(values, from, to, scale, side) {
   const areas = values.slice(from, to).map((value) => scale * value);

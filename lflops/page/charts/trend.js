@@ -1,5 +1,4 @@
-// A figure over the windows of the same run and stage: the means as a line with its points, the quartiles as a band, and axes; and how it changed since the
-// window before, in words.
+// A figure over the windows of a run and stage: the means as a line, the quartiles as a band, and the change since the window before in words.
 
 import { element, svg } from "../lib/dom.js";
 import { count, duration, ofPeak, perSecond, percent, rate, size } from "../lib/format.js";
@@ -9,9 +8,9 @@ import { windowStep } from "../lib/windows.js";
 const TEXTS = { MFU: ofPeak, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
 const [WIDTH, HEIGHT] = [280, 92];
 const [LEFT, RIGHT, TOP, BOTTOM] = [72, 8, 8, 20];
-const BAND = "half of the window's unprofiled steps are within the band; the line is their mean";
+const BAND = "the line is the mean of the unprofiled steps of a window; the band contains half of them";
 
-// A window's `head` has the figures by their labels. Null where fewer than two windows have this one.
+// The `head` of a window has the figures by their names. Null if fewer than two windows have the figure.
 /** @typedef {{ step: number, value: number, range: [number, number] | null }} TrendPoint */
 /** @type {(label: string, windows: ProfileWindow[], window: ProfileWindow | null) => HTMLElement | null} */
 export function trend(label, windows, window) {
@@ -62,7 +61,7 @@ function chart(points, here, label, text) {
 function inWords(points, here) {
   if (here === 0) return `the first of ${points.length} windows`;
   const [before, now] = [points[here - 1], points[here]];
-  if (now.value === before.value) return `as at step ${before.step}`;
+  if (now.value === before.value) return `unchanged since step ${before.step}`;
   if (before.value === 0) return `was 0 at step ${before.step}`;
   return `${percent(Math.abs(now.value / before.value - 1))} ${now.value > before.value ? "more" : "less"} than at step ${before.step}`;
 }

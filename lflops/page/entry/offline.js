@@ -22,12 +22,12 @@ const source = {
   read: ({ at = 0 }) => unpacked(parts[at]),
   async timeline({ at = 0 }) {
     const part = document.getElementById(`timeline${at || ""}`);
-    if (part === null) throw new Error("this file has no timeline of it");
+    if (part === null) throw new Error("this file has no timeline of the window");
     return unpacked(part);
   },
   async compare(before, after) {
     const part = document.getElementById(`comparison-${before.at}-${after.at}`);
-    if (part === null) throw new Error("this file has no comparison of them");
+    if (part === null) throw new Error("this file has no comparison of these windows");
     return unpacked(part);
   },
 };

@@ -1,11 +1,11 @@
-// The colour of a part of a step: one for each name, in every bar, chart and legend. The table is `--part-…` in the style sheet.
+// The colour of a part of a step, the same in every bar, chart and legend. The table is `--part-…` in the style sheet.
 
 /** @type {(name: string) => string} */
 export function colourOfPart(name) {
   return `var(--part-${CSS.escape(name.replace(/[ _]/g, "-"))}, ${colourOfName(name)})`;
 }
 
-// Of a name that no table has: the same in every run; two names can share one.
+// The colour of a name that is in no table: the same in every run. Two names can have the same colour.
 /** @type {(name: string) => string} */
 export function colourOfName(name) {
   return `hsl(${hashOf(name)} 55% 72%)`;

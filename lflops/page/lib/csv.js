@@ -1,6 +1,6 @@
 // Tables as CSV: exact values in SI units; an unknown value is an empty cell.
 
-// All rows of a grid in the order that is shown: by its `exported`, or else by what its cells say.
+// All rows of a grid in the shown order: the values of `exported`, or else the values of the cells.
 /** @type {(content: Pick<GridContent, "columns" | "rows" | "cells" | "exported">) => Value[][]} */
 export function valuesOfGrid({ columns, rows, cells, exported }) {
   if (exported) return [exported.labels, ...rows.map(exported.values)];
@@ -15,7 +15,7 @@ export function valuesOfTable(table) {
   return rows.map((cells) => cells.map((cell, at) => valueOf(cell, labels[at])));
 }
 
-// The `data-value` of a cell; else its title, which is its exact value after the column's label, or its name.
+// The `data-value` of a cell; otherwise its title, which has the exact value after the column's label, or the name.
 /** @type {(cell: Element, label: string) => string | null} */
 function valueOf(cell, label) {
   const given = cell.getAttribute("data-value");
@@ -32,7 +32,7 @@ export function csvOf(rows) {
   return rows.map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
 }
 
-// A text that a spreadsheet would take for a formula gets an apostrophe before it; a number does not.
+// Text that a spreadsheet would read as a formula gets an apostrophe before it.
 /** @type {(value: Value) => string} */
 function csvCell(value) {
   const text = value === null ? "" : String(value);

@@ -1,69 +1,69 @@
-// What a figure or a column is and how it is measured, in a sentence: the tooltips of the page.
+// The tooltips of the page: what a figure or a column is, and how it is measured.
 
 /** @type {Record<string, string>} */
 const EXPLANATIONS = {
   // Figures of a step.
-  step: "Time of one optimizer step: the mean of the unprofiled steps, which ran without hooks and traces. The median step is next to it.",
-  pass: "Time of one pass: the mean of the unprofiled passes, which ran without hooks and traces. The median pass is next to it.",
-  "least time": "No step can be shorter on this chip: for each operator the longer of its products at the peak and its bytes at the bandwidth.",
-  MFU: "Model FLOPs utilization: 2 × MACs of forward and backward, over the step's time and the chip's peak for the training's dtype.",
-  HFU: "Hardware FLOPs utilization: as MFU, with the MACs that were computed again.",
-  executed: "What the chip did: as HFU, without the MACs that masks skip, each at the peak of its dtype.",
+  step: "Time of one optimizer step: the mean of the unprofiled steps, which run without hooks and traces. The median step is next to it.",
+  pass: "Time of one pass: the mean of the unprofiled passes, which run without hooks and traces. The median pass is next to it.",
+  "least time": "No step can be shorter on this chip. For each operator, it is the longer of two times: its matmuls at the peak, and its bytes at the bandwidth.",
+  MFU: "Model FLOPs utilization: 2 × MACs of forward and backward, over the step's time and the chip's peak for the dtype of the training run.",
+  HFU: "Hardware FLOPs utilization: like MFU, plus the recomputed MACs.",
+  executed: "What the chip computed: like HFU, without the MACs that masks skip, and with the peak of each dtype.",
   achieved: "2 × MACs of forward and backward over the step's time.",
   "samples/s": "Samples of all unprofiled steps over their time.",
   "tokens/s": "Tokens of all unprofiled steps over their time.",
-  "peak live memory": "The most bytes of tensors alive at once in the counted step; kernels' own workspaces are not among them.",
-  "memory needed": "The peak of live tensors, and what driver, libraries and the allocator take besides.",
+  "peak live memory": "The most bytes of tensors alive at once in the counting step, without the internal workspaces of kernels.",
+  "memory needed": "The peak of live tensors, plus the memory of the driver, the libraries and the allocator.",
   "CPU time": "User and system time of all threads of the process in an unprofiled step.",
-  observer: "How much longer the steps timed by module take. The figures shown rest on unprofiled steps.",
-  parameters: "Distinct parameters; a shared one counts once, where it is first.",
-  MACs: "Multiply-accumulates of matrix products, convolutions, attention and recurrent gates: exact counts of the counted step.",
-  FLOPs: "2 × MACs plus a convention for all other operators.",
+  "cost of timing": "The time of a module-timing step over the time of an unprofiled step. All other figures are those of unprofiled steps.",
+  parameters: "Distinct parameters. A shared parameter counts once, in the first module that has it.",
+  MACs: "Multiply-accumulates of matmuls, convolutions, attention and recurrent gates: exact counts of the counting step.",
+  FLOPs: "2 × MACs, plus the FLOPs of all other operators by a documented convention.",
   // Modules.
-  module: "The module's name; repeated neighbours with the same counts share a row.",
-  "total time": "Forward, backward and recompute together, with all modules below: medians of the steps timed by module, scaled to the unprofiled ones. It is unknown where one of these phases ran and was not timed; the columns of the phases have what is known.",
-  "share of the step": "The module's total time over the time of the unprofiled step.",
-  "of the roof": "The least time that the chip allows for the module's operators, over the time that they took.",
-  calls: "How often it was called in the counted step.",
+  module: "The module's name. Repeated neighbours with the same counts share a row.",
+  "total time": "Forward, backward and recompute together, with all submodules: medians of the module-timing steps, scaled to the unprofiled steps. Unknown if one of these phases ran but was not timed. The columns of the phases have the times that are known.",
+  "share of the step": "The module's total time over the time of an unprofiled step.",
+  "of the limit": "The roofline-bound time over the measured time: 100 % is the roofline limit.",
+  calls: "Number of calls in the counting step.",
   trainable: "Parameters that need a gradient.",
-  "peak memory": "The most bytes alive at once while the module or one below it ran.",
-  "rank spread": "How much longer the slowest rank takes than the median rank, at the worst phase.",
+  "peak memory": "The most bytes alive at once while the module or a submodule ran.",
+  "rank spread": "The extra time of the slowest rank, compared with the median rank, in the phase with the largest difference.",
   // Suffixes of columns by phase.
   "… MACs": "Multiply-accumulates in this phase: exact counts.",
-  "… FLOPs": "2 × MACs plus a convention for all other operators, in this phase.",
+  "… FLOPs": "2 × MACs, plus the FLOPs of all other operators by a documented convention, in this phase.",
   "… bytes": "The least traffic of the operators as dispatched, in this phase. It is not DRAM traffic.",
   "… communicated": "Payload of the collectives in this phase.",
-  "… time": "Time in this phase: on CUDA the stream's, else the host's. Medians of the steps timed by module, scaled to the unprofiled ones.",
-  "… kernels": "Time of the kernels that it launched in this phase, from a trace.",
+  "… time": "Time in this phase: stream time on CUDA, otherwise host time. Medians of the module-timing steps, scaled to the unprofiled steps.",
+  "… kernels": "Time of the kernels that the module launched in this phase, from a trace.",
   "… FLOP/s": "2 × MACs over the time in this phase.",
-  "… FLOPs/byte": "FLOPs over the least traffic, without what a mask leaves out: the intensity of the roofline.",
+  "… FLOPs/byte": "FLOPs over the least traffic, without the work that masks skip: the intensity of the roofline.",
   // Operators.
   operator: "The operator as torch dispatches it.",
-  dtype: "The dtype of a contraction's operands, else of the result.",
+  dtype: "The dtype of a contraction's operands, otherwise of the result.",
   "bytes moved": "The least traffic of the operators as dispatched. It is not DRAM traffic.",
-  "FLOPs/byte": "FLOPs over the least traffic, without what a mask leaves out: the intensity of the roofline.",
-  "own device, traced": "Time of the kernels that it launched itself in a traced batch, in all phases.",
-  "device, traced": "Time of the kernels that it and the operators that it calls launched in a traced batch, in all phases.",
-  "own host, traced": "Time on the host in a traced batch, without the operators that it calls.",
-  "host, traced": "Time on the host in a traced batch, with the operators that it calls.",
+  "FLOPs/byte": "FLOPs over the least traffic, without the work that masks skip: the intensity of the roofline.",
+  "self device, traced": "Time of the kernels that the operator launched itself in a traced batch, in all phases.",
+  "device, traced": "Time of the kernels that the operator and the operators that it calls launched in a traced batch, in all phases.",
+  "self host, traced": "Host time in a traced batch, without the operators that the operator calls.",
+  "host, traced": "Host time in a traced batch, with the operators that the operator calls.",
   // Roofline.
-  phase: "Forward, backward, recompute, optimizer, or anything else.",
-  "bound by": "Which side of the roof needs more time: the products, or the bytes.",
-  "to win": "What a step would be shorter if this ran at its roof.",
-  time: "Time of a step in this phase: kernels from a trace where there is one, else the stream's or the host's.",
-  "at the roof": "The least time that the chip allows: for each operator the longer of its FLOPs at the peak and its bytes at the bandwidth.",
+  phase: "Forward, backward, recompute, optimizer or other.",
+  "bound by": "The side of the roofline that needs more time: compute, or memory.",
+  "potential speed-up": "The time that a step would save if this ran at its roofline limit.",
+  time: "Time per step in this phase: kernel time if there is a trace, otherwise stream time or host time.",
+  "roofline-bound time": "The least time that the chip allows. For each operator, it is the longer of two times: its FLOPs at the peak, and its bytes at the bandwidth.",
   "FLOP/s": "FLOPs over the time.",
-  "roof FLOP/s": "FLOPs over the least time that the chip allows.",
+  "roofline FLOP/s": "FLOPs over the least time that the chip allows.",
   // Compare.
-  "what changed": "Slower or faster: the time at equal work, beyond noise and beyond what all modules have in common.",
-  "time before": "Of forward, backward and recompute, in the first run.",
-  "time after": "Of forward, backward and recompute, in the second run.",
+  "what changed": "Slower or faster: a change of the time at equal work, beyond noise and beyond the change of all modules together.",
+  "time before": "Time of forward, backward and recompute in the first run.",
+  "time after": "Time of forward, backward and recompute in the second run.",
   "before and after": "Both times as bars, the first above the second.",
-  change: "What the time after adds to the time before.",
-  interval: "Where the change lies, without what all modules have in common: more than a step varies within one run if 0 is not in it. Noise alone is outside once in a thousand comparisons.",
-  "cost a step": "Seconds lost in a step beyond what all modules have in common; a gain is negative.",
-  "MACs before": "Multiply-accumulates of the module itself in the first run.",
-  "MACs after": "Multiply-accumulates of the module itself in the second run.",
+  change: "The change of the time from the first run to the second.",
+  interval: "The interval of the change, without the change of all modules together. If it does not contain 0, the change is larger than the variation within one run. Noise alone does this once in a thousand comparisons.",
+  "cost per step": "Seconds lost per step beyond the change of all modules together. A gain is negative.",
+  "MACs before": "Self MACs of the module in the first run.",
+  "MACs after": "Self MACs of the module in the second run.",
 };
 
 const PHASES = /^(forward|backward|recompute|optimizer|other) /;
@@ -71,7 +71,7 @@ const PHASES = /^(forward|backward|recompute|optimizer|other) /;
 /** @type {(label: string) => string} */
 export function explanation(label) {
   if (Object.hasOwn(EXPLANATIONS, label)) return EXPLANATIONS[label];
-  if (label.startsWith("share of ")) return `The row's part of the ${label.slice(9)} that are shown together.`;
+  if (label.startsWith("share of ")) return `The row's share of all ${label.slice(9)} in the table.`;
   const suffix = label.replace(PHASES, "… ");
   return Object.hasOwn(EXPLANATIONS, suffix) ? EXPLANATIONS[suffix] : "";
 }

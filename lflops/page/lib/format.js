@@ -1,4 +1,4 @@
-// Numbers as text, rounded as the terminal's report rounds them. A count beyond 2^53 comes as a string of its digits; null is unknown.
+// Numbers as text, rounded as in the terminal. A count above 2^53 is a string of digits; null is unknown.
 
 const UNKNOWN = "–";
 const DECIMAL = ["", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q"];
@@ -10,7 +10,7 @@ export function count(value) {
   return scaled(value, 1000, DECIMAL);
 }
 
-// More than the peak is marked, as in `ofPeak`.
+// A rate above the peak is marked, as in `ofPeak`.
 /** @type {(value: Count, peak?: number | null) => string} */
 export function rate(value, peak = null) {
   return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}FLOP/s`)) + (peak && Number(value) > peak ? " (over the peak)" : "");
@@ -26,7 +26,7 @@ export function size(value) {
   return scaled(value, 1024, BINARY);
 }
 
-// Three digits: a time is measured, and its noise hides the others.
+// Three digits: more would be noise in a measured time.
 /** @type {(value: number | null) => string} */
 export function duration(value) {
   if (value === null) return UNKNOWN;
@@ -34,7 +34,7 @@ export function duration(value) {
   return Math.abs(value) >= 1 ? threeDigits(value, SECONDS.slice(-1)) : threeDigits(value * 1e9, SECONDS);
 }
 
-// As people say a longer time; from a minute on the smaller unit is rounded down.
+// A long time in minutes or hours; the smaller unit is rounded down.
 /** @type {(value: number | null) => string} */
 export function longDuration(value) {
   if (value === null || value < 60) return duration(value);
@@ -42,13 +42,13 @@ export function longDuration(value) {
   return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.floor(value) % 60} s`;
 }
 
-// A rate that is made of a time, as samples per second.
+// A rate that is computed from a time, such as samples per second.
 /** @type {(value: number | null) => string} */
 export function perSecond(value) {
   return value === null ? UNKNOWN : value === 0 ? "0" : threeDigits(value, DECIMAL);
 }
 
-// In the unit in which it has the fewest digits before the point, but at least one.
+// Uses the unit with the fewest digits before the point, but at least one.
 /** @type {(value: number, symbols: string[]) => string} */
 function threeDigits(value, symbols) {
   let power = 0;
@@ -67,13 +67,13 @@ export function percent(share) {
   return Number(rounded) === 0 ? `${share > 0 ? "<" : ">-"}0.1 %` : `${rounded} %`;
 }
 
-// A share of what is possible. More than that is marked: the peak is too low, or a count is wrong.
+// A share of the peak. A share above 1 is marked: the peak is too low, or a count is wrong.
 /** @type {(share: number | null) => string} */
 export function ofPeak(share) {
   return share !== null && share > 1 ? `${percent(share)} (over the peak)` : percent(share);
 }
 
-// What a ratio adds, with its sign; a large one as a multiple.
+// A ratio as a change with its sign; a large ratio as a multiple.
 /** @type {(ratio: number | null) => string} */
 export function signed(ratio) {
   if (ratio !== null && ratio >= 10) return `×${count(Math.round(ratio))}`;
@@ -81,7 +81,16 @@ export function signed(ratio) {
   return ratio !== null && ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
 }
 
-// A name of the code as words.
+// Labels of phases whose name is not their label, as in `report/words.toml`.
+/** @type {Record<string, string>} */
+export const PHASE_LABELS = { data: "data wait", transfer: "host-to-device copy", clip: "gradient clipping", wait: "communication wait" };
+
+/** @type {(phase: string) => string} */
+export function phaseLabel(phase) {
+  return PHASE_LABELS[phase] ?? phase;
+}
+
+// A name in code as words.
 /** @type {(name: string) => string} */
 export function words(name) {
   return name.replaceAll("_", " ");
@@ -93,7 +102,7 @@ export function between({ low, high }) {
   return low === null ? UNKNOWN : `${signed(low)} to ${signed(high)}`;
 }
 
-// A value as an axis has it: 0.01, 1, 100 k, 2.5 M.
+// A value as a label of an axis: 0.01, 1, 100 k, 2.5 M.
 /** @type {(value: number, unit?: string) => string} */
 export function tick(value, unit = "") {
   const prefix = Math.min(Math.max(Math.floor(Math.log10(value) / 3 + 1e-9), 0), DECIMAL.length - 1);

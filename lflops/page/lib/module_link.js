@@ -1,8 +1,8 @@
-// Labels of several modules, as `layers.*.mlp` and `layers.{0-2,4}.mlp`, and links to their rows in Modules.
+// Labels of several modules, such as `layers.*.mlp` and `layers.{0-2,4}.mlp`, and links to their rows in Modules.
 
 const LISTED = /^\{[\d,-]+\}$/;
 
-// The state of Modules that shows a module, or all that a label stands for.
+// The state of Modules that shows a module, or all modules of a label.
 /** @type {(name: string) => State} */
 export function stateOfModules(name) {
   const parts = name.split(".");
@@ -21,7 +21,7 @@ function listed(part) {
   return `(?:${numbers.join("|")})`;
 }
 
-// Names that differ in numbers as one, as `layers.{0-2,4}.mlp`.
+// Join names that differ in numbers, such as `layers.{0-2,4}.mlp`.
 /** @type {(names: string[]) => string} */
 export function spelledOut(names) {
   const parts = names.map((name) => name.split("."));
@@ -31,7 +31,7 @@ export function spelledOut(names) {
   }).join(".");
 }
 
-// Rising numbers, as `0-2,4`.
+// Join rising numbers, such as `0-2,4`.
 /** @type {(numbers: number[]) => string} */
 function ranges(numbers) {
   const known = new Set(numbers);

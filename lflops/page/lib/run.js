@@ -1,9 +1,11 @@
-// The ledger of a run, as its view needs it. Moments are seconds since its begin.
+// The ledger of a run, as its view needs it. Moments are seconds since the start of the run.
+
+import { phaseLabel } from "./format.js";
 
 /** @typedef {{ name: string, label: string, seconds: number, parts: [string, number][] }} Category */
 /** @typedef {{ at: number, seconds: number, step: number | null, memory: number | null }} SpanInTime */
 
-// The account by category, the longest first; each with its phases, or its causes in words.
+// Seconds by category, the longest first, each with its phases, or its causes in words.
 /** @type {(data: RunShown) => Category[]} */
 export function categoriesOf({ ledger, categories, causes }) {
   /** @type {Map<string, Category>} */
@@ -11,13 +13,13 @@ export function categoriesOf({ ledger, categories, causes }) {
   for (const [key, seconds] of Object.entries(ledger.seconds)) {
     const [name, part] = key.split("/");
     const each = found.get(name) ?? { name, label: categories[name] ?? name, seconds: 0, parts: [] };
-    found.set(name, { ...each, seconds: each.seconds + seconds, parts: part ? [...each.parts, [name === "slow" ? causes[part] ?? part : part, seconds]] : each.parts });
+    found.set(name, { ...each, seconds: each.seconds + seconds, parts: part ? [...each.parts, [name === "slow" ? causes[part] ?? part : phaseLabel(part), seconds]] : each.parts });
   }
   const longestFirst = [...found.values()].sort((a, b) => b.seconds - a.seconds);
   return longestFirst.map((each) => ({ ...each, parts: each.parts.sort((a, b) => b[1] - a[1]) }));
 }
 
-// The parts of the run, each with the mean of its steps, slow and lost ones among them; null where none was done.
+// The parts of the run, each with its mean step, including slow and repeated steps; null without a step.
 /** @type {(ledger: Ledger) => SpanInTime[]} */
 export function spansInTime({ spans, starts }) {
   let before = 0;
@@ -29,7 +31,7 @@ export function spansInTime({ spans, starts }) {
   });
 }
 
-// When each slow step ended. Those of a start come one after the other: where their moments go back, the next start begins.
+// The end of each slow step. The slow steps of a start are in order: if the moments go back, the next start begins.
 /** @type {(ledger: Ledger) => number[]} */
 export function momentsOfSlowSteps({ slow_steps: slow, starts }) {
   let [at, before] = [0, 0];

@@ -1,11 +1,11 @@
-// Types for `tsc`, which checks the page's code: the data that the page is given, and what its parts hand to each other. The fields of the
-// payload and of a comparison are those of the Python structs in lflops/report/payload/, whose docstrings say what they mean.
+// Types for `tsc`: the data of the page, and the values that its parts pass to each other. The payload and a comparison have the fields of the
+// Python structs in lflops/report/payload/, which their docstrings explain.
 
-/** A number; a count beyond 2^53 is a text of its digits; null is unknown. */
+/** A number. A count above 2^53 is a string of digits; null is unknown. */
 type Count = number | string | null;
 type Value = Count | boolean;
 
-/** A table column by column; a column in which all rows have the same value is that value. */
+/** A table, column by column. A column with the same value in all rows is that value. */
 type Columns = Record<string, Value[] | Value>;
 
 /** A table in which every column is a list. */
@@ -15,11 +15,11 @@ interface Fact {
   name: string; label: string; value: number | null; unit: string; text: string; remark: string; of: string; share: number | null; is_caveat: boolean;
 }
 interface Part {
-  name: string; label: string; seconds: number; share: number; text: string; what: string; advice: string; modules: [string, number][];
+  name: string; label: string; seconds: number; share: number; text: string; advice: string; modules: [string, number][];
 }
 interface Finding { cause: string; sentence: string; module: string; rank: number | null; seconds: number | null; share: number | null; fix: string; is_issue: boolean }
 interface Verdict {
-  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; trust: string; caveats: number;
+  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; confidence: string; caveats: number;
 }
 interface Report {
   verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; breakdown: Part[]; why_no_breakdown: string; remarks: Fact[];
@@ -46,12 +46,12 @@ interface LiveMemory {
   categories: string[]; by_category: [string, Count][];
 }
 
-/** Of a step. */
+/** The live memory of a step. */
 interface Memory extends LiveMemory {
   source: string; rank: number | null; modules: Lists; more: [number, Count]; largest: number; alive: Lists; savings: [string, Count, string][];
 }
 
-/** Of a snapshot of CUDA's memory. */
+/** A snapshot of CUDA memory. */
 interface Snapshot extends LiveMemory {
   title: string; sentences: string[]; remedies: string[]; ran_out: boolean; holders: Lists;
   by_module: { matched_share: number; moments: Record<string, Record<string, Count>> } | null;
@@ -74,7 +74,7 @@ interface RankTimeline {
 }
 interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }
 
-/** The account of a run; the docstrings in lflops/ledger/account.py say what its fields mean. */
+/** The ledger of a run. The docstrings in lflops/ledger/account.py explain its fields. */
 interface Ledger {
   seconds: Record<string, number>; total: number;
   slow_steps: { step: number; end: number; seconds: number; usual: number; cost: number; cause: string }[];
@@ -87,71 +87,71 @@ interface Change { before: Count; after: Count }
 interface Timing {
   before: number | null; after: number | null; ratio: number | null; per_mac: number | null; beyond: number | null; low: number | null;
   high: number | null; lost: number | null; verdict: "slower" | "faster" | "same" | null;
-  doubt?: "busy" | "few_steps" | "varied" | null;
+  caveat?: "busy" | "few_steps" | "varied" | null;
 }
 interface Comparison {
   headline: string[]; is_news: boolean; facts: Record<string, [Value, Value]>; whole: { ratio: number; modules: number; error: number } | null; step: Timing;
   phases: Record<string, Timing>; figures: Record<string, [Count, Count]>; modules: Columns;
 }
 
-/** A window that can be chosen; in a file of one profile it has no name. `at` is its position in a file. */
+/** A window that can be chosen. In a file with one profile it has no name. `at` is its position in a file. */
 interface ProfileWindow {
   run: string | null; tag: string | null; step: number | string | null; at?: number; wall_time?: number; head?: Head | null;
 }
 
-/** What a list of windows shows of each. */
+/** The data of a window that lists of windows show. */
 interface Head {
   step: number | null; when: string; kind: string; device: string; strategy: string | null; ranks: number; dtype: string | null; partial: boolean;
   figures: Record<string, number>; ranges: Record<string, [number, number]>;
 }
 interface Listed { windows: ProfileWindow[]; problems: string[] }
 
-/** Where the page has its data from; the latest window is the last of the list. */
+/** The source of the page's data. The latest window is the last in the list. */
 interface Source {
-  /** A text that a link and a reload keep. */
+  /** A text that is kept in links and reloads. */
   address: {
     read(): string;
-    /** A step can be gone back from. */
+    /** A step is an entry in the browser's history. */
     write(text: string, isStep: boolean): void;
     link(): string;
     onback(act: () => void): void;
   };
-  /** What the runs' names have to match, where what is around the page filters runs. */
+  /** The pattern by which the host of the page filters runs. */
   runFilter?(): RegExp | null;
-  /** Whether what is around the page chooses light or dark. */
+  /** Whether the host of the page chooses light or dark. */
   hasTheme?: boolean;
-  /** The id of the view that is shown first, if it is not the first one. */
+  /** The id of the view to show first. */
   open?: string;
   list(): Promise<Listed>;
   read(window: ProfileWindow): Promise<Payload>;
-  /** Of a window that has one. */
+  /** The timeline of a window, if it has one. */
   timeline(window: ProfileWindow): Promise<Timeline>;
-  /** Of the run that a window is of, where the page can reach its files. */
+  /** The ledger of a window's run, if the page can reach its files. */
   ledger?(window: ProfileWindow): Promise<RunShown>;
   compare(before: ProfileWindow, after: ProfileWindow): Promise<Comparison>;
-  /** Shows a trace by its address, where that is possible. */
+  /** Shows a trace by its address, if that is possible. */
   viewer?: (address: string, title: string) => Promise<HTMLElement>;
 }
 
-/** Texts and flags of a view, which the address keeps. */
+/** Texts and flags of a view, which are kept in the address. */
 type State = Record<string, any>;
 
 interface Context {
   state: State;
-  /** To be called when the state changed. */
+  /** Stores the state. Call it after each change. */
   remember(): void;
-  /** To another view, with changes of its state. */
+  /** Shows another view, with changes of its state. */
   go(id: string, changes?: State): void;
   source: Source;
   listed: Listed;
-  /** The window that the payload is of. */
+  /** The window of the payload. */
   window: ProfileWindow;
-  /** The one that is chosen above the views. */
+  /** The rank that is chosen above the views. */
   rank: number | null;
   chooseRank(rank: number | null): void;
-  /** Another window, in this view or the one with that id. */
+  /** Shows another window, in this view or in the view with this id. */
   showWindow(window: ProfileWindow, id?: string): void;
-  /** What is to be done when the list of windows has changed. */
+  /** Registers a function that is called when the list of windows changes. */
   follow(act: (windows: ProfileWindow[]) => void): void;
 }
 
@@ -160,7 +160,7 @@ interface View {
   label: string;
   /** Whether its charts depend on the width of the page. */
   isSized?: boolean;
-  /** Whether the view shows one rank by itself. */
+  /** Whether the view can show a single rank. */
   ofOneRank?: boolean;
   draw(payload: Payload, context: Context): HTMLElement;
 }
@@ -174,30 +174,30 @@ interface GridContent<Row = any> {
   columns: { label: string; kind?: string; sort: Sort; onsort(): void }[];
   rows: Row[];
   cells(row: Row): Node[];
-  /** Of a tree: how deep a row is, whether it is open, or null where it has nothing to open, and opening or closing it. */
+  /** For a tree: the depth of a row; whether it is open, or null if it has no rows below it; and the function that opens or closes it. */
   level?(row: Row): number;
   isOpen?(row: Row): boolean | null;
   toggle?(row: Row): void;
   onchoose?(row: Row): void;
   onenter?(row: Row): void;
-  /** The exact values for a file, where they are others than the cells show. */
+  /** The exact values for a file, if they differ from the cells. */
   exported?: { labels: string[]; values(row: Row): Value[] };
 }
 
-/** A column of a flat table; one without `text` is of words. */
+/** A column of a flat table. A column without `text` has words. */
 interface FlatColumn { id: string; label: string; text?: Format; hasBar?: boolean; read: Reader }
 interface NumberColumn { label: string; text: Format; read: Reader; most: number; reason?: Reader<string> }
 
-/** A column of modules: how it reads, of the module itself and of all below it; the value of several rows; whether these are added up. */
+/** A column of modules: the self value and the inclusive value of a row; the value of several rows; whether that is their sum. */
 interface ModuleColumn {
   id: string; label: string; text: Format; own: Reader; total: Reader; over(read: Reader, rows: number[]): any; adds: boolean;
 }
 
-/** The rows that one row of a folded tree stands for: its neighbours, and all that have its position in what is folded above it. */
+/** The rows that a row of a folded tree stands for: its neighbours, and the rows at the same position in folded parents. */
 interface FoldedRow { run: number[]; members: number[]; first: number }
 
 interface RooflinePoint {
   row: number; name: string; label: string; module: number | null; times: number; has_below: boolean; phase: string; intensity: number; height: number;
-  weight: number; isTimed: boolean; toWin: number; over: string | null; [field: string]: any;
+  weight: number; isTimed: boolean; potential: number; over: string | null; [field: string]: any;
 }
 interface Scale { at(value: number): number; value(place: number): number; ticks: number[]; low: number; high: number }

@@ -7,7 +7,7 @@ import { select } from "./dom.js";
 /** @type {WindowKey[]} */
 const KEYS = ["run", "tag", "step"];
 
-// The window with the wanted run, tag and step, as far as there is one; of several the latest.
+// The window with the wanted run, tag and step, or the latest window that matches as many of them as possible.
 /** @type {(windows: ProfileWindow[], wanted: State) => ProfileWindow | undefined} */
 export function nearest(windows, wanted) {
   let left = windows;
@@ -35,8 +35,8 @@ export function windowChoices(windows, window, pick, aim = "") {
   ));
 }
 
-// The step of a window as all of the page writes it: the training's, where the windows of its run and stage differ in that, else the one that
-// it was logged at.
+// The step of a window, as the whole page writes it: the step of the training run if the windows of its run and stage differ in it, otherwise
+// the step at which it was logged.
 /** @type {(window: ProfileWindow, windows: ProfileWindow[]) => string} */
 export function windowStep(window, windows) {
   const among = windows.filter(({ run, tag }) => run === window.run && tag === window.tag);
@@ -49,7 +49,7 @@ export function isSameWindow(one, other) {
   return KEYS.every((key) => String(one[key]) === String(other[key]));
 }
 
-// The stage, where a window's tag is the usual one.
+// The stage, if the tag is the usual tag.
 /** @type {(value: string) => string} */
 export function brief(value) {
   return value.replace(/^lflops\/(.+)\/profile$/, "$1");

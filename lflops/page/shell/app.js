@@ -1,5 +1,5 @@
-// The page around the views: the choice of window, rank and view, links, and light or dark. All but the data source is the same in the tab
-// and in the file that opens offline.
+// The page around the views: the choice of window, rank and view, links, and light or dark. The tab in TensorBoard and the offline file differ
+// only in their data source.
 
 import { compare } from "../views/compare.js";
 import { element, select } from "../lib/dom.js";
@@ -49,13 +49,13 @@ export async function open(source, root) {
     element("header", {}, element("div", { class: "bar" }, title, when, choices, rankChoice, tools), views), problems, news, wholeRunNote, main,
   );
 
-  // The address keeps what is shown. A step of the browser's history is a view or a window; the rest changes its last step.
+  // The address keeps the state. Another view or window is a new entry in the browser's history; other changes replace the last entry.
   /** @type {(isStep?: boolean) => void} */
   function remember(isStep = false) {
     source.address.write(written(state, ofViews), isStep);
   }
 
-  // A menu closes with Escape, or by a click outside of it.
+  // A menu closes with Escape, or with a click outside it.
   /** @type {(isKept: (menu: HTMLElement) => boolean) => void} */
   const close = (isKept) => { for (const each of root.querySelectorAll("details")) if (!isKept(each)) each.open = false; };
   root.addEventListener("keydown", ({ key }) => { if (key === "Escape") close(() => false); });
@@ -77,7 +77,7 @@ export async function open(source, root) {
       onclick: () => choose(id), onkeydown: step,
     }, label)));
     const chosen = views.querySelector("[aria-selected=true]");
-    if (chosen instanceof HTMLElement) views.scrollLeft = chosen.offsetLeft - views.offsetLeft - 40; // they scroll where the page is narrow
+    if (chosen instanceof HTMLElement) views.scrollLeft = chosen.offsetLeft - views.offsetLeft - 40; // the tabs scroll on a narrow page
   }
 
   /** @type {(id: string, changes?: State) => void} */
@@ -120,7 +120,7 @@ export async function open(source, root) {
     const choose = select("rank", options, String(rank ?? ""), (value) => chooseRank(value === "" ? null : Number(value)));
     rankChoice.replaceChildren(...(ranks.length ? [choose] : []));
     const isOfAll = rank !== null && !view.ofOneRank;
-    wholeRunNote.textContent = isOfAll ? "This view shows the whole run: Summary and Ranks have what is known of one rank." : "";
+    wholeRunNote.textContent = isOfAll ? "This view shows the whole run. Summary, Timeline and Ranks can show a single rank." : "";
     follower = null;
     panel.replaceChildren(view.draw(payload, {
       state: ofViews[view.id], remember: () => remember(), go, source, listed, window: shown, rank, chooseRank, showWindow,
@@ -142,7 +142,7 @@ export async function open(source, root) {
     panel.replaceChildren(element("p", { class: "message" }, text));
   }
 
-  // Show a window; with an id in that view.
+  // Show a window, in the view with this id.
   /** @type {(window: ProfileWindow, id?: string) => void} */
   function showWindow({ run, tag, step }, id = state.view) {
     Object.assign(state, { run, tag, step: String(step), view: id });
@@ -167,10 +167,10 @@ export async function open(source, root) {
     const window = nearest(listed.windows, state);
     if (window === undefined) {
       choices.replaceChildren();
-      showMessage("There is no window yet. lflops.FlopsMonitor and lflops.tensorboard.log write one.");
+      showMessage("There is no window yet. lflops.FlopsMonitor and lflops.tensorboard.log write windows.");
       return;
     }
-    if (shown !== null && isSameWindow(shown, window) && shown.wall_time === window.wall_time) { // what is open in it stays open
+    if (shown !== null && isSameWindow(shown, window) && shown.wall_time === window.wall_time) { // opened rows stay open
       shown = window;
       draw();
       return;
@@ -192,7 +192,7 @@ export async function open(source, root) {
     }
   }
 
-  // A window that came since is offered, and never shown by itself.
+  // A new window is offered, but never shown automatically.
   /** @type {(window: ProfileWindow) => void} */
   function offer(window) {
     const of = shown?.run === window.run ? "" : ` of run ${window.run}`;
@@ -239,7 +239,7 @@ export async function open(source, root) {
   return { reload };
 }
 
-// Whether a key scrolled the view, or the table in it where only that scrolls.
+// Scroll the view with a key, or the table in it if only that can scroll. Returns whether it did.
 /** @type {(main: HTMLElement, event: KeyboardEvent) => boolean} */
 function scrolled(main, event) {
   if (event.target instanceof HTMLButtonElement && ![ "PageDown", "PageUp"].includes(event.key)) return false;
@@ -262,7 +262,7 @@ function scrolled(main, event) {
 function copyLink(source) {
   const label = "copy link";
   const button = element("button", {
-    type: "button", title: "copy the address of what is shown",
+    type: "button", title: "copy a link to this view",
     onclick: async () => {
       try {
         await navigator.clipboard.writeText(source.address.link());
@@ -290,7 +290,7 @@ function themeChoice(state, remember) {
   return select("", [["", "system's theme"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(); }, "theme");
 }
 
-// The state is kept in the address, so that a link shows what its sender saw: the page's own, and that of a view with its id and a dot.
+// The state is in the address, so that a link shows what its sender saw. Keys of the state of a view start with its id and a dot.
 /** @type {(text: string, first?: string) => [State, Record<string, State>]} */
 function parsed(text, first = VIEWS[0].id) {
   /** @type {State} */

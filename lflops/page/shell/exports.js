@@ -1,6 +1,6 @@
-// The export menu: every table of the view as CSV, every chart as SVG and PNG, and the window as JSON. It takes them from the document, so
-// that a view needs no code for it; a grid that knows its values gives them itself. A chart's SVG has the style sheet's styles in it, so that
-// it looks the same elsewhere; PNG is drawn from that.
+// The export menu: every table of the view as CSV, every chart as SVG and PNG, and the window as JSON. It reads them from the document, so views
+// need no code for it; a grid can provide exact values. An SVG includes the styles of the page, so it looks the same elsewhere. PNG is drawn from
+// the SVG.
 
 import { csvOf, valuesOfGrid, valuesOfTable } from "../lib/csv.js";
 import { element, svg } from "../lib/dom.js";
@@ -13,7 +13,7 @@ const STYLES = [
 ];
 const SHARP = 2; // pixels of a PNG for each pixel of the screen
 
-// `current` gives what is shown: the payload, null where there is none, and the element of the view.
+// `current` returns the payload, or null if there is none, and the element of the view.
 /** @typedef {{ payload: Payload | null, view: HTMLElement }} Current */
 /** @typedef {{ label: string, name: string, make: () => Blob | Promise<Blob> }} Offer */
 /** @type {(current: () => Current) => HTMLElement} */
@@ -74,7 +74,7 @@ function offered({ payload, view }) {
   return [...grids, ...tables, ...charts, window];
 }
 
-// The last file's address is kept until the next one: a browser may still be reading it.
+// The address of the last file is kept until the next file, because a browser may still read it.
 /** @type {string | null} */
 let keptAddress = null;
 /** @type {(blob: Blob, name: string) => void} */
@@ -97,7 +97,7 @@ function standalone(chart) {
   return new XMLSerializer().serializeToString(file);
 }
 
-// A chart as PNG, by an image with a data address, as the page may load no other.
+// A chart as PNG, drawn from an image with a data address, because the page may not load other images.
 /** @type {(chart: Element) => Promise<Blob>} */
 async function pngOf(chart) {
   const { width, height } = chart.getBoundingClientRect();
@@ -109,7 +109,7 @@ async function pngOf(chart) {
   canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
   /** @type {Blob | null} */
   const blob = await new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
-  if (blob === null) throw new Error("it is too large for a picture");
+  if (blob === null) throw new Error("the chart is too large for a picture");
   return blob;
 }
 
@@ -124,7 +124,7 @@ function styled(chart) {
   return copy;
 }
 
-// Each HTML element as its background and its text, cut off at its edges.
+// Each HTML element as its background and its text, clipped at its edges.
 /** @type {(chart: HTMLElement) => SVGElement} */
 function boxes(chart) {
   const frame = chart.getBoundingClientRect();

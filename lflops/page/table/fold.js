@@ -1,8 +1,8 @@
-// Fold repeats: neighbours with the same counts, their own and those of all below them, share a row, as in the terminal's report. The row is
-// the first of them. Below it, a row stands for the modules at its position in each of them.
+// Fold repeats: neighbours with the same counts, down to all their submodules, share a row, as in the terminal. It is the row of the first of
+// them. Each row below it stands for the modules at its position in each of them.
 
-// `identity` gives a row's number, the same for rows that can share one; `unfolded` has the first rows of runs that are shown one by one.
-// Returns for each row the rows right below it that are left, and for each of these what it stands for.
+// `identity` returns the same number for rows that can share a row; `unfolded` has the first rows of groups that are shown one by one. Returns for
+// each row the remaining rows right below it, and for each remaining row the rows that it stands for.
 /** @type {(root: number, below: number[][], identity: Reader, unfolded: Set<number>) => { below: number[][], groups: Map<number, FoldedRow> }} */
 export function folded(root, below, identity, unfolded) {
   /** @type {number[][]} */
@@ -23,7 +23,7 @@ export function folded(root, below, identity, unfolded) {
   return { below: left, groups };
 }
 
-// The ranges of siblings that share a row; of an unfolded run, how many its first row could stand for.
+// The ranges of siblings that share a row. `first` is the size of an unfolded group, at its first row.
 /** @type {(siblings: number[], identity: Reader, unfolded: Set<number>) => { from: number, to: number, first: number }[]} */
 function runsOf(siblings, identity, unfolded) {
   const ranges = [];
@@ -36,7 +36,7 @@ function runsOf(siblings, identity, unfolded) {
   return ranges;
 }
 
-// The label of a run: a range of numbers, or a list of a few other names.
+// The label of a group: a range of numbers, or a list of a few other names.
 /** @type {(labels: string[]) => string} */
 export function runLabel(labels) {
   if (labels.length === 1) return labels[0];
@@ -44,13 +44,13 @@ export function runLabel(labels) {
   return isNumbered || labels.length > 3 ? `${labels[0]}…${labels.at(-1)}` : labels.join(", ");
 }
 
-// The value of one of many rows that have the same.
+// The value of rows that all have the same value.
 /** @type {(read: Reader, rows: number[]) => any} */
 export function ofOne(read, rows) {
   return read(rows[0]);
 }
 
-// All together, exactly where they are counts; null where one is unknown.
+// The sum of the values, exact for counts; null if one is unknown.
 /** @type {(read: Reader, rows: number[]) => Count} */
 export function sumOf(read, rows) {
   let sum = 0;
@@ -63,7 +63,7 @@ export function sumOf(read, rows) {
   return Number.isInteger(sum) && !Number.isSafeInteger(sum) ? String(rows.reduce((all, each) => all + BigInt(read(each)), 0n)) : sum;
 }
 
-// The mean of a time; null where one is unknown.
+// The mean of times; null if one is unknown.
 /** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanOf(read, rows) {
   let sum = 0;
@@ -74,7 +74,7 @@ export function meanOf(read, rows) {
   return sum / rows.length;
 }
 
-// The mean of a rate: the same work in the mean time.
+// The mean of rates: the same work in the mean time.
 /** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanRate(read, rows) {
   if (rows.every((row) => read(row) === 0)) return 0;

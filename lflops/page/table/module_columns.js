@@ -1,4 +1,4 @@
-// The columns that a table of modules can show: each reads a value of a row, of the module itself or with all below it.
+// The columns that a table of modules can show. Each reads the self value or the inclusive value of a row.
 
 import { greatestOf, meanOf, meanRate, ofOne, sumOf } from "./fold.js";
 import { count, duration, ofPeak, percent, rate, size } from "../lib/format.js";
@@ -6,16 +6,16 @@ import { count, duration, ofPeak, percent, rate, size } from "../lib/format.js";
 /** @typedef {{ total: Reader, own: Reader }} Readers */
 
 export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
-const TIMED = ["forward", "backward", "recompute"]; // the phases of a module's total time
+const TIMED = ["forward", "backward", "recompute"]; // the phases in the total time of a module
 
-// A column of the payload is a list, or the one value that all modules have.
+// A column of the payload is a list, or a single value for all modules.
 /** @type {(table: Columns, name: string) => Reader} */
 export function reader(table, name) {
   const column = table[name] === undefined ? null : table[name];
   return Array.isArray(column) ? (row) => column[row] : () => column;
 }
 
-// A value that a module has only with all below it.
+// A column with inclusive values only.
 /** @type {(table: Columns, name: string) => Readers} */
 function ofAll(table, name) {
   return { total: reader(table, name), own: () => null };
@@ -32,7 +32,7 @@ function ofPhase(table, phase, field) {
   return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.self_${field}`) };
 }
 
-// FLOPs without what a mask left out, as the roofline has them.
+// FLOPs without the work that masks skip, as in the roofline.
 /** @type {(table: Columns, phase: string) => Readers} */
 function executed(table, phase) {
   const [flops, masked] = ["flops", "masked_flops"].map((field) => ofPhase(table, phase, field));
@@ -41,7 +41,7 @@ function executed(table, phase) {
   return { total: less(flops.total, masked.total), own: less(flops.own, masked.own) };
 }
 
-// The time of forward, backward and recompute together; unknown where one of them moved bytes and has no time.
+// The time of forward, backward and recompute together; unknown if one of them moved bytes and has no time.
 /** @type {(table: Columns) => Readers} */
 function allTime(table) {
   /** @type {(own: string) => Reader} */
@@ -60,7 +60,7 @@ function allTime(table) {
   return { total: made(""), own: made("self_") };
 }
 
-// Why a time is unknown, or what is computed from one: the phases that moved bytes and have no time. `id` is that of a column.
+// Why a time, or a value that is computed from a time, is unknown: the phases that moved bytes and have no time. `id` is the id of a column.
 /** @type {(table: Columns, id: string, isOwn: boolean) => Reader<string>} */
 export function whyUntimed(table, id, isOwn) {
   const [phase] = id.split(".");
@@ -68,12 +68,12 @@ export function whyUntimed(table, id, isOwn) {
   const compiled = reader(table, "compiled");
   const [seconds, bytes] = ["seconds", "bytes_moved"].map((field) => phases.map((each) => ofPhase(table, each, field)[isOwn ? "own" : "total"]));
   return (row) => {
-    if (compiled(row)) return "it runs inside a compiled module, which has one time";
+    if (compiled(row)) return "it runs inside a compiled module, which is timed as a whole";
     const ran = phases.filter((_, at) => Number(bytes[at](row) ?? 0) > 0);
     const untimed = phases.filter((each, at) => ran.includes(each) && seconds[at](row) === null);
-    if (untimed.length) return `it ran in ${untimed.join(" and in ")}, but its hooks saw no time there`;
-    if (ran.length) return id.endsWith(".device") ? "no trace has its kernels" : "the time or the chip's peak that it is computed from is unknown";
-    return `${isOwn ? "the module itself ran no operator" : "no operator of it ran"} in ${phases.join(", ")}`;
+    if (untimed.length) return `it ran in ${untimed.join(" and in ")}, but its hooks measured no time there`;
+    if (ran.length) return id.endsWith(".device") ? "its kernels are in no trace" : "it is computed from a time or a peak that is unknown";
+    return `${isOwn ? "the module itself ran no operator" : "it ran no operator"} in ${phases.join(", ")}`;
   };
 }
 
@@ -94,8 +94,8 @@ function divided(above, below, factor = 1) {
   return { total: by(above.total, below.total), own: by(above.own, below.own) };
 }
 
-// All columns in which any module has a value that is not 0. `step` is the seconds of a step, `peak` the chip's FLOP/s for the training's dtype,
-// `highest` the highest for a dtype of its products.
+// All columns with a value other than 0. `step` is the time of a step, `peak` the chip's FLOP/s for the dtype of the training run, and `highest` the
+// highest peak of the dtypes of its matmuls.
 /** @type {(table: Columns, rows: number[], run?: { step: number | null, peak: number | null, highest?: number | null }) => ModuleColumn[]} */
 export function columns(table, rows, { step, peak, highest = null } = { step: null, peak: null }) {
   const time = allTime(table);
@@ -131,7 +131,7 @@ export function columns(table, rows, { step, peak, highest = null } = { step: nu
     .filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
 }
 
-// The value of a row that stands for several modules: all of them together, or the mean of one.
+// The value of a row that stands for several modules: their sum, or their mean.
 /** @type {(column: ModuleColumn, read: Reader, members: number[], isOfOne: boolean) => any} */
 export function valueOf(column, read, members, isOfOne) {
   if (members.length === 1) return read(members[0]);

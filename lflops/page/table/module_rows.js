@@ -8,7 +8,7 @@
 
 const OPEN_AT_FIRST = 200;
 
-// For each row the rows right below it, in the model's order.
+// The rows right below each row, in the model's order.
 /** @type {(names: string[]) => number[][]} */
 export function children(names) {
   const numbers = new Map(names.map((name, row) => [name, row]));
@@ -25,7 +25,7 @@ export function lastOf(name) {
   return name.slice(name.lastIndexOf(".") + 1);
 }
 
-// A row and all above it, the root first.
+// A row and its parents, the root first.
 /** @type {(names: string[], row: number) => number[]} */
 export function ancestors(names, row) {
   const parts = names[row] === "" ? [] : names[row].split(".");
@@ -37,7 +37,7 @@ export function depth(name) {
   return name === "" ? 0 : name.split(".").length;
 }
 
-// A test of a row by its name or its class. Throws a SyntaxError where the text is no regular expression.
+// A test of a row by its name or class. Throws a SyntaxError if the text is not a regular expression.
 /** @type {(text: string, isRegex: boolean, names: string[], kinds: Reader<string>) => Reader<boolean> | null} */
 export function matcher(text, isRegex, names, kinds) {
   if (text === "") return null;
@@ -49,7 +49,7 @@ export function matcher(text, isRegex, names, kinds) {
   return (row) => names[row].toLowerCase().includes(wanted) || kinds(row).toLowerCase().includes(wanted);
 }
 
-// A comparison of rows: the most first, or the least; what is unknown comes last either way. Without a key the model's order stays.
+// A comparison of rows by a value; unknown values come last in both directions. Without a value the model's order stays.
 /** @type {(value: Reader | null, isDescending: boolean, size: number) => Order} */
 export function order(value, isDescending, size) {
   if (value === null) return null;
@@ -63,14 +63,14 @@ export function order(value, isDescending, size) {
   };
 }
 
-// By name, numbers within it as numbers.
+// A comparison by name, with numbers in names compared as numbers.
 /** @type {(names: string[], isDescending: boolean) => Order} */
 export function byName(names, isDescending) {
   const compare = new Intl.Collator("en", { numeric: true }).compare;
   return (a, b) => (isDescending ? -1 : 1) * compare(names[a], names[b]);
 }
 
-// The rows to show from top to bottom: of a tree those whose ancestors are open, and with a filter what matches and all above it.
+// The rows to show, from top to bottom: in a tree, rows with open parents; with a filter, the rows that match and their parents.
 /** @type {(tree: Tree) => number[]} */
 export function visible({ below, names, open, matches, compare, isFlat }) {
   if (isFlat) {
@@ -103,7 +103,7 @@ function matchesAndAncestors(matches, below) {
   return isShown;
 }
 
-// Level by level, as long as the rows are not too many.
+// The rows that are open at first: level by level, as long as there are not too many rows.
 /** @type {(names: string[], below: number[][]) => number[]} */
 export function openAtFirst(names, below) {
   /** @type {number[]} */

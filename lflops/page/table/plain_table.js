@@ -1,9 +1,9 @@
-// A table without scrolling and sorting: all of its rows are in the document.
+// A table without scrolling and sorting; all its rows are in the document.
 
 import { element } from "../lib/dom.js";
 import { exact, size } from "../lib/format.js";
 
-// Of each column its label, and whether it has amounts, which are on the right. A cell that carries its exact value keeps it for a file.
+// The label of a column, and whether it has amounts, which are aligned to the right. Exact values of cells are kept for files.
 /** @typedef {{ label: string, isAmount?: boolean }} PlainColumn */
 /** @type {(label: string, columns: PlainColumn[], rows: (HTMLElement | string)[][]) => HTMLElement} */
 export function plainTable(label, columns, rows) {
@@ -18,7 +18,7 @@ export function plainTable(label, columns, rows) {
   );
 }
 
-// A value as text, which keeps it for a file.
+// A value as text; the exact value is kept for files.
 /** @type {(value: Count, text: Format, title?: string | null) => HTMLElement} */
 export function valued(value, text, title = null) {
   return element("span", { title, "data-value": value ?? "" }, text(value));

@@ -1,4 +1,4 @@
-// A flat table, sorted by any of its columns; unknown values come last.
+// A flat table that can be sorted by each column; unknown values come last.
 
 import { element } from "../lib/dom.js";
 import { Grid, numberCell } from "./virtual_table.js";

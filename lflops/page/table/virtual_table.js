@@ -1,5 +1,5 @@
-// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. It is a grid for the keyboard and for
-// screen readers: arrows move, Home and End go to the ends, Enter acts on a row; in a tree left and right close and open a row.
+// A table with only the visible rows in the document, so that 20,000 rows scroll like 20. It is a grid for the keyboard and for screen readers:
+// arrow keys move, Home and End go to the ends, Enter acts on a row; in a tree, left and right close and open a row.
 
 import { element } from "../lib/dom.js";
 import { explanation } from "../lib/explanations.js";
@@ -46,7 +46,7 @@ export class Grid {
     this.node.setAttribute("aria-colcount", String(content.columns.length));
     const others = content.columns.slice(1);
     this.node.style.setProperty("--columns", String(others.length));
-    // Words need more room than figures, where there is room.
+    // Columns of words are wider than columns of numbers if there is room.
     this.node.style.setProperty("--widths", others.map(({ kind }) => `minmax(var(--other), ${kind === "words" ? 1.8 : 1}fr)`).join(" "));
     this.body.style.height = `${content.rows.length * ROW}px`;
     const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
@@ -109,7 +109,7 @@ export class Grid {
 
   /** @param {KeyboardEvent} event */
   key(event) {
-    if (event.key === "Enter" && event.target !== this.node) return; // it is for a button
+    if (event.key === "Enter" && event.target !== this.node) return; // the key is for a button
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
     /** @type {Record<string, number>} */
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
@@ -126,7 +126,7 @@ export class Grid {
     event.preventDefault();
   }
 
-  // The nearest row before the chosen one that is less deep.
+  // The parent of the chosen row: the nearest row before it that is less deep.
   above() {
     const { rows, level = () => 1 } = this.content;
     let at = this.chosen;
@@ -135,7 +135,7 @@ export class Grid {
   }
 }
 
-// A cell of a number, with a bar of its share of the column's largest one.
+// A cell with a number, and a bar in proportion to the largest number of the column.
 /** @type {(column: NumberColumn, row: number) => HTMLElement} */
 export function numberCell(column, row) {
   const value = column.read(row);

@@ -1,4 +1,4 @@
-// The view Compare: the window that all views show, against another one that is chosen here. Python compares them and says what changed.
+// The view Compare: the window that all views show, compared with another window that is chosen here. Python computes the comparison.
 
 import { changes, differs, ratioOf } from "./compare_table.js";
 import { element } from "../lib/dom.js";
@@ -8,7 +8,7 @@ import { isSameWindow, nearest, windowChoices } from "../lib/windows.js";
 /** @type {View} */
 export const compare = { id: "compare", label: "Compare", draw: drawCompare };
 
-// Its state: run, tag and step of the other window; show, filter, sort, down, unfold.
+// State: run, tag and step of the other window; show, filter, sort, down, unfold.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawCompare(_payload, context) {
   const { state, remember, source, listed, window, showWindow } = context;
@@ -16,8 +16,8 @@ function drawCompare(_payload, context) {
   const node = element("section", { class: "compare", "aria-label": "compare" });
   if (!others.length) {
     node.append(element(
-      "p", { class: "message" }, "There is no other window to compare this one with. In TensorBoard every window of every run can be chosen ",
-      "here, as soon as a second one is logged. As a file, ", element("code", {}, "lflops html BEFORE AFTER"), " writes a page with two.",
+      "p", { class: "message" }, "There is no other window to compare with. In TensorBoard you can choose any window of any run here, ",
+      "once a second window is logged. ", element("code", {}, "lflops html BEFORE AFTER"), " writes a page with two windows.",
     ));
     return node;
   }
@@ -42,7 +42,7 @@ function drawCompare(_payload, context) {
     const other = (state.run ? nearest(others, state) : windowBefore(listed.windows, others, window)) ?? others[0];
     choices.replaceChildren(
       element("span", {}, "before:"), ...windowChoices(others, other, (key, value) => pick(other, key, value), "compare with "),
-      element("button", { type: "button", title: "make the window before the one after, and the other way round", onclick: () => swap(other) }, "⇄ swap"),
+      element("button", { type: "button", title: "swap the two windows", onclick: () => swap(other) }, "⇄ swap"),
       element("span", { class: "quiet" }, "after: the window chosen above"),
     );
     requests += 1;
@@ -62,14 +62,14 @@ function drawCompare(_payload, context) {
   return node;
 }
 
-// The last window before the given one, of the same run and stage if there is one.
+// The last window before a window, of the same run and stage if there is one.
 /** @type {(windows: ProfileWindow[], others: ProfileWindow[], window: ProfileWindow) => ProfileWindow | undefined} */
 function windowBefore(windows, others, window) {
   const before = windows.slice(0, windows.findIndex((each) => isSameWindow(each, window)));
   return nearest(before.length ? before : others, { run: String(window.run), tag: String(window.tag) });
 }
 
-// The sentence about the step, large; then what it comes from; then what else differs between the runs.
+// The verdict on the step; then the changes that explain it, and the circumstances that differ.
 /** @type {(comparison: Comparison) => HTMLElement} */
 function verdict({ headline, is_news: isNews, step, facts }) {
   /** @type {(values: Value[]) => string} */
@@ -115,7 +115,7 @@ function figuresOfBoth({ step, figures }) {
   }));
 }
 
-// Before above after, each as long as its share of the larger one.
+// Two bars, before and after, in proportion to the larger value.
 /** @type {(change: Change) => HTMLElement} */
 export function bars({ before, after }) {
   const most = Math.max(Number(before), Number(after)) || 1;

@@ -1,5 +1,5 @@
-// The table of Compare: the modules of two windows, those that changed first. Slower and faster ones come by the seconds that they cost,
-// then those with other work, then added and removed ones. A row opens into its phases and its figures.
+// The table of Compare: the modules of two windows. Slower and faster modules come first, by the seconds that they cost, then modules with other
+// work, then added and removed modules. A row opens into its phases and figures.
 
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
@@ -9,8 +9,8 @@ import { Grid } from "../table/virtual_table.js";
 import { lastOf, order } from "../table/module_rows.js";
 
 /**
- * A row of the table: a module, several of one pattern with the same kind of change, or with `above` a part of a module. `isOwn`: the time
- * is the module's own. `members` are the modules that the row stands for, `at` the first of them.
+ * A row of the table: a module; several modules of one pattern with the same kind of change; or, with `above`, a part of a module. `isOwn` means
+ * that the time is self time. `members` are the modules that the row stands for, and `at` is the first of them.
  * @typedef {Change & {
  *   at: number, rank: number, weight: number, isRenamed: boolean, isOwn: boolean, names: string, above?: undefined, members: ModuleRow[],
  *   level: number, pattern: string, values: Record<string, any>,
@@ -20,7 +20,7 @@ import { lastOf, order } from "../table/module_rows.js";
 
 const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed", "renamed"];
 const UNCHANGED = 4; // the rank of a module without a change
-const PHASES = ["forward", "backward", "recompute"]; // those whose times are compared
+const PHASES = ["forward", "backward", "recompute"]; // phases whose times are compared
 
 /** @type {Format} */
 const plain = (text) => text ?? "";
@@ -32,7 +32,7 @@ const CHANGE_COLUMNS = [
   { id: "pair", label: "before and after", text: plain, exact: plain },
   { id: "ratio", label: "change", text: signed, exact: signed },
   { id: "interval", label: "interval", text: plain, exact: plain },
-  { id: "lost", label: "cost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
+  { id: "lost", label: "cost per step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
   { id: "macs_before", label: "MACs before", text: count, exact },
   { id: "macs_after", label: "MACs after", text: count, exact },
 ];
@@ -73,7 +73,7 @@ export function changes(table, { state, remember }) {
   const open = new Set();
   const grid = new Grid("modules that changed");
   const status = element("span", { class: "quiet", role: "status" });
-  const nothing = element("p", { class: "message" }, "No module to list: none changed beyond noise, or none matches.");
+  const nothing = element("p", { class: "message" }, "No module to list: no module changed beyond noise, or none matches the filter.");
 
   /** @type {(id: string) => void} */
   function sortBy(id) {
@@ -162,7 +162,7 @@ function isShown(row, show) {
   return show === "renamed" ? row.isRenamed : show ? row.values.kind === show : row.rank < UNCHANGED;
 }
 
-// Rows of one pattern and one kind of change as one row, which has their sums.
+// Fold the rows of one pattern and one kind of change into a row with their sums.
 /** @type {(rows: ModuleRow[]) => ModuleRow[]} */
 function foldedRows(rows) {
   /** @type {Map<string, ModuleRow[]>} */
@@ -193,7 +193,7 @@ function foldedRows(rows) {
   });
 }
 
-// A row for each module: its names, whether its own time is shown, what changed, and how much it matters.
+// A row for each module: its names, whether its self time is shown, what changed, and how much that matters.
 /** @type {(table: Columns) => ModuleRow[]} */
 function rowsOf(table) {
   const [before, after, isOwn, pattern] = ["before", "after", "own", "pattern"].map((name) => reader(table, name));
@@ -221,7 +221,7 @@ function rowsOf(table) {
   });
 }
 
-// A column that is one value is that of all rows.
+// A column with a single value has that value in all rows.
 /** @type {(table: Columns) => number} */
 function rowsIn(table) {
   const column = Object.values(table).find(Array.isArray);
@@ -234,7 +234,7 @@ function changeReader(table, name) {
   return (at) => ({ before: before(at), after: after(at) });
 }
 
-// In a word, the rank of that, and the order within the rank.
+// The kind of change, its rank, and the order within the rank.
 /** @type {(names: Change, time: Record<string, any>, work: Change[], isRenamed: boolean) => [string | null, number, number]} */
 function whatChanged({ before, after }, time, work, isRenamed) {
   const [macs] = work;
@@ -249,10 +249,10 @@ function whatChanged({ before, after }, time, work, isRenamed) {
 
 /** @type {[string, string, Format][]} */
 const FIGURES_OF_MODULE = [
-  ["flops", "own FLOPs", count], ["bytes_moved", "own bytes moved", size], ["parameters", "own parameters", count], ["peak_bytes", "peak memory", size],
+  ["flops", "self FLOPs", count], ["bytes_moved", "self bytes moved", size], ["parameters", "self parameters", count], ["peak_bytes", "peak memory", size],
 ];
 
-// The rows that a row opens into: its phases, and its other figures that differ.
+// The rows that a row opens into: its phases, and its figures that differ.
 /** @type {(row: ModuleRow, table: Columns) => PartRow[]} */
 function partsOf(row, table) {
   /** @type {(name: string) => Change} */
@@ -295,14 +295,14 @@ function partCell({ label }) {
 
 /** @type {(row: ModuleRow, kind: string, isOpen: boolean, toggle: (row: ModuleRow) => void) => HTMLElement} */
 function changedCell(row, kind, isOpen, toggle) {
-  const title = "the time of the module itself, without what is below it";
+  const title = "the time of the module without its submodules";
   return element(
     "div", { class: row.level > 1 ? "name part" : "name", role: "gridcell", title: row.names },
     element("button", {
       class: "toggle", type: "button", tabindex: -1, "aria-label": `${isOpen ? "close" : "open"} ${row.names}`, onclick: () => toggle(row),
     }, isOpen ? "▾" : "▸"),
     element("span", { class: "label" }, row.names), element("span", { class: "kind" }, kind),
-    row.isOwn && row.values.kind !== "work changed" ? element("span", { class: "mark", title }, "own time") : null,
+    row.isOwn && row.values.kind !== "work changed" ? element("span", { class: "mark", title }, "self time") : null,
   );
 }
 

@@ -1,4 +1,4 @@
-// The view Memory: a step's live memory as a timeline, and tables of what is alive at the peak.
+// The view Memory: live memory over a step, and tables of the live tensors at the peak.
 
 import { memoryTimeline } from "../charts/memory_timeline.js";
 import { treemap } from "../charts/treemap.js";
@@ -11,27 +11,27 @@ import { figure } from "./summary.js";
 /** @type {View} */
 export const memory = { id: "memory", label: "Memory", draw: drawMemory, isSized: true };
 
-// Tooltips of the categories; two of them are known only after the step.
+// Tooltips of the categories.
 /** @type {Record<string, string>} */
 const CATEGORIES = {
   parameters: "parameters",
-  optimizer_state: "the optimizer's state, as such from when it was made",
-  other: "what was there before and is no parameter, as the batch and buffers, and what ran in no phase of the model",
-  gradients: "gradients, as such from when backward made them",
-  activations: "what forward made, whether it is kept for backward or not",
-  temporary: "what backward and the optimizer made beside gradients and state",
+  optimizer_state: "optimizer state, from the moment it was created",
+  other: "tensors from before the step that are not parameters, such as the batch and buffers, and tensors created outside the phases of the model",
+  gradients: "gradients, from the moment backward created them",
+  activations: "tensors created in forward, whether they are kept for backward or not",
+  temporary: "tensors created in backward and by the optimizer, except for gradients and optimizer state",
 };
-const UNCOUNTED = "Unknown: no step was counted with its memory. "
-  + "lflops.count, lflops.measure and lflops.estimate do it, and FlopsMonitor unless count=False.";
-const AS_DRAWN = "Activations are what forward made, kept for backward or not. "
-  + "Gradients and optimizer state are drawn as such from when they were made, though only later is known what they are.";
+const UNCOUNTED = "Unknown: no step was counted. "
+  + "lflops.count, lflops.measure and lflops.estimate count memory, and so does FlopsMonitor, unless it has count=False.";
+const AS_DRAWN = "Activations are all tensors created in forward, whether they are kept for backward or not. "
+  + "Gradients and optimizer state are shown from the moment they were created.";
 const LISTED = 16;
 
-// Its state: at, the operator that the cursor is on.
+// State: at, the operator at the cursor.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawMemory(payload, context) {
   const data = payload.memory;
-  // Modules whose names differ only in numbers are one line, which opens all of them.
+  // Modules whose names differ only in numbers share a line, which opens all of them.
   /** @type {(name: string) => void} */
   const openModule = (name) => context.go("modules", stateOfModules(name));
   if (!data) {
@@ -43,7 +43,7 @@ function drawMemory(payload, context) {
   return element(
     "section", { class: "memory", "aria-label": "memory" },
     element("div", { class: "figures" }, ...figures(data).map((each) => figure(each))),
-    element("h2", {}, "Alive through the step"),
+    element("h2", {}, "Live memory over the step"),
     memoryTimeline(data, { ...context, openModule }),
     element("p", { class: "remark" }, remarks(data).join(" ")),
     ...whatLowersIt(data),
@@ -59,14 +59,14 @@ function drawMemory(payload, context) {
 function whatLowersIt({ savings, peak_bytes: peak }) {
   if (!savings.length) return [];
   return [
-    element("h2", {}, "What would lower the peak"),
-    plainTable("what would lower the peak", [...texts("what"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
+    element("h2", {}, "How to lower the peak"),
+    plainTable("how to lower the peak", [...texts("change"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
       what, bytesOf(bytes), valued(Number(bytes) / Number(peak), percent), cost,
     ])),
   ];
 }
 
-// All bytes of the peak as a treemap, down to the largest storages; the smaller ones of a group are one tile.
+// All bytes of the peak as a treemap of the largest storages. The smaller storages of a group share a tile.
 /** @type {(data: Memory, context: Context, openModule: (name: string) => void) => HTMLElement} */
 function peakMap(data, { state, remember }, openModule) {
   const { category, operator, module, pattern, number, each_bytes: each } = data.alive;
@@ -77,7 +77,7 @@ function peakMap(data, { state, remember }, openModule) {
     const tiles = rows.map((row) => ({
       label: state.map === "module" ? words(category[row]) : module[row] || "(model)", value: number[row] * Number(each[row]),
       colour: `var(--memory-${CSS.escape(category[row])}, var(--rest))`,
-      title: `${words(category[row])} of ${module[row] || "(model)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
+      title: `${words(category[row])} of ${module[row] || "(model)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, created by ${operator[row]}` : ""}`,
       act: () => openModule(module[row]),
     }));
     const rest = total - tiles.reduce((sum, { value }) => sum + value, 0);
@@ -101,7 +101,7 @@ function peakMap(data, { state, remember }, openModule) {
 
 /** @type {(data: Memory) => { label: string, text: string, remark: string }[]} */
 function figures(data) {
-  const of = data.rank === null ? "" : `, on rank ${data.rank}, of all ranks the most`;
+  const of = data.rank === null ? "" : `, on rank ${data.rank}, which has the largest peak of all ranks`;
   const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
   const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the model itself"}`;
   const room = Number(data.peak_bytes) / Number(data.capacity_bytes);
@@ -116,8 +116,8 @@ function remarks(data) {
   const drawn = data.points.at.length - (data.peak === null ? 0 : 1);
   const isWhole = drawn === data.operators;
   return [
-    data.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
-    isWhole ? "" : `Drawn are ${exact(drawn)} of ${exact(data.operators)} operators, the extremes of equal stretches.`,
+    data.source === "fake" ? "Nothing was allocated: the tensors would have these sizes." : "Bytes of tensors, without the internal workspaces of kernels.",
+    isWhole ? "" : `The chart has ${exact(drawn)} of ${exact(data.operators)} operators, the extremes of equal intervals.`,
     AS_DRAWN,
   ];
 }
@@ -142,13 +142,13 @@ function holders(data, openModule) {
     linkButton(`${text || "(model)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
     bytesOf(bytes[row]), valued(Number(bytes[row]) / total, percent),
   ]);
-  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
+  return plainTable("by module", [...texts("created or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
 }
 
 /** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
 function largest(data, openModule) {
   const { category, operator, module, phase, number, each_bytes: each } = data.alive;
-  return plainTable("largest storages", [...texts("category", "module", "made by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
+  return plainTable("largest storages", [...texts("category", "module", "created by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
     linkButton(module[row] || "(model)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",

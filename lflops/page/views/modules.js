@@ -1,4 +1,4 @@
-// The view Modules: an icicle of where the time goes, and a tree or a flat list, filtered and sorted, with the columns that the user chose.
+// The view Modules: an icicle of the time of modules, and a tree or a flat list with chosen columns, filtered and sorted.
 
 import { colourOfShare, icicle, legendOfClasses, legendOfShares, looksOfClasses } from "../charts/icicle.js";
 import { columns, reader, USUAL, valueOf, whyUntimed } from "../table/module_columns.js";
@@ -11,9 +11,9 @@ import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order
 /** @type {View} */
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-const REMEMBERED = 60; // rows that are opened or closed, and kept in the address
+const REMEMBERED = 60; // the most opened or closed rows that the address keeps
 
-// Its state: sort, down, flat, own, unfold, one, filter, regex, columns, chart, colour, top, toggled, and row, the name of the chosen module.
+// State: sort, down, flat, own (self values), unfold, one, filter, regex, columns, chart, colour, top, toggled; row, the name of the chosen module.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
@@ -49,7 +49,7 @@ function drawModules(payload, { state, remember }) {
   /** @type {(column: ModuleColumn) => Reader} */
   const shownValue = (column) => (row) => valueOf(column, value(column), standsFor(row).members, Boolean(state.one));
 
-  // Rows that share one are sorted by their sum, whatever is shown.
+  // Folded rows are sorted by their sum, whether the sum or the mean is shown.
   /** @type {() => Order} */
   function comparison() {
     const by = state.sort || usual;
@@ -58,7 +58,7 @@ function drawModules(payload, { state, remember }) {
     return column ? order((row) => valueOf(column, value(column), standsFor(row).members, false), state.sort ? Boolean(state.down) : true, names.length) : null;
   }
 
-  // The largest first, then the smallest, then by time again. By name it is the model's order at first.
+  // Clicks on a heading sort by largest first, then smallest first, then by time again. The first click on the name restores the model's order.
   /** @type {(id: string) => void} */
   function sortBy(id) {
     const firstDown = id !== "name";
@@ -74,7 +74,7 @@ function drawModules(payload, { state, remember }) {
     fold = folded(root, below, identity, unfolded);
   }
 
-  // Unfold the groups that a row is hidden in, from above.
+  // Unfold the groups that hide a row, from the top down.
   /** @type {(row: number) => void} */
   function unfold(row) {
     for (const each of ancestors(names, row)) {
@@ -84,7 +84,7 @@ function drawModules(payload, { state, remember }) {
     }
   }
 
-  // Open all above a row.
+  // Open all parents of a row.
   /** @type {(row: number) => void} */
   function show(row) {
     for (const each of ancestors(names, row)) if (each !== row) open.add(each);
@@ -110,7 +110,7 @@ function drawModules(payload, { state, remember }) {
     /** @type {HTMLElement | null} */ (chart.querySelector(".icicle"))?.focus();
   }
 
-  // The module that is clicked on in the chart is chosen in the table.
+  // A module that is clicked in the chart is chosen in the table.
   /** @type {(row: number) => void} */
   function choose(row) {
     show(row);
@@ -139,7 +139,7 @@ function drawModules(payload, { state, remember }) {
       const many = members.length > 1 ? ` ×${members.length}` : "";
       return [
         `${names[row] || "(model)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
-        part(column, "own", column.text, "own *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* MFU"),
+        part(column, "own", column.text, "self *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* MFU"),
         part(peak, "total", size, "peak *"),
       ].filter(Boolean).join(" · ");
     };
@@ -186,7 +186,7 @@ function drawModules(payload, { state, remember }) {
     const isFlat = Boolean(state.flat);
     const { run, first: firstOfRun } = standsFor(row);
     const label = names[row] === "" ? "(model)" : isFlat ? names[row] : runLabel(run.map((each) => lastOf(names[each])));
-    const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `parameters of ${owner(row) || "the model itself"}`];
+    const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `shares parameters of ${owner(row) || "the model itself"}`];
     const hasMore = !isFlat && below[row].length > 0;
     return element(
       "div", { class: "name", role: "rowheader", title: names[row], style: { paddingLeft: `${isFlat ? 8 : 8 + 14 * depth(names[row])}px` } },
@@ -206,7 +206,7 @@ function drawModules(payload, { state, remember }) {
     const [text, spoken] = firstOfRun
       ? [`fold ×${firstOfRun}`, `show ${firstOfRun} identical modules as one`]
       : [`×${many}`, `show ${many} modules one by one`];
-    const title = `${spoken}. They are identical in all counts; the row has ${state.one ? "the mean of one" : "the sum"}.`;
+    const title = `${spoken}. They are identical in all counts; the row shows their ${state.one ? "mean" : "sum"}.`;
     return element("button", { class: "mark", type: "button", tabindex: -1, "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }
 
@@ -214,11 +214,11 @@ function drawModules(payload, { state, remember }) {
   /** @type {(column: ModuleColumn) => Reader<string>} */
   function reason(column) {
     const isTime = /time|share|mfu|seconds|[.]rate|device/.test(column.id);
-    if (state.own && column.own(root) === null && column.total(root) !== null && !isTime) return () => "it is known only with all modules below";
+    if (state.own && column.own(root) === null && column.total(root) !== null && !isTime) return () => "only the inclusive value is known";
     const why = whyUntimed(table, column.id, Boolean(state.own));
     const read = value(column);
-    // Of several modules the first whose value is unknown says it.
-    return (row) => (isTime ? why(standsFor(row).members.find((member) => read(member) === null) ?? row) : "this profile does not have it");
+    // For several modules, the reason is that of the first module with an unknown value.
+    return (row) => (isTime ? why(standsFor(row).members.find((member) => read(member) === null) ?? row) : "not in this profile");
   }
 
   function drawTable() {
@@ -229,7 +229,7 @@ function drawModules(payload, { state, remember }) {
     try {
       matches = matcher(state.filter || "", Boolean(state.regex), names, kinds);
     } catch (error) {
-      status.textContent = `no regular expression: ${messageOf(error)}`;
+      status.textContent = `invalid regular expression: ${messageOf(error)}`;
     }
     const rows = visible({ below: isFolded() ? fold.below : below, names, open, matches, compare: comparison(), isFlat: Boolean(state.flat) });
     if (matches && !status.textContent) status.textContent = `${all.filter(matches).length} of ${names.length} match`;
@@ -268,12 +268,12 @@ function drawModules(payload, { state, remember }) {
   });
   const bar = element(
     "div", { class: "bar-of-controls" }, field,
-    box("regex", "regex"), box("flat", "flat"), box("own", "own only"), box("unfold", "fold repeats", true), box("one", "mean of one"),
+    box("regex", "regex"), box("flat", "flat"), box("own", "self only"), box("unfold", "fold repeats", true), box("one", "mean of repeats"),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
     chooser(), chartChoice(), colourChoice(), status,
   );
 
-  // The state of a box that is usually checked is true where it is not checked.
+  // A box that is checked by default has the state "true" if it is not checked.
   /** @type {(key: string, label: string, isUsual?: boolean) => HTMLElement} */
   function box(key, label, isUsual = false) {
     const change = () => { state[key] = input.checked !== isUsual ? "true" : ""; draw(); };

@@ -1,4 +1,4 @@
-// The view Operators: what each did, in all phases or in one, and in which modules; and the kernels of compiled code by module.
+// The view Operators: the work of each operator, by phase and by module, and the kernels of compiled code.
 
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
@@ -9,12 +9,12 @@ import { sortedTable } from "../table/sorted_table.js";
 export const operators = { id: "operators", label: "Operators", draw: drawOperators };
 
 /** @type {Record<string, string>} */
-const KINDS = { counted: "", "no formula": "no formula: not in any total", traced: "in the trace alone" };
+const KINDS = { counted: "", "no formula": "no formula: in no total", traced: "only in the trace" };
 
 /** @type {[string, string, Format][]} */
 const FIGURES = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]];
 
-// Its state: table, which is `kernels` for those of compiled code; phase, filter, sort, down.
+// State: table, which is `kernels` for compiled code; phase, filter, sort, down.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawOperators(payload, context) {
   const { state, remember, go } = context;
@@ -63,7 +63,7 @@ function drawOperators(payload, context) {
     oninput: () => { state.filter = field.value; draw(); },
   });
   const single = phases.filter((phase) => phase !== "all").map((phase) => [phase, phase]);
-  const choice = select("phase", [["all", "all together"], ["each", "each by itself"], ...single], state.phase || "all", (phase) => {
+  const choice = select("phase", [["all", "all together"], ["each", "one row per phase"], ...single], state.phase || "all", (phase) => {
     state.phase = phase;
     draw();
   });
@@ -74,7 +74,7 @@ function drawOperators(payload, context) {
   );
 }
 
-// The kernels of compiled code, with a row in each module that they compute for. The name leads to the module.
+// The kernels of compiled code, with a row for each of their modules. The name links to the module.
 /** @type {(data: Kernels, payload: Payload, context: Context) => HTMLElement} */
 function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigned, fused }, payload, { state, remember, go }) {
   const names = payload.modules.name;
@@ -86,7 +86,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   const name = (row) => element(
     "div", { class: "name", role: "gridcell", title: table.name[row] },
     element("button", {
-      type: "button", class: "label to-row", tabindex: -1, title: `${names[table.module[row]] || "(model)"}: its row in Modules`, onclick: () => enter(row),
+      type: "button", class: "label to-row", tabindex: -1, title: `${names[table.module[row]] || "(model)"}: show it in Modules`, onclick: () => enter(row),
     }, table.name[row]),
     Number(modules(row)) > 1 ? element("span", { class: "mark" }, "fused") : null,
   );
@@ -96,7 +96,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   const columns = [
     column("name", "kernel"), { id: "module", label: "module", read: (/** @type {number} */ row) => names[table.module[row]] || "(model)" },
     column("phase", "phase"), column("seconds", `${side}, traced`, duration, true), column("share", "share of compiled", percent),
-    column("fused_bytes", "bytes, fused", size), column("modules", "fused of modules", count), column("calls", "calls", count),
+    column("fused_bytes", "fused bytes moved", size), column("modules", "modules in kernel", count), column("calls", "calls", count),
   ];
 
   function draw() {
@@ -110,9 +110,9 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
     oninput: () => { state.filter = field.value; draw(); },
   });
   const parts = [
-    `${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}`, `${percent(assigned)} of the time in compiled code is of known modules`,
-    `${percent(fused)} is in kernels that are fused of several modules, and is divided by the bytes that their operators move`,
-    "figures are of the mean traced batch", leftOut ? `${exact(leftOut)} more kernels with less time are left out` : "",
+    `${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}`, `${percent(assigned)} of the time in compiled code belongs to known modules`,
+    `${percent(fused)} is in kernels that are fused from several modules, and is divided in proportion to the bytes that their operators move`,
+    "figures are those of the mean traced batch", leftOut ? `${exact(leftOut)} more kernels with less time are left out` : "",
   ].filter(Boolean);
   draw();
   return element(
@@ -127,21 +127,21 @@ function tables(shown, go) {
   return select("table", [["", "operators"], ["kernels", "kernels of compiled code"]], shown, (table) => go("operators", { table, filter: "", sort: "", down: false }));
 }
 
-// The message of a view of counts, where nothing was counted.
+// The message of a view if nothing was counted.
 /** @type {() => HTMLElement} */
 export function nothingCounted() {
-  const text = "Unknown: nothing was counted here; lflops.count and lflops.measure do, and FlopsMonitor unless it has count=False.";
+  const text = "Unknown: this profile has no counts. lflops.count and lflops.measure count, and so does FlopsMonitor, unless it has count=False.";
   return element("p", { class: "message" }, text);
 }
 
 /** @type {(unsupported: number) => HTMLElement | null} */
 function caveat(uncounted) {
   if (!uncounted) return null;
-  const ran = uncounted === 1 ? "1 operator ran without a formula: it is" : `${exact(uncounted)} operators ran without a formula: they are`;
-  return element("p", { class: "caveat", role: "note" }, `${ran} not in any total. lflops.register_formula gives one.`);
+  const ran = uncounted === 1 ? "1 operator ran without a formula and is" : `${exact(uncounted)} operators ran without a formula and are`;
+  return element("p", { class: "caveat", role: "note" }, `${ran} in no total. lflops.register_formula adds a formula.`);
 }
 
-// The columns that have a value in the rows that are shown.
+// The columns that have a value in any of these rows.
 /** @type {(table: Operators["table"], shown: number[], phase: string) => FlatColumn[]} */
 function operatorColumns(table, shown, phase) {
   /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
@@ -154,19 +154,19 @@ function operatorColumns(table, shown, phase) {
     column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
     column("share", shares.length === 1 ? `share of ${shares[0]}` : "share of its phase", percent, true),
     column("bytes_moved", "bytes moved", size), column("intensity", "FLOPs/byte", count),
-    column("self_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
-    column("self_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
+    column("self_device_seconds", "self device, traced", duration, true), column("device_seconds", "device, traced", duration),
+    column("self_host_seconds", "self host, traced", duration, true), column("host_seconds", "host, traced", duration),
   ].filter(({ id, read }) => isShown[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
 }
 
-// The modules that ran an operator, the largest share first; each is a link to its row.
+// The modules that ran an operator, the largest share first, with links to their rows.
 /** @type {(data: Operators, row: number, names: string[], go: (module: string) => void) => Node[]} */
 function modulesThatRan({ table, within }, row, names, go) {
   const operator = table.operator[row];
   const where = [table.phase[row] === "all" ? "in all phases" : `in ${table.phase[row]}`, reader(table, "dtype")(row)];
   const head = [element("h2", {}, operator), element("p", { class: "remark" }, where.filter(Boolean).join(", "))];
   const listed = within.row.flatMap((each, at) => (each === row ? [at] : []));
-  if (!listed.length) return [...head, element("p", {}, "The trace saw it, and it was not counted by itself: which modules ran it is unknown.")];
+  if (!listed.length) return [...head, element("p", {}, "The operator is only in the trace, so the modules that ran it are unknown.")];
   const figures = FIGURES
     .map(([id, label, text]) => ({ label, text, read: reader(within, id) }))
     .filter(({ read }) => listed.some((at) => Number(read(at) ?? 0) !== 0));
@@ -174,7 +174,7 @@ function modulesThatRan({ table, within }, row, names, go) {
   const title = (label) => element("th", { scope: "col" }, label);
   /** @type {(name: string) => HTMLElement} */
   const module = (name) => element("button", {
-    type: "button", class: "to-row", title: `${name || "(model)"}: its row in Modules`, onclick: () => go(name),
+    type: "button", class: "to-row", title: `${name || "(model)"}: show it in Modules`, onclick: () => go(name),
   }, name || "(model)");
   const more = Number(reader(table, "modules")(row)) - listed.length;
   return [
@@ -187,6 +187,6 @@ function modulesThatRan({ table, within }, row, names, go) {
         ...figures.map(({ text, read }) => element("td", { title: exact(read(at)) }, text(read(at)))),
       ))),
     ),
-    ...(more > 0 ? [element("p", { class: "remark" }, `and ${exact(more)} more with less`)] : []),
+    ...(more > 0 ? [element("p", { class: "remark" }, `and ${exact(more)} more modules with less work`)] : []),
   ];
 }

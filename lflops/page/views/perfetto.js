@@ -1,4 +1,4 @@
-// Perfetto's page in a frame: the only request to another site, and the trace is sent to it within the browser.
+// Perfetto in a frame. This is the only request to another site; the trace is passed to it within the browser.
 
 import { element } from "../lib/dom.js";
 import { messageOf } from "../lib/format.js";
@@ -22,13 +22,13 @@ export async function perfetto(address, title) {
   return element("div", {}, status, frame);
 }
 
-// Perfetto receives nothing before it is loaded, so it is pinged until it answers.
+// Perfetto receives nothing until it is loaded, so ping it until it answers.
 /** @type {(frame: HTMLIFrameElement, trace: { buffer: ArrayBuffer, title: string }, status: HTMLElement) => void} */
 function sendTrace(frame, trace, status) {
   const pings = setInterval(() => frame.contentWindow?.postMessage("PING", PERFETTO), 50);
   const timeout = setTimeout(() => {
     stop();
-    status.textContent = `${PERFETTO} does not answer: download the trace, and open it where that page can be reached.`;
+    status.textContent = `${PERFETTO} does not answer: download the trace, and open it on a computer that can reach this site.`;
   }, PATIENCE);
   /** @type {(event: MessageEvent) => void} */
   const onMessage = ({ source, origin, data }) => {

@@ -1,4 +1,4 @@
-// The view Ranks: which ranks reported, which one is slow where, and the figures of each.
+// The view Ranks: which ranks reported, where ranks are slow, and the figures of each rank.
 
 import { element, select } from "../lib/dom.js";
 import { count, duration, exact, size } from "../lib/format.js";
@@ -12,17 +12,17 @@ export const ranks = { id: "ranks", label: "Ranks", draw: drawRanks, ofOneRank: 
 /** @type {Record<string, string[]>} */
 const STATUSES = {
   ok: ["reported", "its report arrived"],
-  late: ["late", "it began to send its report, and was not done in time"],
+  late: ["late", "it did not finish sending its report in time"],
   missing: ["missing", "no report arrived"],
-  failed: ["failed", "its training ended with an exception"],
+  failed: ["failed", "it ended with an exception"],
 };
-const ALONE_HERE = "There is one rank here. FlopsMonitor compares those of a distributed training by itself; "
-  + "of profiles that each rank saved, lflops.merge makes one.";
-const OLDER = "Unknown: this profile keeps no rank's own times. It was written by an earlier lflops: profile again.";
-const UNTIMED = "Unknown: no module's time is known of two ranks. "
-  + "FlopsMonitor takes them in the steps after the active ones, lflops.measure with its other passes.";
-const COMPARED = "Each rank's own time in a module, or in a phase outside of modules: the median over the steps. The rows in which ranks differ most are "
-  + "shown, hatched where a rank reported no time.";
+const ALONE_HERE = "This profile has one rank. FlopsMonitor compares the ranks of a distributed training run; "
+  + "lflops.merge combines profiles that ranks saved separately.";
+const OLDER = "Unknown: this profile has no times by rank. An earlier version of lflops wrote it: profile again.";
+const UNTIMED = "Unknown: no module has times of two ranks. "
+  + "FlopsMonitor measures them in the steps after the active steps, and lflops.measure in its other passes.";
+const COMPARED = "The self time of each rank in a module, or in a phase outside the modules: the median over the steps. The rows with the largest "
+  + "differences are shown. A cell is hatched if the rank reported no time.";
 const HIGHEST = 460;
 
 /** @type {Format} */
@@ -31,7 +31,7 @@ const orDash = (value) => value ?? "–";
 const COLUMNS_OF_RANKS = [
   { id: "rank", label: "rank", text: String },
   { id: "status", label: "status", text: (status) => STATUSES[status][0], title: (status) => STATUSES[status].join(": ") },
-  { id: "place", label: "place", text: orDash },
+  { id: "place", label: "position", text: orDash },
   { id: "host", label: "host", text: orDash },
   { id: "device", label: "device", text: orDash },
   { id: "step", label: "step", text: duration },
@@ -39,11 +39,11 @@ const COLUMNS_OF_RANKS = [
   { id: "cpu", label: "CPU time", text: duration },
   { id: "macs", label: "MACs", text: count },
   { id: "peak_bytes", label: "peak memory", text: size },
-  { id: "slowest", label: "steps last", text: count },
+  { id: "slowest", label: "steps finished last", text: count },
 ];
 const WORDED = new Set(["rank", "status", "place", "host", "device"]);
 
-// Its state: order of the columns, and sort and down of the table.
+// State: order of the columns; sort and down of the table.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRanks(payload, context) {
   const data = payload.ranks;
@@ -56,9 +56,9 @@ function drawRanks(payload, context) {
   return element(
     "section", { class: "ranks", "aria-label": "ranks" },
     reportLines(data.said),
-    element("h2", {}, "Who is slow where"),
+    element("h2", {}, "Where ranks are slow"),
     ...slowWhere(data, context),
-    element("h2", {}, "Every rank"),
+    element("h2", {}, "All ranks"),
     everyRank(data, context),
   );
 }
@@ -94,7 +94,7 @@ function slowWhere(data, context) {
 /** @type {(data: Ranks, context: Context) => HTMLElement} */
 function everyRank(data, { state, remember, rank }) {
   const columns = data.ranks;
-  const grid = new Grid("every rank");
+  const grid = new Grid("all ranks");
   const all = columns.rank.map((_, row) => row);
   const rowOf = new Map(columns.rank.map((each, row) => [each, row]));
 

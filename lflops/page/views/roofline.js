@@ -1,4 +1,4 @@
-// The view Roofline: a chart of points below the chip's roofs, and a table of how much time each could win.
+// The view Roofline: a chart of points below the rooflines of the chip, and a table of their potential speed-ups.
 
 import { PHASES, reader } from "../table/module_columns.js";
 import { colourOfPart } from "../lib/colours.js";
@@ -14,8 +14,8 @@ export const roofline = { id: "roofline", label: "Roofline", draw: drawView, isS
 const POINTS = { repeats: "modules, repeats as one", modules: "modules", operators: "operators" };
 const SHORT = { forward: "fwd", backward: "bwd", recompute: "recomp", optimizer: "optim", other: "other", all: "" };
 const FIELDS = [
-  "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
-  "share", "to_win", "bound", "over",
+  "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "flops_per_second", "roof_seconds", "roof_flops_per_second",
+  "share", "potential_seconds", "bound", "over",
 ];
 const LONG = 26;
 
@@ -44,15 +44,15 @@ function drawView(payload, { state, remember, go }) {
 
   /** @type {(point: RooflinePoint) => void} */
   const enter = ({ module }) => { if (module !== null) go("modules", { filter: "", flat: "", row: names[module] }); };
-  const rows = sortedTable("what there is to win", {
-    size: all.length, usual: "to_win", first: (row) => nameOf(all[row], enter), state, changed: remember,
+  const rows = sortedTable("potential speed-ups", {
+    size: all.length, usual: "potential_seconds", first: (row) => nameOf(all[row], enter), state, changed: remember,
     onchoose: (row) => point(all[row]), onenter: (row) => enter(all[row]),
   });
   /** @type {RooflinePoint[]} */
   let inOrder = [];
   let current = -1;
 
-  // From point to point, those with the most to win first.
+  // Go from point to point; the points with the largest potential speed-up come first.
   /** @type {(event: KeyboardEvent) => void} */
   function walk(event) {
     /** @type {Record<string, number>} */
@@ -99,9 +99,9 @@ function drawView(payload, { state, remember, go }) {
     const timed = placed.filter(({ isTimed }) => isTimed).length;
     const chart = drawRoofline({
       points: placed, ceilings, pointed: point, chosen: choose, width: chartWidth(), zoom, zoomed: ({ x, y }) => { state.zoom = [...x, ...y].map((each) => each.toPrecision(5)).join(","); draw(); },
-      label: `${exact(timed)} points and ${ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
+      label: `${exact(timed)} points and ${ceilings.length} rooflines, intensity against FLOP/s; the table has the numbers`,
     });
-    inOrder = [...placed].sort((a, b) => b.toWin - a.toWin || b.weight - a.weight);
+    inOrder = [...placed].sort((a, b) => b.potential - a.potential || b.weight - a.weight);
     current = -1;
     unzoom.hidden = !zoom;
     circles = chart.circles;
@@ -132,13 +132,13 @@ function drawView(payload, { state, remember, go }) {
       "div", { class: "bar-of-controls" }, choice,
       element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), unzoom, signs(),
     ),
-    data.why_unknown ? element("p", { class: "caveat", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
+    data.why_unknown ? element("p", { class: "caveat", role: "note" }, `The roofline is unknown: ${data.why_unknown}.`) : null,
     picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)),
     data.fusion ? element("p", { class: "remark fusion" }, `${data.fusion}.`) : null, rows.node,
   );
 }
 
-// The points of the chart and the table; one without a time is at the height of its roof.
+// The points of the chart and of the table.
 /** @type {(table: Points["table"], names: string[]) => RooflinePoint[]} */
 function pointsOf(table, names) {
   /** @type {[string, Reader][]} */
@@ -149,7 +149,7 @@ function pointsOf(table, names) {
     const name = each.label ?? (names[each.module] || "(model)");
     return /** @type {RooflinePoint} */ ({
       ...each, row, name, label: `${name.length > LONG ? `…${name.slice(-LONG)}` : name} ${SHORT[/** @type {keyof typeof SHORT} */ (each.phase)]}`.trim(),
-      toWin: each.to_win ?? 0, isTimed: each.achieved !== null, height: each.achieved, weight: each.seconds ?? each.roof_seconds ?? 0,
+      potential: each.potential_seconds ?? 0, isTimed: each.flops_per_second !== null, height: each.flops_per_second, weight: each.seconds ?? each.roof_seconds ?? 0,
     });
   });
 }
@@ -161,9 +161,9 @@ function pointColumns(points, kind) {
   const isFused = points.some(({ fused_bytes: bytes }) => bytes !== null);
   return [
     column("name", kind === "operators" ? "operator" : "module"), column("phase", "phase"), column("bound", "bound by"),
-    column("to_win", "to win", duration, true), column("share", "of the roof", percent), column("seconds", "time", duration, true),
-    column("roof_seconds", "at the roof", duration), column("achieved", "FLOP/s", count), column("reachable", "roof FLOP/s", count),
-    column("intensity", "FLOPs/byte", count), ...(isFused ? [column("bytes_moved", "bytes moved", size), column("fused_bytes", "bytes, fused", size)] : []),
+    column("potential_seconds", "potential speed-up", duration, true), column("share", "of the limit", percent), column("seconds", "time", duration, true),
+    column("roof_seconds", "roofline-bound time", duration), column("flops_per_second", "FLOP/s", count), column("roof_flops_per_second", "roofline FLOP/s", count),
+    column("intensity", "FLOPs/byte", count), ...(isFused ? [column("bytes_moved", "bytes moved", size), column("fused_bytes", "fused bytes moved", size)] : []),
   ].filter(({ read }) => points.some((_, row) => read(row) !== null));
 }
 
@@ -171,25 +171,25 @@ function pointColumns(points, kind) {
 function nameOf(point, enter) {
   const { name, times, has_below: hasBelow, over, module } = point;
   const label = module === null ? element("span", { class: "label" }, name) : element("button", {
-    type: "button", class: "label to-row", tabindex: -1, title: `${name}: its row in Modules`, onclick: () => enter(point),
+    type: "button", class: "label to-row", tabindex: -1, title: `show ${name} in Modules`, onclick: () => enter(point),
   }, name);
   return element(
     "div", { class: "name", role: "gridcell", title: name }, label,
     times > 1 ? element("span", { class: "kind" }, `×${times}`) : null,
-    hasBelow ? element("span", { class: "kind", title: "without the modules below it" }, "itself") : null,
-    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is over its roof" : "over its roof") : null,
+    hasBelow ? element("span", { class: "kind", title: "without its submodules" }, "self") : null,
+    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is above its limit" : "above its limit") : null,
   );
 }
 
 /** @type {(point: RooflinePoint) => HTMLElement[]} */
 function cardOf(point) {
-  const of = [point.phase, point.times > 1 ? `${point.times} together` : null, point.has_below ? "what it runs itself" : null];
+  const of = [point.phase, point.times > 1 ? `${point.times} together` : null, point.has_below ? "without its submodules" : null];
   /** @type {[string, string, Format][]} */
   const rows = [
-    ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "achieved", rate], ["its roof", "reachable", rate],
-    ["of the roof", "share", percent], ["time", "seconds", duration], ["time at its roof", "roof_seconds", duration],
-    ["to win", "to_win", duration], ["bound by", "bound", (value) => value ?? "–"], ["FLOPs", "flops", count], ["bytes moved", "bytes_moved", size],
-    ...(point.fused_bytes === null ? [] : [/** @type {[string, string, Format]} */ (["bytes, fused", "fused_bytes", size])]),
+    ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "flops_per_second", rate], ["roofline limit", "roof_flops_per_second", rate],
+    ["of the limit", "share", percent], ["time", "seconds", duration], ["roofline-bound time", "roof_seconds", duration],
+    ["potential speed-up", "potential_seconds", duration], ["bound by", "bound", (value) => value ?? "–"], ["FLOPs", "flops", count], ["bytes moved", "bytes_moved", size],
+    ...(point.fused_bytes === null ? [] : [/** @type {[string, string, Format]} */ (["fused bytes moved", "fused_bytes", size])]),
   ];
   return [
     element("b", {}, point.name), element("div", { class: "quiet" }, of.filter(Boolean).join(", ")),
@@ -202,7 +202,7 @@ function cardOf(point) {
 function signs() {
   /** @type {(look: string, text: string) => HTMLElement} */
   const sign = (look, text) => element("span", { class: "sign" }, element("span", { class: `dot ${look}` }), text);
-  const each = [sign("timed", "timed"), sign("rug", "not timed: intensity alone"), sign("ringed", "over its roof")];
+  const each = [sign("timed", "timed"), sign("rug", "not timed: only the intensity is known"), sign("ringed", "above its roofline limit")];
   return element("div", { class: "signs" }, ...each, "area: time");
 }
 
@@ -215,10 +215,10 @@ function zoomOf(text) {
 /** @type {(nowhere: number, untimed: number, leftOut: number) => string} */
 function remarks(nowhere, untimed, leftOut) {
   const parts = [
-    leftOut ? `${exact(leftOut)} more with less time are left out` : "",
-    untimed ? `${exact(untimed)} without a time are marks on the axis` : "",
-    nowhere ? `${exact(nowhere)} compute nothing and have no place in the chart` : "",
-    "drag over the chart to zoom",
+    leftOut ? `${exact(leftOut)} more points with less time are left out` : "",
+    untimed ? `${exact(untimed)} points without a time are marks on the axis` : "",
+    nowhere ? `${exact(nowhere)} points without FLOPs are not in the chart` : "",
+    "drag across the chart to zoom",
   ].filter(Boolean);
   return `${parts.join("; ")}.`;
 }
@@ -238,7 +238,7 @@ function roofList(ceilings) {
     const peaks = same.map(({ dtype, flops_per_second: peak }) => `${dtype} ${rate(peak)}`).join(", ");
     return element(
       "li", {}, element("span", { class: isJudgedBy ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
-      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "not what is judged by"].filter(Boolean).join("; ")}`),
+      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "not used as the limit"].filter(Boolean).join("; ")}`),
     );
   }));
 }

@@ -1,4 +1,4 @@
-// The view Run: every second of a run by category, its steps and its memory in time, its slow steps and its starts. Its data come when the
+// The view Run: the seconds of a run by category, its steps and memory over time, its slow steps and its starts. Its data are loaded when the
 // view is opened.
 
 import { runChart } from "../charts/run_chart.js";
@@ -10,8 +10,8 @@ import { amounts, plainTable, texts, valued } from "../table/plain_table.js";
 /** @type {View} */
 export const run = { id: "run", label: "Run", draw: drawRun, isSized: true };
 
-const ELSEWHERE = "This file has one window, and not the run around it. `lflops ledger DIR --html OUT` writes a page of the run.";
-const DRAWN = "The line is the mean step of a few seconds, or of more where it is long ago. A dot is a slow step. Bands are the time in which the run was down.";
+const ELSEWHERE = "This file has a single window. `lflops ledger DIR --html OUT` writes a page of the whole run.";
+const DRAWN = "The line is the mean step over a few seconds, or over longer intervals at the beginning of the run. A dot is a slow step. A band is the time until a restart.";
 const LISTED = 20;
 
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
@@ -37,10 +37,10 @@ export function drawnRun(data) {
     element("h2", {}, data.title),
     ...(data.said.length ? [element("ul", { class: "said" }, ...data.said.map((text) => element("li", {}, text)))] : []),
     ...account(data),
-    element("h2", {}, "Steps and memory in time"), runChart(data),
+    element("h2", {}, "Steps and memory over time"), runChart(data),
     element("p", { class: "remark" }, DRAWN),
     ...(slow.length ? [
-      element("h2", {}, costliest.length < slow.length ? `The costliest ${LISTED} of ${exact(slow.length)} slow steps` : "Slow steps"),
+      element("h2", {}, costliest.length < slow.length ? `The ${LISTED} most expensive of ${exact(slow.length)} slow steps` : "Slow steps"),
       plainTable("slow steps", [...amounts("step", "took", "usual"), ...texts("cause")], costliest.map(({ step, seconds, usual, cause }) => [
         valued(step, exact), valued(seconds, duration), valued(usual, duration), data.causes[cause] ?? cause,
       ])),
@@ -53,11 +53,11 @@ export function drawnRun(data) {
   ];
 }
 
-// The account as one bar, and a list of its categories with their phases or causes.
+// The ledger as one bar, and a list of its categories with their phases or causes.
 /** @type {(data: RunShown) => HTMLElement[]} */
 function account(data) {
   const [categories, { total }] = [categoriesOf(data), data.ledger];
-  const bar = element("div", { class: "stack", role: "img", "aria-label": `the run's time: ${categories.map(({ label, seconds }) => `${label} ${percent(seconds / total)}`).join("; ")}` });
+  const bar = element("div", { class: "stack", role: "img", "aria-label": `time of the run: ${categories.map(({ label, seconds }) => `${label} ${percent(seconds / total)}`).join("; ")}` });
   const list = element("ul", { class: "parts" });
   for (const { name, label, seconds, parts } of categories) {
     const background = `var(--run-${CSS.escape(name)}, var(--rest))`;

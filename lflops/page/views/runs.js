@@ -1,4 +1,4 @@
-// The view Runs: every run and stage in a line, with the figures of its last window; one of them can be the baseline of the others.
+// The view Runs: a line for each run and stage, with the figures of its last window. One run can be the baseline for the others.
 
 import { element } from "../lib/dom.js";
 import { count, duration, ofPeak, perSecond, signed, size } from "../lib/format.js";
@@ -19,7 +19,7 @@ const LOGGED = { day: "numeric", month: "short", hour: "2-digit", minute: "2-dig
 
 /** @typedef {{ window: ProfileWindow, windows: number, key: string, head: Head | null }} RunRow */
 
-// Its state: filter, sort, down, and baseline, the key of a run.
+// State: filter, sort, down, and baseline, which is the key of a run.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRuns(_payload, { state, remember, source, listed, window, showWindow, go, follow }) {
   const status = element("span", { class: "quiet", role: "status" });
@@ -40,13 +40,13 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
       "div", { class: "name", role: "rowheader", title: [name, stage].filter(Boolean).join(", ") },
       element("button", {
         type: "button", class: isPinned ? "mark pinned" : "mark", tabindex: -1, "aria-pressed": isPinned,
-        "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "the baseline: other runs show how much they differ from it",
+        "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "the baseline: other runs show their difference from it",
         onclick: () => { state.baseline = isPinned ? "" : key; fill(listed.windows); },
       }, isPinned ? "baseline" : "pin"),
       element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "summary") }, name),
       element("span", { class: "kind" }, [stage, windows > 1 ? `${windows} windows` : ""].filter(Boolean).join(", ")),
       isPinned || isSameWindow(each, window) || !window ? null : element("button", {
-        type: "button", class: "mark", tabindex: -1, title: "compare the window above with this run, which is the one before",
+        type: "button", class: "mark", tabindex: -1, title: "compare the window above with this run, as the run before",
         onclick: () => go("compare", { run: each.run, tag: each.tag, step: String(each.step) }),
       }, "compare"),
       isSameWindow(each, window) ? element("span", { class: "mark" }, "shown") : null,

@@ -1,4 +1,4 @@
-// A snapshot of CUDA's memory: why it ran out, live bytes through the allocator's record, and what was alive, by category, line and file.
+// A snapshot of CUDA memory: why it ran out, live bytes over the allocator's record, and live tensors by category, line and file.
 
 import { memoryTimeline } from "../charts/memory_timeline.js";
 import { treemap } from "../charts/treemap.js";
@@ -8,7 +8,7 @@ import { amounts, bytesOf, plainTable, texts, valued } from "../table/plain_tabl
 
 const LISTED = 50;
 
-// Its state: at, the entry that the cursor is on; map, what the treemap is grouped by.
+// State: at, the entry at the cursor; map, the grouping of the treemap.
 /** @type {(data: Snapshot, state: State) => HTMLElement} */
 export function snapshot(data, state) {
   const stack = element("pre", { class: "remark", "aria-label": "stack" });
@@ -21,9 +21,9 @@ export function snapshot(data, state) {
     element("h2", {}, cause), ...facts.map((text) => element("p", {}, text)),
     element("h2", {}, "What would free memory"), element("ul", {}, ...data.remedies.map((text) => element("li", {}, text))),
     ...(data.peak === null ? [] : [
-      element("h2", {}, "Alive through the record"),
+      element("h2", {}, "Live memory over the record"),
       memoryTimeline(data, { state, remember: () => {}, openModule: () => {}, unit: "entry", moment: "after", marked }),
-      element("p", { class: "remark" }, `Drawn are ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
+      element("p", { class: "remark" }, `The chart has ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
     ]),
     element("h2", {}, `Alive at the ${marked}`),
     peakMap(data, state, showStack), stack,
@@ -38,7 +38,7 @@ export function snapshot(data, state) {
   );
 }
 
-// What modules hold when each phase has the most alive, and at the moment that is explained, which is the last column.
+// Bytes of modules when each phase has the most live memory, and, in the last column, at the moment that is explained.
 /** @type {(found: NonNullable<Snapshot["by_module"]>) => HTMLElement[]} */
 function byModule({ matched_share: matched, moments }) {
   const held = Object.values(moments);
@@ -46,7 +46,7 @@ function byModule({ matched_share: matched, moments }) {
   const names = [...new Set(held.flatMap(Object.keys))].sort((one, other) => Number(last[other] ?? 0) - Number(last[one] ?? 0));
   return [
     element("h2", {}, "By module of the profile"),
-    element("p", { class: "remark" }, `${percent(matched)} of what forward and backward allocate is matched.`),
+    element("p", { class: "remark" }, `${percent(matched)} of the bytes that forward and backward allocate are matched with modules.`),
     plainTable("by module", [...texts("module"), ...amounts(...Object.keys(moments))], names.slice(0, LISTED).map((name) => [name, ...held.map((each) => bytesOf(each[name] ?? 0))])),
   ];
 }

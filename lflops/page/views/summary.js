@@ -1,5 +1,5 @@
-// The view Summary: the verdict, the breakdown of the step right below it, the step's phases, the large figures with their trends, and a table
-// of the rest. With one rank chosen, its figures come first.
+// The view Summary: the verdict, the step breakdown, the phases of the step, large figures with their trends, and a table of all other facts.
+// If a rank is chosen, its figures come first.
 
 import { colourOfPart } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
@@ -12,8 +12,8 @@ import { trend } from "../charts/trend.js";
 /** @type {View} */
 export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
-const OPEN = 3; // parts of the breakdown with their advice
-const WORTH = 0.01; // of the step: advice for less would be noise
+const OPEN = 3; // parts of the breakdown that have advice
+const WORTH = 0.01; // the smallest share of the step that has advice
 
 /** The figures that are shown large, in this order. */
 const LARGE = ["step", "pass", "least time", "MFU", "samples/s", "tokens/s", "peak live memory", "memory needed"];
@@ -34,33 +34,33 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
   const phases = speed.filter(({ of }) => step && of === step).map((fact) => ({ ...fact, text: `${percent(fact.share ?? 0)}, ${fact.text}`, share: fact.share ?? 0 }));
   return element(
     "section", { class: "summary", "aria-label": "summary" },
-    payload.partial ? element("p", { class: "caveat", role: "note" }, "Partial: training ended before this window did.") : null,
+    payload.partial ? element("p", { class: "caveat", role: "note" }, "Partial: the training run ended before this window.") : null,
     said(verdict),
     breakdown.length ? stacked("Where the step's time went", breakdown, "", "breakdown", openModules) : null,
     stacked("The step by phase", phases, "no unprofiled step was timed", "phase", openModules),
     breakdown.length ? null : stacked("Where the step's time went", breakdown, whyNoBreakdown, "breakdown", openModules),
     cards,
-    rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. The rest is of the whole run.`),
+    rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. All other figures are those of the whole run.`),
     tracesOf(payload, source),
     element("h2", { id: "facts" }, "All figures and facts"),
     facts([...all.filter((fact) => !usual.includes(fact) && fact.of !== step), ...subject, ...remarks]),
   );
 }
 
-// The verdict, why, what next, and how far to trust it, which leads to the notes below.
+// The verdict, its reasons, what to do next, and the confidence, which links to the notes below.
 /** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, judgement, why, also, next, trust, caveats }) {
+function said({ said: first, judgement, why, also, next, confidence, caveats }) {
   /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
   const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
-  const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, trust) : trust;
+  const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, confidence) : confidence;
   const top = element("strong", {}, judgement ? `${first} ${judgement}` : first);
   return element(
     "dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, top), ...rows("why", why), ...rows("also", also), ...rows("next", next),
-    ...rows("trust", trust ? [basis] : []),
+    ...rows("confidence", confidence ? [basis] : []),
   );
 }
 
-// The page keeps its state behind the #, so it is not followed as a link.
+// The part of the address after the # is the state of the page, so this is not a real link.
 /** @type {(event: Event) => void} */
 function toFacts(event) {
   event.preventDefault();
@@ -75,7 +75,7 @@ export function figure({ label, text, remark }, over = null) {
   );
 }
 
-// Parts of the step as one bar, and a list of them with their modules and what usually helps.
+// Parts of the step as one bar, and a list of them with their modules and advice.
 /** @type {(title: string, parts: { name: string, label: string, share: number, text: string, advice?: string, modules?: [string, number][] }[], missing: string, kind: string, openModules: (name: string) => void) => HTMLElement} */
 function stacked(title, parts, missing, kind, openModules) {
   const heading = element("h2", {}, title);
@@ -90,7 +90,7 @@ function stacked(title, parts, missing, kind, openModules) {
     const key = element("span", { class: "key", style: { background } });
     const links = modules.flatMap(([pattern, part], index) => [
       index ? ", " : "",
-      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
+      element("button", { type: "button", class: "leading", title: "show its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
       ` ${percent(part)}`,
     ]);
     list.append(element(
@@ -121,7 +121,7 @@ const OWN = [
   { field: "peak_bytes", label: "peak live memory", text: size, instead: ["peak live memory"] },
 ];
 
-// The rank's own figures first, each with the range of all ranks; the others are marked as those of the whole run.
+// The figures of the rank, each with the range of all ranks, then figures of the whole run, marked as such.
 /** @type {(all: Fact[], table: Lists, rank: number) => { label: string, text: string, remark: string }[]} */
 function figuresOfRank(all, table, rank) {
   const row = table.rank.indexOf(rank);

@@ -1,4 +1,4 @@
-// The view Timeline: one step of each rank in time. Its data come when the view is opened.
+// The view Timeline: one step of each rank on a time axis. Its data are loaded when the view is opened.
 
 import { FIRST_ROW, barsOfRank, stepTimeline } from "../charts/step_timeline.js";
 import { element, select } from "../lib/dom.js";
@@ -8,12 +8,12 @@ import { stateOfModules } from "../lib/module_link.js";
 /** @type {View} */
 export const timeline = { id: "timeline", label: "Timeline", draw: drawTimeline, isSized: true, ofOneRank: true };
 
-const UNKNOWN = "Unknown: no step was traced or timed by module. FlopsMonitor records one in each window.";
+const UNKNOWN = "Unknown: there was no traced step and no module-timing step. FlopsMonitor has one in each window.";
 const SOURCES = {
-  traced: "A step that torch.profiler recorded. Recording makes operators on the host longer: proportions hold better than times.",
-  module_timing: "A step timed by module; it has no operators. With trace=True, FlopsMonitor records these too.",
+  traced: "A step that torch.profiler recorded. Recording slows operators on the host, so proportions are more reliable than times.",
+  module_timing: "A module-timing step, without operators. With trace=True, FlopsMonitor records operators as well.",
 };
-const MEMORY = "Memory was counted in another step. It is placed by the modules that ran in both; between them operators are spaced evenly.";
+const MEMORY = "Memory was counted in another step. It is aligned by the modules that ran in both steps; the operators between them are spaced evenly.";
 const LEVELS = ["2", "3", "4", "6", "8", "12"];
 
 /** @type {WeakMap<Payload, Promise<Timeline>>} */
@@ -43,7 +43,7 @@ function drawTimeline(payload, context) {
 /** @type {(data: Timeline, payload: Payload, context: Context) => HTMLElement[]} */
 function drawn({ ranks, memory_at: at }, { memory }, { state, remember, go, rank }) {
   const shown = rank === null ? ranks : ranks.filter((each) => each.rank === rank);
-  if (!shown.length) return [element("p", { class: "message" }, `No step of rank ${rank} is known in time: only the first ranks' are kept.`)];
+  if (!shown.length) return [element("p", { class: "message" }, `There is no timeline of rank ${rank}: only the first ranks have one.`)];
   const container = element("div", {});
   const usual = shown.length > 1 ? "3" : "8";
   const length = Math.max(...shown.map((each) => each.length));
@@ -64,11 +64,11 @@ function drawn({ ranks, memory_at: at }, { memory }, { state, remember, go, rank
   fill();
   const left = shown.reduce((sum, each) => sum + each.left_out.reduce((a, b) => a + b), 0);
   const remarks = [
-    ...new Set(shown.map(({ source }) => SOURCES[source])), shown.length > 1 ? "Each rank's time begins with its own step." : "",
+    ...new Set(shown.map(({ source }) => SOURCES[source])), shown.length > 1 ? "The time of each rank starts with its step." : "",
     hasMemory ? MEMORY : "", left ? `${exact(left)} shorter slices are left out.` : "",
   ];
   return [
-    element("div", { class: "side-by-side" }, element("h2", {}, `One step in time, ${duration(length / 1e9)}`), choice), container,
+    element("div", { class: "side-by-side" }, element("h2", {}, `Timeline of one step, ${duration(length / 1e9)}`), choice), container,
     ...(hasMemory && memory?.categories.length ? [element("ul", { class: "legend" }, ...memory.categories.map((name) => element(
       "li", {}, element("span", { class: "key", style: { background: `var(--memory-${CSS.escape(name)}, var(--rest))` } }), words(name),
     )))] : []),

@@ -1,5 +1,4 @@
-// The traces of a window: each can be downloaded, or opened in Perfetto's own page. Only the tab can reach them, by the address that its
-// source gives; a file shows their paths.
+// The traces of a window, to download, or to open in Perfetto. Only the tab in TensorBoard can reach them; a file shows their paths.
 
 import { element } from "../lib/dom.js";
 

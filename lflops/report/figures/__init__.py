@@ -1,1 +1,1 @@
-"""Roofline and live memory as pictures, drawn by matplotlib."""
+"""Figures of the roofline and of live memory, drawn by matplotlib."""

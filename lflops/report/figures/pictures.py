@@ -1,11 +1,11 @@
-"""A profile's figures as the page draws them: roofline and live memory.
+"""Figures of a profile as the page draws them: the roofline and live memory.
 
-Each has its own canvas, so matplotlib's state does not change.
+Each has its own canvas, so the state of matplotlib does not change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +27,18 @@ from lflops.errors import ProfileError
 from lflops.profile.profile import Memory, Profile
 from lflops.profile.records import ByCategory
 
-TEXT, QUIET, LINE = "#1c2430", "#5b6674", "#d8dde4"
+TEXT = "#1c2430"
+QUIET = "#5b6674"
+LINE = "#d8dde4"
 
 _COLOURS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]]
 )
-PHASES, CATEGORIES = (
-    _COLOURS["phases"],
-    _COLOURS["categories"],
-    # from the bottom of a stack: what stays, then what comes and goes
-)
+
+PHASES = _COLOURS["phases"]
+
+CATEGORIES = _COLOURS["categories"]
+"""Colours of the categories of memory, from the bottom of the stack: lasting tensors first."""
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
@@ -65,16 +67,16 @@ class Picture(NamedTuple):
 
 
 def pictures(analysis: Analysis) -> Iterator[Picture]:
-    """The roofline, where the chip's peak is known; and live memory, where it was counted."""
-    profile, roofline = analysis.profile, analysis.roofline
-    if roofline.ceilings:
-        yield _drawn("roofline", roofline_figure(roofline, analysis.patterns))
-    if profile.memory is not None and profile.memory.timeline:
-        yield _drawn("memory", memory_figure(analysis))
+    """The roofline, if the chip's peak is known, and live memory, if it was counted."""
+    memory = analysis.profile.memory
+    if analysis.roofline.ceilings:
+        yield _picture("roofline", roofline_figure(analysis.roofline, analysis.patterns))
+    if memory is not None and memory.timeline:
+        yield _picture("memory", memory_figure(analysis))
 
 
-def _drawn(name: str, figure: Figure) -> Picture:
-    # much of it has no annotations
+def _picture(name: str, figure: Figure) -> Picture:
+    # Most methods of the canvas have no annotations.
     canvas: Any = FigureCanvasAgg(figure)
     file = BytesIO()
     canvas.print_png(file)
@@ -82,130 +84,76 @@ def _drawn(name: str, figure: Figure) -> Picture:
     return Picture(name, width, height, file.getvalue())
 
 
-# where the phases are, in heights of the axes
 _BAND = (1.02, 1.07)
+"""Bottom and top of the band of phases, in heights of the axes."""
+
+_NARROWEST_LABELLED = 0.08
+"""The narrowest phase with a label, as a share of the width."""
+
 _TICKS = 6
-# the peak lies between the operator that reached it and the next one
-_WITHIN = 0.5
-# behind this share of the step there is no room for a text to the right
+
+_AFTER_OPERATOR = 0.5
+"""Position of the peak, between the operator that reached it and the next operator."""
+
 _LATE = 0.75
+"""Behind this share of the step, the label of the peak is to the left of it."""
 
 
 def memory_figure(analysis: Analysis) -> Figure:
-    """Bytes alive before each operator by category, where these are known, and the peak.
+    """Live bytes before each operator, by category if it is known, and the peak.
 
-    A `ProfileError` where memory was not counted.
+    Raises:
+        ProfileError: Memory was not counted.
     """
-    memory, peak = analysis.profile.memory, analysis.peak_moment
+    memory = analysis.profile.memory
     if memory is None or not memory.timeline:
         raise ProfileError("the profile has no memory to draw: it was not counted")
+    reached = None
+    for number, moment in enumerate(memory.timeline):
+        if moment is analysis.peak_moment:
+            reached = number
     figure, axes = drawn_on(10, 4.2)
     operators: list[float] = [moment.index for moment in memory.timeline]
-    reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak), None)
+    first = operators[0]
+    last = operators[-1]
     _areas(axes, memory, operators, reached)
-    for phase, run in groupby(
-        range(len(operators)), key=lambda place: memory.timeline[place].phase
-    ):
-        first, *others = run
-        start, end = (
-            operators[first],
-            operators[min(first + len(others) + 1, len(operators) - 1)],
-            # up to the first of the next
-        )
-        axes.fill_between(
-            [start, end],
-            *_BAND,
-            color=PHASES[phase],
-            linewidth=0,
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-        )
-        if end - start > 0.08 * (operators[-1] or 1):
-            axes.text(
-                (start + end) / 2,
-                sum(_BAND) / 2,
-                phase,
-                transform=axes.get_xaxis_transform(),
-                ha="center",
-                va="center",
-                fontsize=8,
-            )
-    _mark_peak(
-        axes,
-        memory.peak_bytes,
-        None if reached is None else operators[reached] + _WITHIN,
-        operators[-1],
-    )
+    _phases(axes, memory, operators)
+    peak = None if reached is None else operators[reached] + _AFTER_OPERATOR
+    _mark_peak(axes, memory.peak_bytes, peak, last)
     axes.set(
         xlabel="operator, in the order of execution",
-        xlim=(operators[0], max(operators[-1], 1)),
+        xlim=(first, max(last, 1)),
         ylim=(0, 1.12 * memory.peak_bytes or 1),
     )
-    axes.yaxis.set_major_locator(
-        MultipleLocator(2 ** max((memory.peak_bytes // _TICKS).bit_length(), 0))
-    )
+    step = 2 ** (memory.peak_bytes // _TICKS).bit_length()
+    axes.yaxis.set_major_locator(MultipleLocator(step))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: units.size(round(value)).replace(".00", ""))
     )
     return figure
 
 
-def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
-    """A point with its size next to it; where it is unknown when the peak was, a line across."""
-    style: dict[str, Any] = {
-        "fontsize": 9,
-        "color": TEXT,
-        "textcoords": "offset points",
-        "parse_math": False,
-    }
-    if at is None:
-        axes.axhline(nbytes, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"peak {units.size(nbytes)}",
-            (last, nbytes),
-            xytext=(-2, 4),
-            va="bottom",
-            ha="right",
-            **style,
-        )
-        return
-    axes.plot([at, at], [0, nbytes], color=TEXT, linewidth=0.8, linestyle=":")
-    axes.plot(at, nbytes, "o", markersize=6, markerfacecolor="white", markeredgecolor=TEXT)
-    is_late = at > _LATE * last
-    side = (-8, "right") if is_late else (8, "left")
-    axes.annotate(
-        f"peak {units.size(nbytes)}",
-        (at, nbytes),
-        xytext=(side[0], 2),
-        va="bottom",
-        ha=side[1],
-        weight="bold",
-        **style,
-    )
-
-
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
-    """A stack of categories, the lasting ones below, over the places of `operators`.
+    """Draw the categories as a stack, lasting tensors at the bottom.
 
-    `reached` is the moment after which the peak lies.
+    `reached` is the number of the moment before the peak.
     """
+    positions = list(operators)
     parts = [moment.by_category for moment in memory.timeline]
     if reached is not None and memory.by_category:
-        peak = ByCategory(**{name: memory.by_category.get(name, 0) for name in ByCategory._fields})
-        parts.insert(reached + 1, peak)
-        operators = [
-            *operators[: reached + 1],
-            operators[reached] + _WITHIN,
-            *operators[reached + 1 :],
-        ]
-    shown = {
-        name: colour
-        for name, colour in CATEGORIES.items()
-        if any(getattr(part, name) for part in parts)
-    }
-    columns = [[getattr(part, name) for part in parts] for name in shown]
-    axes.stackplot(operators, columns, colors=list(shown.values()), linewidth=0)
-    handles = [Patch(color=colour, label=name.replace("_", " ")) for name, colour in shown.items()]
+        sizes = {name: memory.by_category.get(name, 0) for name in ByCategory._fields}
+        parts.insert(reached + 1, ByCategory(**sizes))
+        positions.insert(reached + 1, operators[reached] + _AFTER_OPERATOR)
+    columns = []
+    colours = []
+    handles = []
+    for name, colour in CATEGORIES.items():
+        column = [getattr(part, name) for part in parts]
+        if any(column):
+            columns.append(column)
+            colours.append(colour)
+            handles.append(Patch(color=colour, label=name.replace("_", " ")))
+    axes.stackplot(positions, columns, colors=colours, linewidth=0)
     axes.legend(
         handles=handles,
         loc="upper center",
@@ -217,10 +165,67 @@ def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int 
     )
 
 
-def save_memory_figure(profile: Profile, path: Path) -> None:
-    """Write it, in the format of the file's ending.
+def _phases(axes: Axes, memory: Memory, operators: Sequence[float]) -> None:
+    """Draw the phases as a band above the axes."""
+    phases = [moment.phase for moment in memory.timeline]
+    number = 0
+    for phase, moments in groupby(phases):
+        start = operators[number]
+        number += len(list(moments))
+        # A phase ends where the next one starts.
+        end = operators[min(number, len(operators) - 1)]
+        axes.fill_between(
+            [start, end],
+            *_BAND,
+            color=PHASES[phase],
+            linewidth=0,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+        if end - start > _NARROWEST_LABELLED * (operators[-1] or 1):
+            axes.text(
+                (start + end) / 2,
+                sum(_BAND) / 2,
+                phase,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="center",
+                fontsize=8,
+            )
 
-    A `ProfileError` where memory was not counted, or the file cannot be written.
+
+def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
+    """Draw a point with its size at the peak, or a line across if its moment is unknown."""
+    label = f"peak {units.size(nbytes)}"
+    style: dict[str, Any] = {
+        "fontsize": 9,
+        "color": TEXT,
+        "textcoords": "offset points",
+        "parse_math": False,
+    }
+    if at is None:
+        axes.axhline(nbytes, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(label, (last, nbytes), xytext=(-2, 4), va="bottom", ha="right", **style)
+        return
+    axes.plot([at, at], [0, nbytes], color=TEXT, linewidth=0.8, linestyle=":")
+    axes.plot(at, nbytes, "o", markersize=6, markerfacecolor="white", markeredgecolor=TEXT)
+    is_late = at > _LATE * last
+    axes.annotate(
+        label,
+        (at, nbytes),
+        xytext=(-8 if is_late else 8, 2),
+        va="bottom",
+        ha="right" if is_late else "left",
+        weight="bold",
+        **style,
+    )
+
+
+def save_memory_figure(profile: Profile, path: Path) -> None:
+    """Write the figure of live memory. The format is the suffix of the path.
+
+    Raises:
+        ProfileError: Memory was not counted, or the file cannot be written.
     """
     figure = memory_figure(analyze(profile))
     try:
@@ -232,13 +237,15 @@ def save_memory_figure(profile: Profile, path: Path) -> None:
 FORMATS = ("svg", "png", "pdf")
 
 _NAMED = 8
-# pixels of a letter and of a line
-_LETTER, _LINE = 7, 14
-_GAP, _DOT = (
-    14,
-    5,
-    # pixels from a point to its name, and around a point that no name of another one covers
-)
+"""Points with a name."""
+
+# Pixels: width of a character, height of a line, from a point to its name, and the margin around a
+# point that no name may cover.
+_CHARACTER = 7
+_LINE = 14
+_GAP = 14
+_DOT = 5
+
 _RING: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "o",
@@ -247,74 +254,55 @@ _RING: Mapping[str, Any] = {
     "markeredgecolor": "#b3261e",
 }
 _ALL = "#e0a13c"
+
 _SHORT = {
     "forward": "fwd",
     "backward": "bwd",
     "recompute": "recomp",
     "optimizer": "optim",
-    "other": "other",
     "all": "",
 }
+
 _DECADE = 10.0
 
 
 def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[str, str]) -> None:
-    """Write the figure, in the format that the name ends with.
+    """Write the figure of the roofline. The format is the suffix of the path.
 
-    A `ValueError` where it ends with none of `FORMATS`.
+    Raises:
+        ValueError: The suffix is none of `FORMATS`.
     """
     if path.suffix[1:].lower() not in FORMATS:
-        raise ValueError(
-            f"{str(path)!r} ends with none of {', '.join('.' + each for each in FORMATS)}"
-        )
+        suffixes = ", ".join(f".{name}" for name in FORMATS)
+        raise ValueError(f"{str(path)!r}: the file name must end with one of {suffixes}")
     roofline_figure(roofline, patterns).savefig(path, bbox_inches="tight")
 
 
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
-    """Modules without what is below them, an area for their seconds.
+    """Modules without their submodules, with areas in proportion to their seconds.
 
-    Where none was timed, operators on the roof that they could reach.
+    If nothing was timed, operators at their roofline limit.
     """
     figure, axes = drawn_on(9, 6)
-    points = [repeats.point for repeats in fold_parts(roofline.self_work, patterns)]
-    timed = [point for point in points if point.intensity and point.flops_per_second]
-    reachable = (
-        []
-        if timed
-        else [
-            point for point in roofline.operators if point.intensity and point.roof_flops_per_second
-        ]
-    )
-    shown = timed or reachable
-    left, right = _range(point.intensity for point in shown)
-    handles = [_roof(axes, ceiling, left, right) for ceiling in roofline.ceilings]
+    timed = []
+    for repeats in fold_parts(roofline.self_work, patterns):
+        if repeats.point.intensity and repeats.point.flops_per_second:
+            timed.append(repeats.point)
+    points = timed
+    if not timed:
+        points = [point for point in roofline.operators if _height(point, timed=False)]
+    intensities = [_intensity(point) for point in points]
+    handles = [_roofline(axes, ceiling, intensities) for ceiling in roofline.ceilings]
     longest = max((point.seconds or 0.0 for point in timed), default=0.0)
-    for phase, colour in (*PHASES.items(), ("all", _ALL)):
-        points = [point for point in shown if point.phase == phase]
-        heights = [
-            point.flops_per_second if timed else point.roof_flops_per_second for point in points
-        ]
-        if points:
-            axes.scatter(
-                [point.intensity or 0.0 for point in points],
-                [height or 0.0 for height in heights],
-                s=[
-                    20 + 180 * (point.seconds or 0.0) / longest if longest else 30
-                    for point in points
-                ],
-                facecolors=to_rgba(colour, 0.35) if timed else "none",
-                edgecolors=colour,
-            )
-            handles.append(
-                _handle(colour, phase if timed else f"{phase}, reachable", is_filled=bool(timed))
-            )
-    if over := [point for point in timed if point.over == "error"]:
-        axes.plot(
-            [point.intensity or 0.0 for point in over],
-            [point.flops_per_second or 0.0 for point in over],
-            **_RING,
-        )
-        handles.append(Line2D([], [], label="over its roof", **_RING))
+    for phase, colour in (PHASES | {"all": _ALL}).items():
+        of_phase = [point for point in points if point.phase == phase]
+        if of_phase:
+            handles.append(_scatter(axes, of_phase, colour, longest, timed=bool(timed)))
+    above = [point for point in timed if point.over == "error"]
+    if above:
+        xs = list(map(_intensity, above))
+        axes.plot(xs, [_height(point, timed=True) for point in above], **_RING)
+        handles.append(Line2D([], [], label="above its roofline limit", **_RING))
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved")
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: units.quantity(value, "FLOP/s").replace(".00", ""))
@@ -327,50 +315,34 @@ def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figu
     return figure
 
 
-def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> None:
-    """The names of the points with the most to win.
-
-    To the right, or to the left, so that no two overlap and no point is covered.
-    """
-    axes.autoscale_view()
-    spots = {
-        id(point): axes.transData.transform((point.intensity or 0.0, point.flops_per_second or 0.0))
-        for point in timed
-    }
-    dots = {
-        key: Bbox.from_bounds(x - _DOT, y - _DOT, 2 * _DOT, 2 * _DOT)
-        for key, (x, y) in spots.items()
-    }
-    taken: list[Bbox] = []
-    for point in sorted(timed, key=lambda point: -(point.potential_seconds or 0.0)):
-        if len(taken) == _NAMED:
-            break
-        x, y = spots[id(point)]
-        name = f"{patterns.get(point.module, point.module) or '(model)'} {_SHORT[point.phase]}"
-        width = _LETTER * len(name)
-        others = [box for key, box in dots.items() if key != id(point)]
-        for start, aligned in ((x + _GAP, "left"), (x - _GAP - width, "right")):
-            box = Bbox.from_bounds(start, y - _LINE / 2, width, _LINE)
-            if not any(box.overlaps(other) for other in (*taken, *others)):
-                taken.append(box)
-                offset = _GAP if aligned == "left" else -_GAP
-                axes.annotate(
-                    name,
-                    (point.intensity or 0.0, point.flops_per_second or 0.0),
-                    xytext=(offset, 0),
-                    textcoords="offset pixels",
-                    ha=aligned,
-                    va="center",
-                    fontsize=8,
-                    color=TEXT,
-                    parse_math=False,
-                )
-                break
+def _intensity(point: Point) -> float:
+    return point.intensity or 0.0
 
 
-def _handle(colour: str, label: str, *, is_filled: bool) -> Line2D:
-    """A row of the legend; those that matplotlib makes would be as large as the largest point."""
-    face = to_rgba(colour, 0.35) if is_filled else "none"
+def _height(point: Point, *, timed: bool) -> float:
+    """FLOP/s of a point, or of its roofline limit. 0 for a point that cannot be drawn."""
+    if not point.intensity:
+        return 0.0
+    return (point.flops_per_second if timed else point.roof_flops_per_second) or 0.0
+
+
+def _scatter(
+    axes: Axes, points: Sequence[Point], colour: str, longest: float, *, timed: bool
+) -> Line2D:
+    """Draw the points of a phase. Returns their entry in the legend."""
+    sizes = [30.0] * len(points)
+    if longest:
+        sizes = [20 + 180 * (point.seconds or 0.0) / longest for point in points]
+    face = to_rgba(colour, 0.35) if timed else "none"
+    axes.scatter(
+        list(map(_intensity, points)),
+        [_height(point, timed=timed) for point in points],
+        s=sizes,
+        facecolors=face,
+        edgecolors=colour,
+    )
+    phase = points[0].phase
+    # The entries that matplotlib makes would be as large as the largest point.
     return Line2D(
         [],
         [],
@@ -379,27 +351,72 @@ def _handle(colour: str, label: str, *, is_filled: bool) -> Line2D:
         markersize=7,
         markerfacecolor=face,
         markeredgecolor=colour,
-        label=label,
+        label=phase if timed else f"{phase}, reachable",
     )
 
 
-def _roof(axes: Axes, ceiling: Ceiling, left: float, right: float) -> Line2D:
-    peak, slope = ceiling.flops_per_second, ceiling.bandwidth_bytes_per_second
-    label = f"{ceiling.hardware}, {ceiling.dtype}: {units.quantity(peak, 'FLOP/s')}, {units.quantity(slope, 'B/s')}"
-    ridge = peak / slope if slope else left
-    xs = sorted({left, min(max(ridge, left), right), right})
+def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> None:
+    """Name the points with the largest potential speed-up.
+
+    A name is to the right or to the left of its point, where it covers no other name or point.
+    """
+    axes.autoscale_view()
+    spots = []
+    for point in sorted(timed, key=lambda point: -(point.potential_seconds or 0.0)):
+        spots.append(
+            (point, axes.transData.transform((_intensity(point), _height(point, timed=True))))
+        )
+    dots = [Bbox.from_bounds(x - _DOT, y - _DOT, 2 * _DOT, 2 * _DOT) for _, (x, y) in spots]
+    names: list[Bbox] = []
+    for number, (point, (x, y)) in enumerate(spots):
+        if len(names) == _NAMED:
+            break
+        module = patterns.get(point.module, point.module) or "(model)"
+        name = f"{module} {_SHORT.get(point.phase, point.phase)}"
+        width = _CHARACTER * len(name)
+        obstacles = [*names, *dots[:number], *dots[number + 1 :]]
+        for aligned, start in (("left", x + _GAP), ("right", x - _GAP - width)):
+            box = Bbox.from_bounds(start, y - _LINE / 2, width, _LINE)
+            if not any(box.overlaps(other) for other in obstacles):
+                names.append(box)
+                _annotate(axes, point, name, aligned)
+                break
+
+
+def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
+    axes.annotate(
+        name,
+        (_intensity(point), _height(point, timed=True)),
+        xytext=(_GAP if aligned == "left" else -_GAP, 0),
+        textcoords="offset pixels",
+        ha=aligned,
+        va="center",
+        fontsize=8,
+        color=TEXT,
+        parse_math=False,
+    )
+
+
+def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
+    """Draw a roofline, a decade beyond all points and the usual ridges."""
+    values = [0.1, 1000.0, *intensities]
+    left = min(values) / _DECADE
+    right = max(values) * _DECADE
+    peak = ceiling.flops_per_second
+    bandwidth = ceiling.bandwidth_bytes_per_second
+    xs = [left, right]
+    ys = [peak, peak]
+    if bandwidth:
+        ridge = min(max(peak / bandwidth, left), right)
+        xs = sorted({left, ridge, right})
+        ys = [min(peak, x * bandwidth) for x in xs]
+    rates = f"{units.quantity(peak, 'FLOP/s')}, {units.quantity(bandwidth, 'B/s')}"
     (line,) = axes.plot(
         xs,
-        [min(peak, x * slope) if slope else peak for x in xs],
+        ys,
         "-" if ceiling.is_judged_by else "--",
         color=TEXT,
         lw=1.2,
-        label=label,
+        label=f"{ceiling.hardware}, {ceiling.dtype}: {rates}",
     )
     return line
-
-
-def _range(intensities: Iterable[float | None]) -> tuple[float, float]:
-    """A decade to either side, and both sides of what roofs usually turn at."""
-    known = [each for each in chain(intensities, (0.1, 1000.0)) if each]
-    return min(known) / _DECADE, max(known) * _DECADE

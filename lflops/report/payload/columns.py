@@ -6,6 +6,7 @@ enough for a mail.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 VERSION = 3
 """Version of the payload's format. The payload begins with it; the server rejects other versions."""
@@ -28,7 +29,13 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
     return list(map(exact, rows)) if max(counts) >= _EXACT else rows
 
 
+def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") -> Columns:
+    """A column for each attribute, such as `work.macs`, with its name after the prefix."""
+    return {prefix + field: column(map(attrgetter(field), rows)) for field in fields}
+
+
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
+    """A table of these fields in which every column is a list."""
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 

@@ -22,7 +22,7 @@ from lflops.analysis.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
 from lflops.profile.records import PASS_PHASES, Phase, ready_for_threads
 from lflops.report.diff import headline, is_news
-from lflops.report.payload.columns import Columns, Value, column, exact
+from lflops.report.payload.columns import Columns, Value, column, exact, table
 
 _WORK = ("macs", "flops", "bytes_moved", "parameters")
 _SIDES = ("before", "after")
@@ -142,17 +142,13 @@ def _modules(comparison: Comparison) -> Columns:
     modules = comparison.diff.modules
     times = [module.news for module in modules]
     is_own = [module.news is module.self_work.time for module in modules]
-    columns: Columns = {}
-    for name in ("before", "after", "kind", "pattern"):
-        columns[name] = column(map(attrgetter(name), modules))
+    self_work = [module.self_work for module in modules]
+    columns = table(modules, ("before", "after", "kind", "pattern"))
     columns["own"] = column(is_own)
-    for name in _TIME:
-        columns[f"time.{name}"] = column(map(attrgetter(name), times))
-    for name in _WORK:
-        for side in _SIDES:
-            columns[f"{name}.{side}"] = column(map(attrgetter(f"self_work.{name}.{side}"), modules))
+    columns |= table(times, _TIME, prefix="time.")
     for side in _SIDES:
-        columns[f"peak_bytes.{side}"] = column(map(attrgetter(f"peak_bytes.{side}"), modules))
+        columns |= table(self_work, [f"{name}.{side}" for name in _WORK])
+        columns |= table(modules, [f"peak_bytes.{side}"])
     for phase in PASS_PHASES:
         for field in ("seconds", "macs"):
             for side in _SIDES:

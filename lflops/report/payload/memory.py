@@ -6,13 +6,14 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis
 from lflops.hardware.chips import Hardware
 from lflops.memory.peak import fold_storages
-from lflops.profile.profile import Memory, Moment
+from lflops.profile.profile import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
-from lflops.profile.series import extremes, gathered
+from lflops.profile.series import extremes
 from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
@@ -101,27 +102,26 @@ def memory(analysis: Analysis) -> MemoryShown | None:
     points = list(_points(counted, analysis.peak_moment))
     parts = [point.parts for point in points]
     categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)]
+    by_category = []
+    for name in _STACKED:
+        if counted.by_category.get(name):
+            by_category.append((name, exact(counted.by_category[name])))
+    listed = analysis.holders[:_HOLDERS]
+    others = analysis.holders[_HOLDERS:]
     return MemoryShown(
         source=counted.source,
-        rank=next(
-            (rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None
-        ),
+        rank=_rank_of_peak(profile, counted.peak_bytes),
         operators=counted.timeline[-1].index + 1,
         peak_bytes=exact(counted.peak_bytes),
-        peak=next((index for index, point in enumerate(points) if point.at % 1), None),
+        peak=_index_of_peak(points),
         chip=chip,
         capacity_bytes=capacity,
         points=lists(points, ("at", "operator", "module", "phase", "live"))
         | lists(parts, categories),
         categories=tuple(categories),
-        by_category=[
-            (name, exact(nbytes)) for name in _STACKED if (nbytes := counted.by_category.get(name))
-        ],
-        modules=lists(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
-        more=(
-            len(analysis.holders[_HOLDERS:]),
-            exact(sum(each.bytes for each in analysis.holders[_HOLDERS:])),
-        ),
+        by_category=by_category,
+        modules=lists(listed, ("name", "modules", "bytes")),
+        more=(len(others), exact(sum(holder.bytes for holder in others))),
         largest=len(counted.alive),
         alive=lists(
             fold_storages(counted, analysis.patterns),
@@ -131,33 +131,46 @@ def memory(analysis: Analysis) -> MemoryShown | None:
     )
 
 
+def _rank_of_peak(profile: Profile, peak_bytes: int) -> int | None:
+    for rank in profile.ranks:
+        if rank.peak_bytes == peak_bytes:
+            return rank.rank
+    return None
+
+
+def _index_of_peak(points: Sequence[_Point]) -> int | None:
+    """The index of the point that is not at an operator."""
+    for index, point in enumerate(points):
+        if point.at % 1:
+            return index
+    return None
+
+
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
     """Yield the points in the order of the operators.
 
     The peak lies between the operator that reached it and the next operator.
     """
-    peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
-    for each in extremes([moment.live_bytes for moment in counted.timeline], POINTS - 1, [peak]):
-        moment = counted.timeline[each]
-        yield _Point(
-            moment.index,
-            moment.operator,
-            moment.module,
-            moment.phase,
-            moment.live_bytes,
-            moment.by_category,
+    peaks = [index for index, moment in enumerate(counted.timeline) if moment is reached]
+    live = [moment.live_bytes for moment in counted.timeline]
+    for index in extremes(live, POINTS - 1, peaks or [0]):
+        moment = counted.timeline[index]
+        point = _Point(
+            at=moment.index,
+            operator=moment.operator,
+            module=moment.module,
+            phase=moment.phase,
+            live=moment.live_bytes,
+            parts=moment.by_category,
         )
+        yield point
         if moment is reached:
-            parts = ByCategory(
-                **{name: counted.by_category.get(name, 0) for name in ByCategory._fields}
-            )
-            yield _Point(
-                moment.index + 0.5,
-                moment.operator,
-                moment.module,
-                moment.phase,
-                counted.peak_bytes,
-                parts,
+            sizes = {name: counted.by_category.get(name, 0) for name in ByCategory._fields}
+            yield replace(
+                point,
+                at=moment.index + 0.5,
+                live=counted.peak_bytes,
+                parts=ByCategory(**sizes),
             )
 
 
@@ -206,10 +219,10 @@ def _of_rank(step: StepTimeline) -> RankTimeline:
     numbers: dict[str, int] = {}
 
     def columns(rows: Sequence[Struct], fields: tuple[str, ...], name: str = "name") -> Columns:
-        table: Columns = {
-            "name": [numbers.setdefault(getattr(row, name), len(numbers)) for row in rows]
-        }
-        return table | {field: [getattr(row, field) for row in rows] for field in fields}
+        names: list[Value] = []
+        for row in rows:
+            names.append(numbers.setdefault(getattr(row, name), len(numbers)))
+        return {"name": names} | lists(rows, fields)
 
     work = ("start", "length", "lane")
     slices = columns(step.slices, ("phase", "start", "length", "depth", "lane"), "fqn")
@@ -273,15 +286,14 @@ def _memory_at(
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
     """Starts and ends of modules that ran equally often in the counted and in the timed step."""
-    runs = (
-        (key, list(run))
-        for key, run in groupby(moments, lambda moment: _key(moment.module, moment.phase))
-    )
-    counted = gathered((key, (run[0].index, run[-1].index + 1)) for key, run in runs)
-    timed = gathered(
-        (_key(each.fqn, each.phase), (each.start, each.start + each.length))
-        for each in _innermost(step.slices)
-    )
+    counted: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for key, moments_of_key in groupby(moments, lambda moment: _key(moment.module, moment.phase)):
+        run = list(moments_of_key)
+        counted.setdefault(key, []).append((run[0].index, run[-1].index + 1))
+    timed: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for each in _innermost(step.slices):
+        ends = (each.start, each.start + each.length)
+        timed.setdefault(_key(each.fqn, each.phase), []).append(ends)
     if _UPDATE in timed:
         # An optimizer that calls a closure also runs before it, for a short time without work.
         longest_first = sorted(timed[_UPDATE], key=lambda ends: ends[0] - ends[1])
@@ -300,11 +312,10 @@ def _key(row: str, phase: str) -> tuple[str, str]:
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
     """The slices without slices inside; `slices` are sorted by lane and time."""
-    for each, following in pairwise([*slices, None]):
-        if each is not None and (
-            following is None or following.lane != each.lane or following.depth <= each.depth
-        ):
+    for each, following in pairwise(slices):
+        if following.lane != each.lane or following.depth <= each.depth:
             yield each
+    yield from slices[-1:]
 
 
 def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:

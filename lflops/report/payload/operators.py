@@ -1,16 +1,17 @@
 """The page's tables of modules, of operators with their modules, and of compiled kernels."""
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter, sub
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import OperatorRow, operator_rows
 from lflops.analysis.tree import share_of
-from lflops.profile.profile import Profile
+from lflops.profile.profile import ModuleProfile, Profile, Work
 from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
-from lflops.report.payload.columns import Columns, column
+from lflops.report.payload.columns import Columns, Value, column, lists, table
 
 _OF_MODULES = (
     "calls",
@@ -21,11 +22,7 @@ _OF_MODULES = (
     "trainable_parameters",
     "peak_bytes",
 )
-_COUNTS = tuple(
-    prefix + field
-    for field in ("macs", "flops", "bytes_moved", "comm_bytes")
-    for prefix in ("", "self_")
-)
+_COUNTS = ("macs", "flops", "bytes_moved", "comm_bytes")
 _TIMES = ("seconds", "self_seconds", "device_seconds")
 
 
@@ -35,49 +32,70 @@ def modules(analysis: Analysis) -> Columns:
     The names are always a list. Modules with the same number in `identical` have the same counts,
     all the way down.
     """
-    spreads: dict[str, float] = {}
-    for stat in analysis.profile.rank_stats:
-        if stat.median and not stat.waits and stat.phase in PASS_PHASES:
-            spreads[stat.module] = max(stat.spread / stat.median, spreads.get(stat.module, 0.0))
     profile = analysis.profile
-    rows, counted = profile.modules.values(), profile.is_counted
+    rows = list(profile.modules.values())
     columns: Columns = {
         "name": list(profile.modules),
         "kind": column(module.class_name for module in rows),
+        **table(rows, _OF_MODULES),
     }
-    columns |= {field: column(map(attrgetter(field), rows)) for field in _OF_MODULES}
+    spreads = _rank_spreads(profile)
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
     columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
-        works, whole = list(map(attrgetter(phase), rows)), profile.modules[""].work(phase)
+        columns |= _counts(profile, rows, phase)
+        works = [module.work(phase) for module in rows]
+        for field in _TIMES:
+            columns[f"{phase}.{field}"] = _medians(works, field)
+    return columns
+
+
+def _rank_spreads(profile: Profile) -> dict[str, float]:
+    """The largest delay of a rank in each module, as a share of the median rank's time."""
+    spreads: dict[str, float] = {}
+    for stat in profile.rank_stats:
+        if stat.median and not stat.waits and stat.phase in PASS_PHASES:
+            spread = stat.spread / stat.median
+            spreads[stat.module] = max(spread, spreads.get(stat.module, 0.0))
+    return spreads
+
+
+def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
+    """The counts of a phase, and its FLOPs that masks skip."""
+    root = profile.modules[""].work(phase)
+    works = [module.work(phase) for module in rows]
+    columns: Columns = {}
+    for prefix in ("", "self_"):
         for field in _COUNTS:
             # The root includes all work: if it has none, no module has any.
-            has_any = getattr(whole, field.removeprefix("self_"))
-            columns[f"{phase}.{field}"] = (
-                None if not counted else column(map(attrgetter(field), works)) if has_any else 0
-            )
-        for own in ("", "self_"):
-            masked = map(
-                sub,
-                map(attrgetter(f"{own}macs"), works),
-                map(attrgetter(f"{own}executed_macs"), works),
-            )
-            has_any = whole.macs != whole.executed_macs
-            columns[f"{phase}.{own}masked_flops"] = (
-                None if not counted else column([2 * macs for macs in masked]) if has_any else 0
-            )
-        for field in _TIMES:
-            columns[f"{phase}.{field}"] = column(
-                [None if each is None else each.median for each in map(attrgetter(field), works)]
-            )
-    return columns
+            has_any = bool(getattr(root, field))
+            values = map(attrgetter(prefix + field), works) if has_any else [0]
+            columns[f"{phase}.{prefix}{field}"] = column(values)
+        has_masks = root.macs != root.executed_macs
+        masked = _masked_flops(works, prefix) if has_masks else [0]
+        columns[f"{phase}.{prefix}masked_flops"] = column(masked)
+    return columns if profile.is_counted else dict.fromkeys(columns)
+
+
+def _masked_flops(works: Sequence[Work], prefix: str) -> Iterator[Value]:
+    for work in works:
+        macs: int = getattr(work, f"{prefix}macs")
+        executed: int = getattr(work, f"{prefix}executed_macs")
+        yield 2 * (macs - executed)
+
+
+def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
+    medians: list[Value] = []
+    for work in works:
+        timing = getattr(work, field)
+        medians.append(None if timing is None else timing.median)
+    return column(medians)
 
 
 KERNELS = 1000
 """The most compiled kernels in the table, for the size of the page."""
 
-_COUNTED = ("macs", "flops")
-_ALWAYS = ("calls", "bytes_moved")
+_WORK = ("calls", "bytes_moved", "macs", "flops")
 _TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
 _OF_TORCH = "aten::"
 
@@ -123,131 +141,164 @@ class Operators(Struct, frozen=True, kw_only=True):
     kernels: Kernels | None
 
 
+class _Row(NamedTuple):
+    """A row of the table of operators.
+
+    Attributes:
+        times: The columns of `_TRACED`, or nothing if the operator was not traced.
+    """
+
+    operator: str
+    phase: str
+    kind: str
+    dtype: str | None = None
+    share: float | None = None
+    share_of: str | None = None
+    modules: int | None = None
+    calls: int | None = None
+    bytes_moved: int | None = None
+    macs: int | None = None
+    flops: int | None = None
+    intensity: float | None = None
+    times: Mapping[str, float | None] = {}
+
+
 def operators(analysis: Analysis) -> Operators | None:
     """The view, or `None` if nothing was counted and nothing traced."""
     profile = analysis.profile
     rows = operator_rows(profile) if profile.is_counted else ()
-    # Torch's own without `aten::`, as counts name them.
-    traced = (
-        {each.name.removeprefix(_OF_TORCH): each for each in profile.trace.operators}
-        if profile.trace
-        else {}
-    )
-    traced_only = [
-        name
-        for name in traced
-        if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}
-    ]
-    kernels = (
-        None
-        if profile.trace is None or profile.trace.compiled is None
-        else _kernels(profile, profile.trace, profile.trace.compiled)
-    )
-    if not rows and not traced_only and kernels is None:
+    listed = [*_counted_rows(profile, rows), *_traced_only(profile, rows)]
+    trace = profile.trace
+    kernels = None
+    if trace is not None and trace.compiled is not None:
+        kernels = _kernels(profile, trace, trace.compiled)
+    if not listed and kernels is None:
         return None
+    columns = lists(listed, _Row._fields[:2]) | table(listed, _Row._fields[2:-1])
+    for field in _TRACED:
+        columns[field] = column(row.times.get(field) for row in listed)
     return Operators(
-        table=_table(analysis, rows, traced_only, traced),
+        table=columns,
         within=_within(profile, rows),
         unsupported=len({entry.operator for entry in profile.unsupported}),
         kernels=kernels,
     )
 
 
-def _table(
-    analysis: Analysis,
-    rows: Sequence[OperatorRow],
-    traced_only: Sequence[str],
-    traced: Mapping[str, TracedOperator],
-) -> Columns:
-    trace, nothing = analysis.profile.trace, [None] * len(traced_only)
-    shared = {
-        phase: {"macs": "MACs", "flops": "FLOPs"}[share_of(analysis.profile, phase)]
-        for phase in (None, *PHASES)
-    }
-    columns: Columns = {
-        "operator": [*(row.operator for row in rows), *traced_only],
-        "phase": [*(row.phase or "all" for row in rows), *("all" for _ in traced_only)],
-        "dtype": column([*(", ".join(row.dtypes) or None for row in rows), *nothing]),
-        "kind": column(
-            [
-                *("counted" if row.is_counted else "no formula" for row in rows),
-                *("traced" for _ in traced_only),
-            ]
-        ),
-        "share": column([*(row.share for row in rows), *nothing]),
-        "share_of": column([*(shared[row.phase] for row in rows), *nothing]),
-        "modules": column([*(row.modules for row in rows), *nothing]),
-    }
-    for field in _ALWAYS:
-        columns[field] = column([*(getattr(row.figures, field) for row in rows), *nothing])
-    for field in _COUNTED:
-        columns[field] = column(
-            [*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing]
+def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row]:
+    metrics = {"macs": "MACs", "flops": "FLOPs"}
+    shares_of = {phase: metrics[share_of(profile, phase)] for phase in (None, *PHASES)}
+    traced = _traced_by_name(profile)
+    for row in rows:
+        figures = row.figures
+        # A trace has no phases.
+        operator = traced.get(_short_name(row.operator)) if row.phase is None else None
+        yield _Row(
+            operator=row.operator,
+            phase=row.phase or "all",
+            kind="counted" if row.is_counted else "no formula",
+            dtype=", ".join(row.dtypes) or None,
+            share=row.share,
+            share_of=shares_of[row.phase],
+            modules=row.modules,
+            calls=figures.calls,
+            bytes_moved=figures.bytes_moved,
+            macs=figures.macs if row.is_counted else None,
+            flops=figures.flops if row.is_counted else None,
+            intensity=_intensity(row),
+            times=_traced_seconds(profile.trace, operator),
         )
-    columns["intensity"] = column([*(_intensity(row) for row in rows), *nothing])
-    of_rows = [
-        traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None
-        for row in rows
-    ]
-    for field in _TRACED:
-        times = [*of_rows, *(traced[name] for name in traced_only)]
-        columns[field] = column(
-            None if each is None or trace is None else trace.per_batch(getattr(each, field))
-            for each in times
-        )
-    return columns
+
+
+def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row]:
+    """Rows of operators that were traced and not counted."""
+    counted = {_short_name(row.operator) for row in rows}
+    for name, operator in _traced_by_name(profile).items():
+        if name not in counted:
+            times = _traced_seconds(profile.trace, operator)
+            yield _Row(operator=name, phase="all", kind="traced", times=times)
+
+
+def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
+    """Traced operators by their short names."""
+    if profile.trace is None:
+        return {}
+    return {_short_name(operator.name): operator for operator in profile.trace.operators}
+
+
+def _short_name(operator: str) -> str:
+    """The name without torch's namespace, which is missing in some traces and counts."""
+    return operator.removeprefix(_OF_TORCH)
+
+
+def _traced_seconds(
+    trace: Trace | None, operator: TracedOperator | None
+) -> dict[str, float | None]:
+    if trace is None or operator is None:
+        return {}
+    return {field: trace.per_batch(getattr(operator, field)) for field in _TRACED}
 
 
 def _intensity(row: OperatorRow) -> float | None:
     """FLOPs per byte, without the work that a mask skips, as in the roofline."""
     figures = row.figures
-    executed = figures.flops - 2 * (figures.macs - figures.executed_macs)
-    return executed / figures.bytes_moved if row.is_counted and figures.bytes_moved else None
+    if not row.is_counted or not figures.bytes_moved:
+        return None
+    masked = 2 * (figures.macs - figures.executed_macs)
+    return (figures.flops - masked) / figures.bytes_moved
 
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
-    numbers = {name: number for number, name in enumerate(profile.modules)}
-    listed = [
-        (row, name, each.by_module[name])
-        for row, each in enumerate(rows)
-        for name in each.by_module
-    ]
-    columns: Columns = {
-        "row": [row for row, _, _ in listed],
-        "module": [numbers[name] for _, name, _ in listed],
-    }
-    columns |= {
-        field: column(getattr(counts, field) for _, _, counts in listed)
-        for field in (*_ALWAYS, *_COUNTED)
-    }
-    return columns
+    """The work of each operator in its modules."""
+    numbers = _module_numbers(profile)
+    operators: list[Value] = []
+    modules: list[Value] = []
+    works = []
+    for number, row in enumerate(rows):
+        for name, work in row.by_module.items():
+            operators.append(number)
+            modules.append(numbers[name])
+            works.append(work)
+    return {"row": operators, "module": modules, **table(works, _WORK)}
+
+
+def _module_numbers(profile: Profile) -> Mapping[str, int]:
+    """The row of each module in the table of modules."""
+    return {name: number for number, name in enumerate(profile.modules)}
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
     """The kernels with the most time, or `None` if no kernel belongs to a known module."""
-    numbers = {name: number for number, name in enumerate(profile.modules)}
-    known = [each for each in code.kernels if each.module in numbers]
+    numbers = _module_numbers(profile)
+    known = [kernel for kernel in code.kernels if kernel.module in numbers]
     if not known:
         return None
     kept = known[:KERNELS]
-    took = [each.seconds_on(code.timed_on) for each in kept]
+    seconds = [kernel.seconds_on(code.timed_on) for kernel in kept]
     columns: Columns = {
-        "name": [each.name for each in kept],
-        "module": [numbers[each.module] for each in kept],
-        "phase": [each.phase for each in kept],
-        "seconds": column(trace.per_batch(seconds) for seconds in took),
-        "share": column(seconds / code.seconds if code.seconds else None for seconds in took),
-        "fused_bytes": column(
-            None if each.bytes_moved is None else trace.per_batch(each.bytes_moved) for each in kept
-        ),
-        "modules": column(each.modules for each in kept),
-        "calls": column(trace.per_batch(each.calls) for each in kept),
+        "name": [kernel.name for kernel in kept],
+        "module": [numbers[kernel.module] for kernel in kept],
+        "phase": [kernel.phase for kernel in kept],
+        "seconds": column(map(trace.per_batch, seconds)),
+        "share": column(_share(each, code.seconds) for each in seconds),
+        "modules": column(kernel.modules for kernel in kept),
+        "calls": column(trace.per_batch(kernel.calls) for kernel in kept),
     }
+    fused_bytes: list[Value] = []
+    for kernel in kept:
+        nbytes = kernel.bytes_moved
+        fused_bytes.append(None if nbytes is None else trace.per_batch(nbytes))
+    columns["fused_bytes"] = column(fused_bytes)
+    unassigned = _share(code.unassigned_seconds, code.seconds)
     return Kernels(
         table=columns,
         left_out=len(known) - len(kept),
         timed_on=code.timed_on,
         graphs=code.graphs,
-        assigned=1 - code.unassigned_seconds / code.seconds if code.seconds else None,
-        fused=code.divided_seconds / code.seconds if code.seconds else None,
+        assigned=None if unassigned is None else 1 - unassigned,
+        fused=_share(code.divided_seconds, code.seconds),
     )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

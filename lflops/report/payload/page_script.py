@@ -1,10 +1,11 @@
-"""The page's modules joined into one script.
+"""Join the JavaScript modules of the page into one script.
 
-From disk modules cannot load others, and from a server one file comes sooner than forty.
+A page from disk cannot load other modules, and a server sends one file faster than forty.
 """
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _PAGE = Path(__file__).parents[2] / "page"
@@ -14,38 +15,36 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def page_script(entry: str) -> str:
-    """The module of `page/` at this path and all that it imports, as one module with the same exports."""
-    # What is imported comes first. Each module is a function with its own scope, and returns what
-    # it exports.
+    """The module of `page/` at this path and all its imports, as one module with the same exports.
+
+    Each module becomes a function with its own scope that returns its exports.
+    """
+    script = "".join(_functions(entry, set()))
     exported = _exports(_source(entry))
-    again = f"export const {{ {exported} }} = {_variable(entry)};\n" if exported else ""
-    return _joined(entry, []) + again
+    if exported:
+        script += f"export const {{ {exported} }} = {_variable(entry)};\n"
+    return script
 
 
-def _joined(name: str, taken: list[str]) -> str:
-    taken.append(name)
+def _functions(name: str, seen: set[str]) -> Iterator[str]:
+    """The functions of a module and its imports that are not `seen`, the imports first."""
+    seen.add(name)
     source = _source(name)
 
-    def module(path: str) -> str:
-        return posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+    def path_of(imported: str) -> str:
+        return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
-    def taking(statement: re.Match[str]) -> str:
-        """`{ a as b }` of an import is `{ a: b }` of what the module's function returns."""
+    def assignment(statement: re.Match[str]) -> str:
+        """The import of `{ a as b }` as an assignment of `{ a: b }` from the function's result."""
         names = _RENAMED.sub(r"\1: \2", statement[1])
-        return f"const {names} = {_variable(module(statement[2]))};"
+        return f"const {names} = {_variable(path_of(statement[2]))};"
 
-    imported = [
-        _joined(each, taken)
-        for each in (module(path) for _, path in _IMPORT.findall(source))
-        if each not in taken
-    ]
-    body = _EXPORT.sub(r"\1", _IMPORT.sub(taking, source))
-    return "".join(
-        [
-            *imported,
-            f"const {_variable(name)} = (() => {{\n{body}return {{ {_exports(source)} }};\n}})();\n",
-        ]
-    )
+    for _, imported in _IMPORT.findall(source):
+        if path_of(imported) not in seen:
+            yield from _functions(path_of(imported), seen)
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(assignment, source))
+    exports = _exports(source)
+    yield f"const {_variable(name)} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
 
 
 def _source(name: str) -> str:
@@ -53,7 +52,7 @@ def _source(name: str) -> str:
 
 
 def _exports(source: str) -> str:
-    return ", ".join(each for _, each in _EXPORT.findall(source))
+    return ", ".join(name for _, name in _EXPORT.findall(source))
 
 
 def _variable(name: str) -> str:

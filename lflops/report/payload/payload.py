@@ -1,7 +1,7 @@
-"""A profile as what the page draws: few values, ready to be shown, and tables column by column."""
+"""The data of the page: values that are ready to be shown, and tables, column by column."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -12,15 +12,17 @@ from lflops.analysis.analysis import Analysis
 from lflops.garbage import gc_paused
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
+from lflops.profile.records import Rank, TimingStats
 from lflops.ranks.stragglers import slowest_first
 from lflops.report.ledger import end_lines, headline
-from lflops.report.payload.columns import VERSION, Columns, lists
+from lflops.report.payload.columns import VERSION, Columns, Value, lists
 from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
 from lflops.report.ranks import ranks
 from lflops.report.report import Report, report_of
+from lflops.report.text import joined
 
 
 class TraceFile(Struct, frozen=True, kw_only=True):
@@ -31,68 +33,71 @@ class TraceFile(Struct, frozen=True, kw_only=True):
 
 
 class WindowHeader(Struct, frozen=True, kw_only=True):
-    """What a list of windows shows of each."""
+    """The data of a window that lists of windows show.
 
-    # the training's
+    Attributes:
+        step: The step of the training run.
+        when: Window and step as text.
+        kind: The stage, or how the profile was made.
+        figures: Facts of the report that change from window to window, by name, if they are known.
+        ranges: The quartiles of these facts, if they have some.
+    """
+
     step: int | None
-    # its window and its step, as text
     when: str
-    # the stage, or how it was profiled
     kind: str
     device: str
     strategy: str | None
     ranks: int
     dtype: str | None
     partial: bool
-    figures: dict[
-        str, float
-        # facts of the report that change from window to window, by their names; unknown ones are left
-        # out
-    ]
-    # the quartiles of those that have some
+    figures: dict[str, float]
     ranges: dict[str, tuple[float, float]]
 
 
 class RanksShown(Struct, frozen=True, kw_only=True):
-    """The ranks of a run."""
+    """The ranks of a run.
 
-    # the report's lines, labels and texts
+    Attributes:
+        said: Labels and texts of the report's lines.
+        ranks: The ranks with their status (`ok`, `late`, `missing` or `failed`) and median times.
+        slowest_first: The ranks by their delay behind the median rank.
+        compared: Whether any module has times of two ranks.
+        places: Modules and phases with the times of all ranks: the median rank's seconds, the extra
+            seconds of the slowest rank, and whether ranks wait for each other there. The largest
+            differences come first.
+        seconds: The seconds of each rank in each of these places.
+    """
+
     said: list[tuple[str, str]]
-    # in their order, with the medians of what they took; a status is one of `ok`, `late`, `missing`
-    # and `failed`
     ranks: Columns
-    # the ranks by their time beyond the median rank's
     slowest_first: tuple[int, ...]
-    # whether any module has times of two ranks.
     compared: bool
-    # Modules and phases with every rank's time, those in which ranks differ most first: the median
-    # rank's seconds, how much longer the slowest one takes, and whether ranks wait for each other
-    # in it
     places: Columns
-    # of each of these the seconds of each rank
     seconds: list[list[float | None]]
 
 
 class Payload(Struct, frozen=True, kw_only=True):
-    """What one page shows of one profile, a field for each of its views.
+    """The data of one page about one profile, with a field for each view.
 
-    `None` where there is nothing to show.
+    A field is `None` if there is nothing to show.
+
+    Attributes:
+        lflops: The version of this format. It comes first.
+        head: The data for lists of windows. It comes second, so that a server can read it without
+            the rest.
+        title: What was profiled.
+        partial: Whether the run ended before the window did.
+        has_timeline: Whether there is a timeline of a step, which is a separate value.
+        peak_flops_per_second: The peak that MFU is a share of.
     """
 
-    # the version of this format, before everything else
     lflops: int
-    # what a list of windows shows; second, so that a server reads it without the rest
     head: WindowHeader
-    # what was profiled; when is in the head
     title: str
-    # whether the window was left before its end
     partial: bool
-    # whether there is a timeline of a step, which is a separate value
     has_timeline: bool
-    peak_flops_per_second: (
-        float | None
-        # the chip's, for the training's dtype: what MFU is a share of
-    )
+    peak_flops_per_second: float | None
     report: Report
     modules: Columns
     operators: Operators | None
@@ -104,39 +109,35 @@ class Payload(Struct, frozen=True, kw_only=True):
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
-    """Everything that the page shows of a profile.
+    """The data that the page shows of a profile.
 
-    Paths of traces are relative to the folder, if one is given.
+    Paths of traces are relative to `folder`, if it is passed.
     """
     made = _MADE.get(analysis)
     if made is None:
         with gc_paused():
-            made = _MADE[analysis] = _made(analysis)
+            made = _MADE[analysis] = _payload(analysis)
+    traces = []
     trace = analysis.profile.trace
-    files = {} if trace is None else trace.files
-    traces = (
-        TraceFile(rank=rank, file=file if folder is None else _relative(folder, file))
-        for rank, file in files.items()
-    )
+    if trace is not None:
+        for rank, file in trace.files.items():
+            shown = file if folder is None else _relative(folder, file)
+            traces.append(TraceFile(rank=rank, file=shown))
     return replace(made, traces=tuple(traces))
 
 
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
-"""What was made of each analysis that is still in use: the tab and the page of one window share it."""
+"""The payload of each analysis that is still in use, which the tab and the page share."""
 
 
-def _made(analysis: Analysis) -> Payload:
-    """Everything but the paths of its traces."""
+def _payload(analysis: Analysis) -> Payload:
+    """The payload without the paths of traces."""
     profile = analysis.profile
+    root = profile.modules[""].class_name or "a script"
     return Payload(
         lflops=VERSION,
         head=_head(analysis),
-        title=", ".join(
-            [
-                profile.modules[""].class_name or "a script",
-                profile.run.stage or profile.run.kind,
-            ]
-        ),
+        title=f"{root}, {profile.run.stage or profile.run.kind}",
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
@@ -155,34 +156,35 @@ _FIGURES = ("MFU", "achieved", "samples/s", "tokens/s", "step", "pass", "data", 
 
 
 def _head(analysis: Analysis) -> WindowHeader:
-    run, times, report = analysis.profile.run, analysis.step_times, report_of(analysis)
-    spreads = {
-        "step" if run.kind == "training" else "pass": times.seconds,
-        "data": times.spreads.get("data"),
-    }
+    run = analysis.profile.run
+    times = analysis.step_times
+    report = report_of(analysis)
+    figures = {}
+    for name in _FIGURES:
+        value = report.value(name)
+        if value is not None:
+            figures[name] = float(value)
+    ranges = {}
+    spreads = {analysis.evidence.unit: times.seconds, "data": times.spreads.get("data")}
+    for name, spread in spreads.items():
+        if spread is not None and spread.n > 1:
+            ranges[name] = (spread.low, spread.high)
+    window = None if run.window is None else f"window {run.window}"
+    step = None if run.step is None else f"step {run.step}"
+    device = run.device_name
+    if run.kind == "estimate" and run.hardware is not None:
+        device = run.hardware.name
     return WindowHeader(
         step=run.step,
-        when=", ".join(
-            f"{name} {at}"
-            for name, at in (("window", run.window), ("step", run.step))
-            if at is not None
-        ),
+        when=joined(window, step),
         kind=run.stage or run.kind,
-        device=run.device_name
-        if run.hardware is None or run.kind != "estimate"
-        else run.hardware.name,
+        device=device,
         strategy=run.strategy,
         ranks=run.world_size,
         dtype=run.dtype if run.dtype == "tf32" else run.precision or run.dtype,
         partial=run.partial,
-        figures={
-            name: float(value) for name in _FIGURES if (value := report.value(name)) is not None
-        },
-        ranges={
-            name: (spread.low, spread.high)
-            for name, spread in spreads.items()
-            if spread is not None and spread.n > 1
-        },
+        figures=figures,
+        ranges=ranges,
     )
 
 
@@ -195,44 +197,53 @@ def _relative(folder: Path, file: str) -> str:
 
 
 def _ranks(analysis: Analysis) -> RanksShown | None:
-    """The view; `None` for a run of one rank."""
+    """The view, or `None` for a run with one rank."""
     profile = analysis.profile
     if len(profile.ranks) < 2:
         return None
-    known = sorted(
-        (stat for stat in profile.rank_stats if stat.by_rank is not None),
-        key=lambda stat: (stat.waits, -stat.spread),
-    )
-    table = lists(
-        profile.ranks, ("rank", "status", "host", "device", "macs", "peak_bytes", "slowest")
-    )
-    for field in ("step", "data", "cpu"):
-        table[field] = [
-            None if (spread := getattr(rank, field)) is None else spread.median
-            for rank in profile.ranks
-        ]
-    positions = [
-        ", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items())
-        for rank in profile.ranks
-    ]
+    stats = [stat for stat in profile.rank_stats if stat.by_rank is not None]
+    stats.sort(key=lambda stat: (stat.waits, -stat.spread))
+    seconds = []
+    for stat in stats:
+        by_rank = stat.by_rank or {}
+        seconds.append([by_rank.get(rank.rank) for rank in profile.ranks])
     return RanksShown(
         said=list(ranks(analysis)),
-        ranks=table | {"place": [position or None for position in positions]},
+        ranks=_table_of_ranks(profile.ranks),
         slowest_first=slowest_first(profile, analysis.stragglers),
         compared=bool(profile.rank_stats),
-        places=lists(known, ("module", "phase", "median", "spread", "waits")),
-        seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
+        places=lists(stats, ("module", "phase", "median", "spread", "waits")),
+        seconds=seconds,
     )
+
+
+def _table_of_ranks(listed: Sequence[Rank]) -> Columns:
+    table = lists(listed, ("rank", "status", "host", "device", "macs", "peak_bytes", "slowest"))
+    for field in ("step", "data", "cpu"):
+        medians: list[Value] = []
+        for rank in listed:
+            spread: TimingStats | None = getattr(rank, field)
+            medians.append(None if spread is None else spread.median)
+        table[field] = medians
+    positions: list[Value] = []
+    for rank in listed:
+        coordinates = [f"{kind} {value}" for kind, value in rank.coordinates.items()]
+        positions.append(", ".join(coordinates) or None)
+    return table | {"place": positions}
 
 
 class LedgerShown(Struct, frozen=True, kw_only=True):
-    """A ledger, with what its page says of it."""
+    """A ledger, as its page shows it.
+
+    Attributes:
+        said: The losses that are large enough for a line.
+        categories: Labels of categories.
+        causes: Labels of the causes of slow steps.
+    """
 
     title: str
-    # the losses that are worth a line
     said: tuple[str, ...]
     ledger: Ledger
-    # how each is called
     categories: Mapping[str, str]
     causes: Mapping[str, str]
 
@@ -247,6 +258,7 @@ def ledger_shown(ledger: Ledger) -> LedgerShown:
 def encoded_run(folder: Path) -> bytes:
     """The last run in a folder, as JSON.
 
-    A `ProfileError` where there is no ledger, or it cannot be read.
+    Raises:
+        ProfileError: There is no ledger, or it cannot be read.
     """
     return json.encode(ledger_shown(load_run(folder)))

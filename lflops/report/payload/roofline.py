@@ -1,8 +1,7 @@
-"""The page's Roofline view: roofs, and points by module, repeated module and operator."""
+"""The page's Roofline view: rooflines, and points by module, repeated module and operator."""
 
 from collections.abc import Sequence
 from heapq import nlargest
-from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -10,38 +9,37 @@ from msgspec import Struct
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Point, RooflinePart, point_of
 from lflops.analysis.tree import Repeats, fold_parts
-from lflops.report.payload.columns import Columns, column
-from lflops.report.text import OVER, saved_by_fusion, why_no_roof
+from lflops.report.payload.columns import Columns, column, table
+from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 
 Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
 
 MAX_POINTS = 2000
 """The most points in a table: more do not fit a chart, nor the size of the page."""
 
-# Fields of a point by the names of their columns.
-_FIGURES = {
-    "flops": "flops",
-    "bytes_moved": "bytes_moved",
-    "fused_bytes": "fused_bytes",
-    "intensity": "intensity",
-    "seconds": "seconds",
-    "roof_seconds": "roof_seconds",
-    "share": "share",
-    "bound": "bound",
-    "achieved": "flops_per_second",
-    "reachable": "roof_flops_per_second",
-    "to_win": "potential_seconds",
-}
+_FIGURES = (
+    "flops",
+    "bytes_moved",
+    "fused_bytes",
+    "intensity",
+    "seconds",
+    "roof_seconds",
+    "share",
+    "bound",
+    "flops_per_second",
+    "roof_flops_per_second",
+    "potential_seconds",
+)
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or without times with the most time at their roofs.
+    """The points with the most time, or, without times, with the largest roofline-bound time.
 
     Attributes:
         table: The `phase` of each point, always a list; `module`, its row in the table of modules;
             `label`, if it has another name; `times`, the number of modules that it stands for;
             `has_below`, whether it has submodules, which it leaves out; its figures in SI units;
-            and `over`, the reason in words if it is above its roof.
+            and `over`, the reason in words if it is above its roofline limit.
         left_out: Number of points that are not in the table.
     """
 
@@ -53,12 +51,12 @@ class Roofs(Struct, frozen=True, kw_only=True):
     """A roofline.
 
     Attributes:
-        ceilings: The roofs; those of the points first.
-        why_unknown: Why the points have no roof, if they have none.
+        ceilings: The rooflines; the limits of the points come first.
+        why_unknown: Why the points have no limit. Empty if they have one.
         modules: Modules by phase, without submodules.
         repeats: The same with repeated modules as one point.
         operators: Operators by phase and dtype, over all modules; their times are unknown.
-        fusion: A sentence about the bytes that compiled code moves; empty if unknown.
+        fusion: A sentence about the bytes that compiled code moves. Empty if they are unknown.
     """
 
     ceilings: tuple[Ceiling, ...]
@@ -87,7 +85,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    own = [
+    self_work = [
         _PointRow(point_of(part), rows[part.module], has_below=part.module in below)
         for part in _longest(overview.self_work)
     ]
@@ -111,8 +109,8 @@ def roofs(analysis: Analysis) -> Roofs | None:
     ]
     return Roofs(
         ceilings=overview.ceilings,
-        why_unknown=why_no_roof(profile.run, overview.ceilings),
-        modules=_points(own, len(overview.self_work)),
+        why_unknown=why_no_limit(profile.run, overview.ceilings),
+        modules=_points(self_work, len(overview.self_work)),
         repeats=_points(repeats, len(folded)),
         operators=_points(operators, len(overview.operators)),
         fusion=saved_by_fusion(analysis.fusion),
@@ -131,10 +129,10 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
     """The table of these rows, out of `number` points."""
     points = [row.point for row in rows]
-    columns: Columns = {"phase": [point.phase for point in points]}
-    for field in ("module", "label", "times", "has_below"):
-        columns[field] = column(map(attrgetter(field), rows))
-    for name, field in _FIGURES.items():
-        columns[name] = column(map(attrgetter(field), points))
-    columns["over"] = column(OVER.get(point.over or "") for point in points)
+    columns: Columns = {
+        "phase": [point.phase for point in points],
+        **table(rows, ("module", "label", "times", "has_below")),
+        **table(points, _FIGURES),
+        "over": column(OVER.get(point.over or "") for point in points),
+    }
     return Points(table=columns, left_out=number - len(rows))

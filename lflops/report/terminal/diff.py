@@ -1,23 +1,27 @@
 """Two runs on a terminal: the changes in words, then tables of the step and of changed modules."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analysis.compare.compared_run import Change
 from lflops.analysis.compare.diff import Diff, Limit, ModuleDiff
-from lflops.analysis.compare.significance import CHANGED
+from lflops.analysis.compare.significance import CHANGED, Timing
 from lflops.report.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
+from lflops.report.text import phase_label
 
 _LONG_NAME = 40
+
+_RELATIVE = "relative to all modules"
+"""Heading of the intervals without the change of all modules together."""
 
 
 def render_diff(
     diff: Diff,
     limits: Iterable[Limit] = (),
-    faults: Iterable[tuple[str, str]] = (),
+    issues: Iterable[tuple[str, str]] = (),
     *,
     everything: bool = False,
 ) -> RenderableType:
@@ -26,7 +30,7 @@ def render_diff(
     Args:
         diff: The comparison.
         limits: Limits of the second run, with their results.
-        faults: Labels and sentences about issues of both runs.
+        issues: Labels and sentences about issues of both runs.
         everything: Whether to list unchanged modules too.
     """
     rows: list[tuple[str, RenderableType]] = []
@@ -34,7 +38,7 @@ def render_diff(
         change = f"{_fact(before)} → {_fact(after)}"
         rows.append((fact.replace("_", " "), text(change, "yellow")))
     rows += [("changed", prose(line)) for line in headline(diff)]
-    rows += [(label, prose(sentence)) for label, sentence in faults]
+    rows += [(label, prose(sentence)) for label, sentence in issues]
     rows += [_limit_row(limit, diff) for limit in limits]
     parts: list[RenderableType] = [margin(rows), "", _run(diff)]
     modules = [module for module in diff.modules if everything or _is_changed(module)]
@@ -75,24 +79,10 @@ def _limit(limit: Limit, diff: Diff) -> str:
 
 def _run(diff: Diff) -> FittedTable:
     root = diff.modules[0].inclusive
-    names = []
-    cells: dict[str, list[str]] = {"before": [], "after": [], "change": [], "beyond the whole": []}
-
-    def add(name: str, *row: str) -> None:
-        names.append(name)
-        for column, cell in zip(cells.values(), row, strict=True):
-            column.append(cell)
-
-    times = {"median step": diff.step} | {f"  {name}": time for name, time in diff.phases.items()}
-    for name, time in times.items():
-        beyond = "" if time is diff.step else interval(time)
-        add(
-            name,
-            units.duration(time.before),
-            units.duration(time.after),
-            signed(time.ratio),
-            beyond,
-        )
+    rows = [("median step", _times(diff.step) | {_RELATIVE: ""})]
+    for name, time in diff.phases.items():
+        cells = _times(time) | {_RELATIVE: interval(time)}
+        rows.append((f"  {phase_label(name)}", cells))
     for name, change, unit in (
         ("samples/s", diff.samples_per_second, units.rate),
         ("tokens/s", diff.tokens_per_second, units.rate),
@@ -104,27 +94,46 @@ def _run(diff: Diff) -> FittedTable:
         ("parameters", root.parameters, units.count),
     ):
         if change.before is not None or change.after is not None:
-            add(name, unit(change.before), unit(change.after), _signed(change), "")
-    return FittedTable("the run", names, cells, room=MARGIN)
+            cells = {
+                "before": unit(change.before),
+                "after": unit(change.after),
+                "change": _signed(change),
+                _RELATIVE: "",
+            }
+            rows.append((name, cells))
+    return FittedTable.of_rows("the run", rows, room=MARGIN)
 
 
-def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
-    names = [module_name(module) for module in modules]
-    times = [module.news for module in modules]
-    columns: Mapping[str, Sequence[str]] = {
-        "time before": [units.duration(time.before) for time in times],
-        "after": [units.duration(time.after) for time in times],
-        "change": [signed(time.ratio) for time in times],
-        "judged": list(map(_verdict, modules)),
-        "beyond the whole": list(map(interval, times)),
-        "own MACs": [_signed(module.self_work.macs) for module in modules],
-        "own FLOPs": [_signed(module.self_work.flops) for module in modules],
-        "own params": [_signed(module.self_work.parameters) for module in modules],
-        "peak": [_signed(module.peak_bytes) for module in modules],
-        "time a MAC": [signed(time.per_mac) for time in times],
+def _times(time: Timing) -> dict[str, str]:
+    return {
+        "before": units.duration(time.before),
+        "after": units.duration(time.after),
+        "change": signed(time.ratio),
     }
-    longest = min(max(map(len, names)), _LONG_NAME)
-    return FittedTable("module", names, columns, room=max(MARGIN, longest))
+
+
+def _modules(modules: Iterable[ModuleDiff]) -> FittedTable:
+    rows = []
+    longest = 0
+    for module in modules:
+        name = module_name(module)
+        longest = max(longest, len(name))
+        time = module.news
+        work = module.self_work
+        cells = {
+            "time before": units.duration(time.before),
+            "after": units.duration(time.after),
+            "change": signed(time.ratio),
+            "verdict": _verdict(module),
+            _RELATIVE: interval(time),
+            "self MACs": _signed(work.macs),
+            "self FLOPs": _signed(work.flops),
+            "self params": _signed(work.parameters),
+            "peak": _signed(module.peak_bytes),
+            "time per MAC": signed(time.per_mac),
+        }
+        rows.append((name, cells))
+    return FittedTable.of_rows("module", rows, room=max(MARGIN, min(longest, _LONG_NAME)))
 
 
 def _verdict(module: ModuleDiff) -> str:
@@ -132,7 +141,9 @@ def _verdict(module: ModuleDiff) -> str:
         return "added"
     if module.after is None:
         return "removed"
-    return module.news.verdict or ("other work" if module.self_work.differs else units.UNKNOWN)
+    if module.news.verdict is not None:
+        return module.news.verdict
+    return "other work" if module.self_work.differs else units.UNKNOWN
 
 
 def _signed(change: Change) -> str:

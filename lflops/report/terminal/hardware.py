@@ -16,20 +16,17 @@ _FIGURES = ("memory", "bandwidth", "link", *DTYPES)
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
     """The chips of each vendor."""
-    rows: list[tuple[str, Hardware | None]] = []
+    headings = ("memory", "bandwidth", *DTYPES)
+    rows = []
     for vendor, of_vendor in chips.items():
-        rows.append((vendor, None))
-        rows += [(chip.name, chip) for chip in of_vendor]
-    columns = {
-        column: ["" if chip is None else _cell(chip, column) for _, chip in rows]
-        for column in ("memory", "bandwidth", *DTYPES)
-    }
-    names = [name for name, _ in rows]
+        rows.append((vendor, dict.fromkeys(headings, "")))
+        for chip in of_vendor:
+            rows.append((chip.name, {heading: _cell(chip, heading) for heading in headings}))
     remark = (
         "FLOP/s (int8: OP/s) without sparsity; "
         "lflops hardware NAME prints the sources of a chip's figures"
     )
-    table = FittedTable("chip", names, columns, first=_LEFT_OUT_FIRST)
+    table = FittedTable.of_rows("chip", rows, first=_LEFT_OUT_FIRST)
     return Group(table, "", text(remark, "dim"))
 
 
@@ -39,16 +36,18 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
     If the machine has that chip, they include the share that the machine reaches.
     """
     devices = [device for device in (chip, measured) if device is not None]
-    names = []
+    rows = []
     for name in _FIGURES:
-        if any(_value(device, name) for device in devices):
-            names.append(name)
-    columns: dict[str, list[str]] = {}
-    for device in devices:
-        heading = "measured" if device is measured else plain(device.name)
-        columns[heading] = [_with_unit(device, name) for name in names]
-    if chip is not None and measured is not None and lookup(measured.name) == chip:
-        columns["reached"] = [_reached(chip, measured, name) for name in names]
+        if not any(_value(device, name) for device in devices):
+            continue
+        cells = {}
+        if chip is not None:
+            cells[plain(chip.name)] = _with_unit(chip, name)
+        if measured is not None:
+            cells["measured"] = _with_unit(measured, name)
+        if chip is not None and measured is not None and lookup(measured.name) == chip:
+            cells["reached"] = _reached(chip, measured, name)
+        rows.append((name, cells))
     sources = []
     for device in devices:
         label = "source"
@@ -57,7 +56,7 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
             label = "device"
             source = f"{device.name}, {source}"
         sources.append(Text.assemble((f"{label}  ", "bold"), text(source)))
-    return Group(FittedTable("", names, columns), "", *sources)
+    return Group(FittedTable.of_rows("", rows), "", *sources)
 
 
 def _with_unit(device: Hardware, name: str) -> str:

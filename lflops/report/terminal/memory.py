@@ -108,7 +108,7 @@ def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
     )
     fragmentation = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
     if fit.fragmentation_simulated:
-        fragmentation = "reserved besides by the allocator (simulated)"
+        fragmentation = "also reserved by the allocator (simulated)"
     parts = {
         "tensors": fit.tensor_bytes,
         fragmentation: fit.fragmentation_bytes,
@@ -148,7 +148,7 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
 
 
 def _saving(saved: int, macs: int) -> str:
-    return f"saves up to {units.size(saved)} for {units.count(macs)} MACs more"
+    return f"saves up to {units.size(saved)} for {units.count(macs)} more MACs"
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
@@ -178,6 +178,6 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
             cells.append(text(fit.verdict, _COLOURS[fit.verdict]))
         table.add_row(text(strategy.strategy), *cells)
     remark = (
-        "by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL"
+        "computed from this step; needs includes fragmentation, the CUDA context, cuBLAS and NCCL"
     )
     return Group(table, text(remark, "dim"))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
+from lflops.analysis.operators import Operator
 from lflops.analysis.tree import ModuleRow, WorkCounts, share_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import CompiledCode, Phase, Trace
@@ -66,22 +67,26 @@ def _totals(analysis: Analysis) -> FittedTable:
     }
     if not ran and not analysis.profile.is_counted:
         headings = ("MACs", "FLOPs", "bytes moved", "operator calls")
-        unknown = {heading: [units.UNKNOWN] for heading in headings}
-        return FittedTable("totals", ["all"], unknown, room=MARGIN)
+        unknown = dict.fromkeys(headings, units.UNKNOWN)
+        return FittedTable.of_rows("totals", [("all", unknown)], room=MARGIN)
     ran = ran or {"forward": WorkCounts()}
     if len(ran) > 1:
         ran["all"] = sum(ran.values(), WorkCounts())
-    columns = {"MACs": [units.count(counts.macs) for counts in ran.values()]}
-    model = analysis.unsharded_macs
-    if model:
-        macs: dict[str, int | None] = {**model, "all": sum_known(model.values())}
-        columns["MACs of model"] = [units.count(macs.get(phase, 0)) for phase in ran]
-    if any(counts.executed_macs != counts.macs for counts in ran.values()):
-        columns["executed MACs"] = [units.count(counts.executed_macs) for counts in ran.values()]
-    columns["FLOPs"] = [units.count(counts.flops) for counts in ran.values()]
-    columns["bytes moved"] = [units.size(counts.bytes_moved) for counts in ran.values()]
-    columns["operator calls"] = [units.count(counts.calls) for counts in ran.values()]
-    return FittedTable("totals", list(ran), columns, room=MARGIN)
+    macs_of_model: dict[str, int | None] = dict(analysis.unsharded_macs or {})
+    macs_of_model["all"] = sum_known(macs_of_model.values())
+    has_masks = any(counts.executed_macs != counts.macs for counts in ran.values())
+    rows = []
+    for phase, counts in ran.items():
+        cells = {"MACs": units.count(counts.macs)}
+        if analysis.unsharded_macs:
+            cells["MACs of model"] = units.count(macs_of_model.get(phase, 0))
+        if has_masks:
+            cells["executed MACs"] = units.count(counts.executed_macs)
+        cells["FLOPs"] = units.count(counts.flops)
+        cells["bytes moved"] = units.size(counts.bytes_moved)
+        cells["operator calls"] = units.count(counts.calls)
+        rows.append((phase, cells))
+    return FittedTable.of_rows("totals", rows, room=MARGIN)
 
 
 _GAP = 2
@@ -98,7 +103,7 @@ def render(
     *,
     depth: int = -1,
     sort: str | None = None,
-    own: bool = False,
+    flat: bool = False,
     phase: Phase | None = None,
 ) -> RenderableType:
     """Draw a profile with its module tree, or with a flat list of modules.
@@ -107,13 +112,13 @@ def render(
         analysis: The analysis of the profile.
         depth: Levels of the tree below the model; -1 for all.
         sort: Column to sort by. Default: the model's order for a tree, MACs for a flat list.
-        own: Whether to draw a flat list by self work.
+        flat: Whether to draw a flat list by self work.
         phase: The phase of times, work and shares; `None` for all phases together.
 
     Raises:
         ValueError: `depth`, `sort` or `phase` is invalid.
     """
-    if own:
+    if flat:
         rows = analysis.flat(sort=sort, phase=phase)
     else:
         rows = analysis.tree(depth=depth, sort=sort, phase=phase)
@@ -159,7 +164,7 @@ class _Modules:
             header_style="bold",
         )
         is_flat = any(line.row.is_self for line in self._lines)
-        heading = "module, own work" if is_flat else "module"
+        heading = "module, self work" if is_flat else "module"
         table.add_column(heading, vertical="bottom", no_wrap=True)
         for column in layout.columns:
             table.add_column(column.heading, justify="right", no_wrap=True, vertical="bottom")
@@ -202,11 +207,11 @@ class _Modules:
         if any(line.times > 1 for line in self._lines):
             has_times = any(column.heading.endswith("time") for column in layout.columns)
             times = ", times too" if has_times else ""
-            yield f"×N: N equal modules; the figures are those of all of them{times}"
+            yield f"×N: N equal modules; the figures are those of all N{times}"
         if self._idle:
             are = "is" if self._idle == 1 else "are"
             modules = counted(self._idle, "module")
-            yield f"{modules} without own work or parameters {are} not listed"
+            yield f"{modules} without self work and parameters {are} not listed"
         too_deep = sum(_level(line) > layout.deepest for line in self._lines)
         if too_deep:
             rows = counted(too_deep, "row")
@@ -272,23 +277,12 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
     rows = analysis.operators(phase)
     if not rows:
         return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
-    shares = [units.percent(row.share) for row in rows]
-    columns: dict[str, list[str]] = {}
-    if share_of(analysis.profile, phase) == "flops":
-        columns["FLOPs"] = [units.count(row.figures.flops) for row in rows]
-        columns["% of FLOPs"] = shares
-    else:
-        columns["MACs"] = [units.count(row.figures.macs) for row in rows]
-        columns["% of MACs"] = shares
-        columns["FLOPs"] = [units.count(row.figures.flops) for row in rows]
-    columns["bytes moved"] = [units.size(row.figures.bytes_moved) for row in rows]
-    columns["calls"] = [units.count(row.figures.calls) for row in rows]
-    names = [row.operator for row in rows]
-    parts: list[RenderableType] = [
-        header(analysis),
-        "",
-        FittedTable(f"operators, {phase or 'all'}", names, columns),
-    ]
+    by_flops = share_of(analysis.profile, phase) == "flops"
+    table = FittedTable.of_rows(
+        f"operators, {phase or 'all'}",
+        [(row.operator, _operator(row, by_flops=by_flops)) for row in rows],
+    )
+    parts: list[RenderableType] = [header(analysis), "", table]
     trace = analysis.profile.trace
     if trace is not None and trace.operators:
         parts += ["", _traced(trace)]
@@ -297,26 +291,42 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
     return Group(*parts)
 
 
+def _operator(row: Operator, *, by_flops: bool) -> dict[str, str]:
+    figures = row.figures
+    cells = {}
+    if by_flops:
+        cells["FLOPs"] = units.count(figures.flops)
+        cells["% of FLOPs"] = units.percent(row.share)
+    else:
+        cells["MACs"] = units.count(figures.macs)
+        cells["% of MACs"] = units.percent(row.share)
+        cells["FLOPs"] = units.count(figures.flops)
+    cells["bytes moved"] = units.size(figures.bytes_moved)
+    cells["calls"] = units.count(figures.calls)
+    return cells
+
+
 def _traced(trace: Trace) -> FittedTable:
     """The operators with the most self time, in the mean recorded batch.
 
     Device time is attributed to the operator that launched it.
     """
+
+    def time(seconds: float) -> str:
+        return units.duration(trace.per_batch(seconds))
+
     on_device = any(operator.device_seconds for operator in trace.operators)
-    rows = trace.by_own_time(on_device=on_device)
-    columns: dict[str, list[str]] = {}
-
-    def add(heading: str, field: str) -> None:
-        seconds = [trace.per_batch(getattr(row, field)) for row in rows]
-        columns[heading] = list(map(units.duration, seconds))
-
-    if on_device:
-        add("device, own", "self_device_seconds")
-        add("device", "device_seconds")
-    add("host, own", "self_host_seconds")
-    add("host", "host_seconds")
-    columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
-    return FittedTable("operators as traced, in a batch", [row.name for row in rows], columns)
+    rows = []
+    for operator in trace.by_own_time(on_device=on_device):
+        cells = {}
+        if on_device:
+            cells["device, self"] = time(operator.self_device_seconds)
+            cells["device"] = time(operator.device_seconds)
+        cells["host, self"] = time(operator.self_host_seconds)
+        cells["host"] = time(operator.host_seconds)
+        cells["calls"] = units.count(trace.per_batch(operator.calls))
+        rows.append((operator.name, cells))
+    return FittedTable.of_rows("traced operators, per batch", rows)
 
 
 def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
@@ -324,19 +334,20 @@ def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
 
     A fused kernel has a row in each of its modules.
     """
-    rows = code.kernels[:_KERNELS]
-    columns: dict[str, list[str]] = {
-        "module": [row.module or "the model itself" for row in rows],
-        "phase": [row.phase for row in rows],
-    }
-    seconds = [row.seconds_on(code.timed_on) for row in rows]
-    columns[code.timed_on] = [units.duration(trace.per_batch(took)) for took in seconds]
-    shares = [took / code.seconds if code.seconds else None for took in seconds]
-    columns["% of compiled"] = list(map(units.percent, shares))
-    fused = columns["bytes, fused"] = []
-    for row in rows:
-        known = row.bytes_moved is not None
-        fused.append(units.size(trace.per_batch(row.bytes_moved or 0) if known else None))
-    columns["fused of"] = [counted(row.modules, "module") for row in rows]
-    columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
-    return FittedTable("kernels of compiled code, in a batch", [row.name for row in rows], columns)
+    rows = []
+    for kernel in code.kernels[:_KERNELS]:
+        seconds = kernel.seconds_on(code.timed_on)
+        share = seconds / code.seconds if code.seconds else None
+        nbytes = kernel.bytes_moved
+        moved = None if nbytes is None else trace.per_batch(nbytes)
+        cells = {
+            "module": kernel.module or "the model itself",
+            "phase": kernel.phase,
+            code.timed_on: units.duration(trace.per_batch(seconds)),
+            "% of compiled": units.percent(share),
+            "fused bytes moved": units.size(moved),
+            "fused from": counted(kernel.modules, "module"),
+            "calls": units.count(trace.per_batch(kernel.calls)),
+        }
+        rows.append((kernel.name, cells))
+    return FittedTable.of_rows("kernels of compiled code, per batch", rows)

@@ -20,25 +20,15 @@ _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
-    """The ceilings, and the modules and operators with the largest potential speed-up.
+    """The rooflines, and the modules and operators with the largest potential speed-up.
 
-    `top` is the number of modules, and of operators. Without times, those that need the most
-    seconds at the roof come first.
+    `top` is the number of modules, and of operators. Without times, the largest roofline-bound
+    times come first.
     """
     overview = analysis.roofline
-    folded = []
-    for repeats in fold_parts(overview.modules, analysis.patterns):
-        number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
-        folded.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
-    modules = sorted(folded, key=lambda named: _most_seconds_first(named[1]))
-    operators = sorted(
-        overview.operators,
-        key=lambda point: (*_most_seconds_first(point), -point.flops, -point.bytes_moved),
-    )
-    named = []
-    for point in operators[:top]:
-        named.append((f"{plain(point.operator or '')} {plain(point.dtype or '')}", point))
-    is_timed = any(point.seconds is not None for point in operators)
+    modules = _modules(analysis)
+    operators = _operators(overview.operators)
+    is_timed = any(point.seconds is not None for point in overview.operators)
     left_out = []
     if len(modules) > top:
         left_out.append(counted(len(modules) - top, "more module row"))
@@ -47,11 +37,32 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     return Group(
         _ceilings(overview.ceilings),
         "",
-        _points("module, with all below it", modules[:top], timed=True),
+        _points("module, inclusive", modules[:top], timed=True),
         "",
-        _points("operator, in all modules", named, timed=is_timed),
+        _points("operator, in all modules", operators[:top], timed=is_timed),
         *_remarks([point for _, point in modules], analysis.fusion, left_out),
     )
+
+
+def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
+    """Names and points of the modules, repeated modules together."""
+    named = []
+    for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
+        number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
+        named.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
+    return sorted(named, key=lambda row: _most_seconds_first(row[1]))
+
+
+def _operators(points: Iterable[Point]) -> list[tuple[str, Point]]:
+    """Names and points of the operators."""
+
+    def key(point: Point) -> tuple[float, ...]:
+        return (*_most_seconds_first(point), -point.flops, -point.bytes_moved)
+
+    named = []
+    for point in sorted(points, key=key):
+        named.append((f"{plain(point.operator or '')} {plain(point.dtype or '')}", point))
+    return named
 
 
 def _most_seconds_first(point: Point) -> tuple[float, float]:
@@ -60,41 +71,50 @@ def _most_seconds_first(point: Point) -> tuple[float, float]:
 
 def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     if not ceilings:
-        return text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow")
+        return text(
+            "the roofline is unknown: pass --hardware NAME; lflops hardware lists the names",
+            "yellow",
+        )
     rows = []
     for ceiling in ceilings:
         peak = units.quantity(ceiling.flops_per_second, "FLOP/s")
         bandwidth = units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
         source = f", {ceiling.source}" if ceiling.source else ""
-        unused = "" if ceiling.is_judged_by else " (not used below)"
+        unused = "" if ceiling.is_judged_by else " (not used as the limit)"
         line = f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{unused}"
-        rows.append(("roof", prose(line)))
+        rows.append(("roofline", prose(line)))
     return margin(rows)
 
 
 def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) -> FittedTable:
-    points = [point for _, point in named]
-    columns = {"phase": [WORDS["short"][point.phase] for point in points]}
-    if timed:
-        columns["time"] = [units.duration(point.seconds) for point in points]
-        columns["of the roof"] = list(map(_share_of_roof, points))
-        columns["to win"] = [units.duration(point.potential_seconds) for point in points]
-    columns["bound by"] = [point.bound or units.UNKNOWN for point in points]
-    columns["FLOPs/byte"] = [units.rate(point.intensity) for point in points]
-    if timed:
-        columns["FLOP/s"] = [units.rate(point.flops_per_second) for point in points]
-    columns |= {
-        "roof FLOP/s": [units.rate(point.roof_flops_per_second) for point in points],
-        "at the roof": [units.duration(point.roof_seconds) for point in points],
-        "FLOPs": [units.count(point.flops) for point in points],
-        "bytes moved": [units.size(point.bytes_moved) for point in points],
-    }
-    if any(point.fused_bytes is not None for point in points):
-        columns["bytes, fused"] = [units.size(point.fused_bytes) for point in points]
-    return FittedTable(heading, [name for name, _ in named], columns, room=_NAME)
+    has_fused_bytes = any(point.fused_bytes is not None for _, point in named)
+    rows = []
+    for name, point in named:
+        cells = _cells(point, timed=timed)
+        if has_fused_bytes:
+            cells["fused bytes\nmoved"] = units.size(point.fused_bytes)
+        rows.append((name, cells))
+    return FittedTable.of_rows(heading, rows, room=_NAME)
 
 
-def _share_of_roof(point: Point) -> str:
+def _cells(point: Point, *, timed: bool) -> dict[str, str]:
+    cells = {"phase": WORDS["short"][point.phase]}
+    if timed:
+        cells["time"] = units.duration(point.seconds)
+        cells["of the\nlimit"] = _share_of_limit(point)
+        cells["potential\nspeed-up"] = units.duration(point.potential_seconds)
+    cells["bound by"] = point.bound or units.UNKNOWN
+    cells["FLOPs/byte"] = units.rate(point.intensity)
+    if timed:
+        cells["FLOP/s"] = units.rate(point.flops_per_second)
+    cells["roofline\nFLOP/s"] = units.rate(point.roof_flops_per_second)
+    cells["roofline-\nbound time"] = units.duration(point.roof_seconds)
+    cells["FLOPs"] = units.count(point.flops)
+    cells["bytes\nmoved"] = units.size(point.bytes_moved)
+    return cells
+
+
+def _share_of_limit(point: Point) -> str:
     share = units.percent(point.share)
     return f"{share} {_SIGNS[point.over]}" if point.over else share
 
@@ -113,7 +133,7 @@ def _remarks(
     if left_out:
         lines.append(f"{' and '.join(left_out)}; --top N lists more, --json all")
     if not any(point.seconds for point in modules):
-        lines.append("nothing was timed: lflops.measure and FlopsMonitor do")
+        lines.append("nothing was timed; lflops.measure and FlopsMonitor measure times")
     if lines:
         yield ""
     for line in lines:
@@ -123,17 +143,18 @@ def _remarks(
 def render_lower_bound(bound: LowerBound) -> Group:
     """The step, its phases, and the modules directly below the root that take longest."""
     sentence = (
-        f"{units.duration(bound.seconds)} a step, with every operator at the peak or the bandwidth "
-        f"of {bound.hardware}"
+        f"{units.duration(bound.seconds)} per step, with every operator at the peak or the "
+        f"bandwidth of {bound.hardware}"
     )
     rows: list[tuple[str, RenderableType]] = [("at least", prose(sentence))]
     for phase, seconds in bound.by_phase.items():
         rows.append(("", _bound_line(seconds, bound, phase)))
-    below = []
+    top = []
     for name, seconds in bound.by_module.items():
-        if name and "." not in name and seconds:
-            below.append((seconds, name))
-    for seconds, name in sorted(below, reverse=True)[:_LISTED]:
+        is_below_root = name and "." not in name
+        if is_below_root and seconds:
+            top.append((seconds, name))
+    for seconds, name in sorted(top, reverse=True)[:_LISTED]:
         rows.append(("by module", _bound_line(seconds, bound, name)))
     if bound.unknown:
         rows.append(("no peak for", text(", ".join(bound.unknown), "yellow")))
@@ -151,8 +172,8 @@ def render_prediction(
         return Group(margin([("not predicted", prose(reason or ""))]))
     interval = f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
     sentence = (
-        f"{units.duration(predicted.seconds)} a step on {predicted.hardware}, "
-        f"{interval} in four of five training runs"
+        f"{units.duration(predicted.seconds)} per step on {predicted.hardware}; "
+        f"four of five training runs take {interval}"
     )
     rows: list[tuple[str, RenderableType]] = [("about", prose(sentence))]
     kinds = [(seconds, kind) for kind, seconds in predicted.by_kind.items()]

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -64,6 +65,11 @@ class prose:  # noqa: N801 - used like the function `text`
         yield Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), self._style, no_wrap=True)
 
 
+def one_line(heading: str) -> str:
+    """A heading of two lines as one line."""
+    return heading.replace("-\n", "-").replace("\n", " ")
+
+
 def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     """Lines with a label in the margin; consecutive lines with the same label show it once."""
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -94,7 +100,7 @@ class FittedTable:
         Args:
             heading: Heading of the names.
             names: Name of each row.
-            columns: Cells by heading.
+            columns: Cells by heading. A heading can have two lines.
             room: Width of the names while columns can be left out. Default: the longest name, up to
                 40 characters.
             first: Headings of the columns to leave out first. The last columns follow.
@@ -108,22 +114,41 @@ class FittedTable:
         self._room = room
         self._left_out_first = dict.fromkeys([*first, *reversed(list(columns))])
 
+    @classmethod
+    def of_rows(
+        cls,
+        heading: str,
+        rows: Iterable[tuple[str, Mapping[str, str]]],
+        *,
+        room: int | None = None,
+        first: Sequence[str] = (),
+    ) -> Self:
+        """Accept rows instead of columns: their names, and their cells by heading."""
+        names = []
+        columns: dict[str, list[str]] = {}
+        for name, cells in rows:
+            names.append(name)
+            for column, cell in cells.items():
+                columns.setdefault(column, []).append(cell)
+        return cls(heading, names, columns, room=room, first=first)
+
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         kept = self._fitting(options.max_width)
         room = max(options.max_width - self._width(kept), 1)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        table.add_column(self._heading, min_width=min(self._room, room), no_wrap=True)
+        width = min(self._room, room)
+        table.add_column(self._heading, min_width=width, no_wrap=True, vertical="bottom")
         for heading in kept:
-            table.add_column(heading, justify="right", overflow="fold")
+            table.add_column(heading, justify="right", overflow="fold", vertical="bottom")
         cut = shortened_name if self._heading.startswith("module") else shortened
         width = max(room, min(self._room, _SHORTEST))
         cells = zip(*(self._columns[heading] for heading in kept), strict=True)
         for name, row in zip(self._names, cells, strict=True):
             table.add_row(text(cut(plain(name), width)), *map(figure, row))
         yield table
-        left_out = [heading for heading in self._columns if heading not in kept]
+        left_out = [one_line(heading) for heading in self._columns if heading not in kept]
         if left_out:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
@@ -139,5 +164,5 @@ class FittedTable:
     def _width(self, headings: Sequence[str]) -> int:
         width = 0
         for heading in headings:
-            width += _GAP + max(map(len, [heading, *self._columns[heading]]))
+            width += _GAP + max(map(len, [*heading.split("\n"), *self._columns[heading]]))
         return width

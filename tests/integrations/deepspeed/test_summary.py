@@ -489,7 +489,7 @@ def test_what_timing_modules_costs_is_said() -> None:
     """A quarter more than a clean step."""
     given = blocks(steps=(CLEAN,))
     figures = labelled(replace(given, run=replace(given.run, observer_ratio=1.25)))
-    assert "1.25×, passes timed by module over unprofiled passes" == figures["cost of timing"]
+    assert "1.25×, module-timing passes over unprofiled passes" == figures["cost of timing"]
 
 
 def test_the_kinds_of_modules_are_added_up_by_depth() -> None:

@@ -752,7 +752,9 @@ def test_a_window_does_not_wait_for_ever(clock: StillClock) -> None:
     fit(Always(clock), monitor, logger=logger, val_check_interval=1, batches=40)
     (profile,) = monitor.profiles
     assert {9, 29} == {profile.run.step, max(logger.given)}
-    assert {"few_clean_steps": {"steps": 0}} == {note.code: note.values for note in profile.notes}
+    assert {"few_unprofiled_steps": {"steps": 0}} == {
+        note.code: note.values for note in profile.notes
+    }
 
 
 def test_a_saved_window_says_all_that_it_is(tmp_path: Path) -> None:

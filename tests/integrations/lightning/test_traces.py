@@ -617,7 +617,7 @@ def test_where_nothing_can_be_recorded_it_is_said_once(tmp_path: Path) -> None:
     monitor = tracing_into(tmp_path, activities=["device"])
     with pytest.warns(
         UserWarning,
-        match="FlopsMonitor: there is no trace: torch can record none of the activities here",
+        match="FlopsMonitor: there is no trace: torch cannot record any activity here",
     ) as warned:
         fit(Classifier(), monitor)
     (profile,) = monitor.profiles

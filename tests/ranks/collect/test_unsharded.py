@@ -384,7 +384,7 @@ def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
         assert (None, None) == tuple(
             profile.modules[""].work(phase).logical_macs for phase in ("forward", "backward")
         )
-        said = "the profile given as logical= does not match this model or batch and is ignored: it differs in"
+        said = "the profile passed as logical= is ignored, because it does not match this model or batch: it differs in"
         assert [f"{said} {phase} of 0.q" for phase in ("forward", "backward")] == [
             sentence(note) for note in profile.notes
         ]

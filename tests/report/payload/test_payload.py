@@ -163,7 +163,7 @@ def test_what_is_missing_is_said() -> None:
     assert any("my_ops::scan" in text for text in doubts)
     assert (
         1 == shown.report.verdict.caveats
-    )  # the rank's note: the line of trust says itself that an operator is not counted
+    )  # the rank's note: the line about confidence says itself that an operator is not counted
     assert 2 == len(doubts)
     nothing = payload(analyze(profile({"": {}}, []))).report.remarks
     assert not [fact for fact in nothing if fact.is_caveat and fact.label == "not counted"]

@@ -64,22 +64,24 @@ def test_a_point_has_its_row_and_its_figures() -> None:
     assert ["forward", "forward", "backward"] == table["phase"]
     assert ([20, 20, 0.5], [500, 2000, None], [1000, 1000, 50]) == (
         table["intensity"],
-        table["achieved"],
-        table["reachable"],
+        table["flops_per_second"],
+        table["roof_flops_per_second"],
     )
     assert ([0.5, 2, None], [20, 0, None], ["compute", "compute", "memory"]) == (
         table["share"],
-        table["to_win"],
+        table["potential_seconds"],
         table["bound"],
     )
-    assert [None, "over its roof: a count, a time or a peak is wrong", None] == table["over"]
+    assert [None, "above its roofline limit: a count, a time or a peak is wrong", None] == table[
+        "over"
+    ]
 
 
 def test_what_repeats_is_one_point() -> None:
     """40,000 FLOPs in 50 s; the first one has 20 s to win, the other none; the norm as it is."""
     table = shown(blocks())["repeats"]["table"]
     assert (["blocks.*", None], [2, 1], [2, 4]) == (table["label"], table["times"], table["module"])
-    assert ([800, None], [20, None]) == (table["achieved"], table["to_win"])
+    assert ([800, None], [20, None]) == (table["flops_per_second"], table["potential_seconds"])
 
 
 def test_operators_are_points_without_a_time() -> None:
@@ -113,8 +115,8 @@ def test_the_roofs_come_with_the_chip() -> None:
 @pytest.mark.parametrize(
     ("chip", "why"),
     [
-        (None, "what cpu can do is not known"),
-        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak in any of the dtypes"),
+        (None, "the peak of cpu is not known"),
+        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak in any dtype"),
         (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is not known"),
     ],
     ids=["chip", "peak", "bandwidth"],
@@ -123,13 +125,13 @@ def test_an_unknown_roof_has_its_reason(chip: Hardware | None, why: str) -> None
     """What was achieved is known all the same."""
     given = shown(blocks(chip))
     assert given["why_unknown"].startswith(why)
-    assert [500, 2000, None] == given["modules"]["table"]["achieved"]
+    assert [500, 2000, None] == given["modules"]["table"]["flops_per_second"]
 
 
 def test_what_fusion_saves_is_said() -> None:
     """1216 + 576 bytes in place of 1472 + 768: a fifth less. By point the bytes of its kernels."""
     given = shown(compiled_profile())
-    sentence = "compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 % (forward 17.4 %, backward 25.0 %)"
+    sentence = "compiled code moves 1.75 KiB instead of 2.19 KiB as dispatched: fusion saves 20.0 % (forward 17.4 %, backward 25.0 %)"
     assert given["fusion"] == f"{sentence}; 1 module with kernels of unknown bytes left out"
     assert {960, 256, 576} <= set(given["modules"]["table"]["fused_bytes"])
     assert (shown(blocks())["fusion"], shown(blocks())["modules"]["table"]["fused_bytes"]) == (

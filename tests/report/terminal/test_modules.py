@@ -148,11 +148,11 @@ def test_alike_neighbours_with_names_of_their_own_are_all_named() -> None:
 
 def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
     """The largest is a layer of the MLP; 38 modules of the 86 are containers."""
-    lines = drawn(gpt(), own=True)
+    lines = drawn(gpt(), flat=True)
     assert line_of("h.0.mlp.c_fc", lines).startswith(
         "h.0.mlp.c_fc Conv1D 57.98 G 2.36 M 2.8 % 19.33 G 38.65 G"
     )
-    assert "38 modules without own work or parameters are not listed" in lines
+    assert "38 modules without self work and parameters are not listed" in lines
 
 
 def test_another_phase_has_its_own_columns() -> None:
@@ -201,7 +201,7 @@ def test_a_row_says_what_each_module_takes() -> None:
         "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G 1.39 T 4.17 T"
         == line_of("0…11", lines)
     )
-    assert "×N: N equal modules; the figures are those of all of them, times too" in lines
+    assert "×N: N equal modules; the figures are those of all N, times too" in lines
 
 
 @pytest.mark.parametrize(("chip", "rate"), [(10e12, "9.40 T"), (9e12, "9.40 T (over the peak)")])
@@ -259,12 +259,12 @@ def test_the_flat_list_has_the_time_of_each_module_itself() -> None:
 
     The layers of the first block took twice as long.
     """
-    lines = drawn(timed_gpt(), 140, own=True, sort="time")
+    lines = drawn(timed_gpt(), 140, flat=True, sort="time")
     assert line_of("h.0.mlp.c_fc", lines).startswith(
         "h.0.mlp.c_fc Conv1D 16.0 ms 3.6 % 8.00 ms 8.00 ms 57.98 G 2.36 M 2.8 % 7.25 T"
     )
     kept = replace(timed_gpt(), modules={"": replace(timed_gpt().modules[""], self_parameters=1)})
-    assert line_of("GPT2Model", drawn(kept, 140, own=True)).startswith(
+    assert line_of("GPT2Model", drawn(kept, 140, flat=True)).startswith(
         "GPT2Model 6.00 ms 1.3 % 6.00 ms – 0 1 0 % 0 0"
     )
 
@@ -307,7 +307,7 @@ def test_passes_that_are_added_up_are_numbered() -> None:
         line_of("profiled", drawn(profile({"": {"class_name": "Model", "calls": calls}}, [])))
         for calls in (1, 3, 0)
     ]
-    assert ["counted on one pass", "counted, 3 forward passes added up", "counted"] == [
+    assert ["counted on one pass", "counted, sum of 3 forward passes", "counted"] == [
         each.partition(", ")[2] for each in said
     ]
 
@@ -470,7 +470,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="probe",
                 values={"macs": 1_230_000, "flops": 2_460_000, "calls": 3},
             ),
-            "probe is left out of every total, as asked: 1.23 M MACs and 2.46 M FLOPs in 3 operator calls",
+            "probe is left out of all totals, as requested: 1.23 M MACs and 2.46 M FLOPs in 3 operator calls",
         ),
         (
             Note(
@@ -478,7 +478,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="probe",
                 values={"macs": 4, "flops": 8, "calls": 1, "seconds": 0.00125},
             ),
-            "probe is left out of every total, as asked: 4 MACs and 8 FLOPs in 1 operator call, 1.25 ms",
+            "probe is left out of all totals, as requested: 4 MACs and 8 FLOPs in 1 operator call, 1.25 ms",
         ),
         (
             Note(
@@ -492,31 +492,31 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "decode_flops": 1000,
                 },
             ),
-            "of forward, prefill has 3.00 k MACs (6.00 k FLOPs), decode 500 MACs (1.00 k FLOPs) in 7 calls",
+            "forward consists of prefill with 3.00 k MACs (6.00 k FLOPs), and of decode with 500 MACs (1.00 k FLOPs) in 7 calls",
         ),
         (
             Note(code="generated", subject="", values={"prefill_macs": 1, "decode_calls": 1}),
-            "of forward, prefill has 1 MACs (– FLOPs), decode – MACs (– FLOPs) in 1 call",
+            "forward consists of prefill with 1 MACs (– FLOPs), and of decode with – MACs (– FLOPs) in 1 call",
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
-            "module times are rough (± 7 %): they are scaled to unprofiled passes, forward by 0.93, backward by 1.06",
+            "module times are approximate (± 7 %): they are scaled to unprofiled passes, forward by 0.93, backward by 1.06",
         ),
         (
             Note(code="time_scaled", subject="", values={}),
-            "module times are rough: they are scaled to unprofiled passes, –",
+            "module times are approximate: they are scaled to unprofiled passes, –",
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
-            "module times are rough (± 150 %): they are scaled to unprofiled passes, forward by 2.50; so far off, do not rely on them",
+            "module times are unreliable (± 150 %): they are scaled to unprofiled passes, forward by 2.50",
         ),
         (
             Note(code="no_trace", subject="cut_off", values={}),
-            "there is no trace: another torch.profiler began while ours recorded, and Kineto serves one at a time",
+            "there is no trace: another torch.profiler started during the recording, and Kineto supports only one at a time",
         ),
         (
             Note(code="backward_assumed", subject="", values={"forwards": 2.5}),
-            "backward was timed and not counted: it is taken to cost 2.50 times the forward",
+            "backward was timed but not counted; it is assumed to cost 2.50 times as much as forward",
         ),
         (
             Note(
@@ -528,7 +528,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "tensor_parallel": 1,
                 },
             ),
-            "3.00 k parameters are experts', 500 are not",
+            "3.00 k parameters are in experts, 500 are not",
         ),
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
@@ -540,23 +540,23 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="",
                 values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1},
             ),
-            "the schedule is shortened to the run's 4 batches, in steps: skip first 0, wait 1, windows 1",
+            "the schedule is shortened, because the run has 4 batches; in steps: skip first 0, wait 1, windows 1",
         ),
         (
-            Note(code="few_clean_steps", subject="", values={"steps": 2}),
-            "the times rest on few unprofiled steps: 2",
+            Note(code="few_unprofiled_steps", subject="", values={"steps": 2}),
+            "only 2 unprofiled steps were timed",
         ),
         (
             Note(code="ended_early", subject="KeyboardInterrupt", values={}),
-            "the training was left by KeyboardInterrupt before the window was over",
+            "KeyboardInterrupt ended the training run before the end of the window",
         ),
         (
             Note(code="not_counted", subject="", values={}),
-            "no step was counted: there are times, and no work",
+            "no step was counted, so there are times, but no work",
         ),
         (
             Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
-            "2 of 5 ranks gave no profile: 1, 3",
+            "2 of 5 ranks sent no profile: 1, 3",
         ),
         (
             Note(
@@ -577,7 +577,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="",
                 values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4},
             ),
-            "ranks differ: 8 to 9 MACs; the counts are those of rank 0, 4 rows are other ranks'",
+            "ranks differ: 8 to 9 MACs; the counts are those of rank 0, and 4 rows are from other ranks",
         ),
         (
             Note(
@@ -595,7 +595,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
-            "the work of 1 operator call in backward is counted as the model's own: its module is unknown",
+            "the work of 1 operator call in backward is counted as self work of the model, because the module is unknown",
         ),
         (
             Note(
@@ -620,7 +620,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (Note(code="strange", subject="", values={}), "strange"),
         (
             Note(code="ignored", subject="probe", values={}),
-            "probe is left out of every total, as asked: – MACs and – FLOPs in – operator calls",
+            "probe is left out of all totals, as requested: – MACs and – FLOPs in – operator calls",
         ),
     ],
 )

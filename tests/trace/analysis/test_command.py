@@ -242,7 +242,7 @@ def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (row,) = json.loads(capsys.readouterr().out)["operators"]
     assert 2 * 52 / 3.35e12 == pytest.approx(row["roof_seconds"])
     assert 2 == main(["roofline", str(path), "--figure", str(tmp_path / "a.svg")])
-    assert "--figure draws a profile's FILE, not a trace" in capsys.readouterr().err
+    assert "--figure draws profiles, not traces" in capsys.readouterr().err
 
 
 def test_traces_of_several_ranks_begin_with_who_comes_last(
