@@ -25,7 +25,7 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
-from lflops.report.text import WORDS, counted, plus_minus
+from lflops.report.text import WORDS, counted, plus_minus, shortened
 from lflops.report.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
@@ -42,6 +42,8 @@ _TEXT: Mapping[Unit, Callable[[float | None], str]] = {
 }
 _KINDS = WORDS["kinds"]
 _LISTED = 12
+_UNCALLED = 4
+_SHORT_NAME = 60
 _LEADING_MODULES = 3
 # timing modules makes no step faster
 _FASTER = 0.9
@@ -202,6 +204,8 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     ):
         if rate is not None:
             yield _fact(name, rate, "/s")
+        elif name == "samples/s":
+            yield _fact(name, None, "/s", "the samples of a batch are unknown: pass units=")
     yield from _reached(analysis)
     if times.cpu_seconds is not None:
         in_kernel = (
@@ -317,7 +321,7 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
         "peak live memory",
         analysis.peak_bytes,
         "bytes",
-        "; ".join(filter(None, (_by_category(profile), fits))),
+        "; ".join(filter(None, (_by_category(profile), _no_memory_because(analysis), fits))),
     )
     sized = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
     yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)), text=sized)
@@ -325,6 +329,15 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
         macs = {phase: root.work(phase).macs for phase in PHASES}
         ran = ", ".join(f"{phase} {units.count(count)}" for phase, count in macs.items() if count)
         yield _fact("MACs", sum(macs.values()), "count", ran)
+
+
+def _no_memory_because(analysis: Analysis) -> str:
+    """Why the peak of live memory is unknown."""
+    if analysis.peak_bytes is not None:
+        return ""
+    if not analysis.profile.is_counted:
+        return "no step was counted"
+    return "compiled code allocated memory that was not seen; torch.compiler.set_stance('force_eager') shows it"
 
 
 def _by_category(profile: Profile) -> str:
@@ -412,8 +425,6 @@ def _subject(profile: Profile) -> Iterator[Fact]:
         f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip()
         for name, shape in run.shapes.items()
     ]
-    units_of_batch = ((run.samples_per_step, "sample"), (run.tokens_per_step, "token"))
-    batch = [f"{n:,} {unit}{'' if n == 1 else 's'}" for n, unit in units_of_batch if n is not None]
     yield _text(
         "profiled",
         _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None),
@@ -422,9 +433,38 @@ def _subject(profile: Profile) -> Iterator[Fact]:
     yield _text(
         "created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
     )
-    yield _text(
-        "inputs", "; ".join(_listed(*part) for part in (shapes, batch) if part) or units.UNKNOWN
-    )
+    inputs = [", ".join(shapes), _units_of_batch(profile)]
+    yield _text("inputs", "; ".join(filter(None, inputs)) or units.UNKNOWN)
+
+
+def _units_of_batch(profile: Profile) -> str:
+    """The samples and tokens of a step with their sources, or how to pass them.
+
+    Tokens are missing only where an embedding looks something up.
+    """
+    run = profile.run
+    has_embedding = any("embedding" in each.operator for each in profile.op_counts)
+    parts = []
+    missing = []
+    for unit, number, source in (
+        ("sample", run.samples_per_step, run.samples_from),
+        ("token", run.tokens_per_step, ", ".join(map(_input_name, run.tokens_from))),
+    ):
+        if number is None:
+            if unit == "sample" or has_embedding:
+                missing.append(f"{unit}s")
+        else:
+            plural = "" if number == 1 else "s"
+            where = f" (from {source})" if source else ""
+            parts.append(f"{number:,} {unit}{plural}{where}")
+    if missing and run.kind in {"training", "measure"}:
+        parts.append(f"{' and '.join(missing)} {units.UNKNOWN} (pass units=)")
+    return ", ".join(parts)
+
+
+def _input_name(name: str) -> str:
+    """The name of an input; positional inputs are named by their number."""
+    return f"input {name}" if name.isdecimal() else name
 
 
 def _device(profile: Profile) -> str:
@@ -538,17 +578,16 @@ def _never_called(analysis: Analysis) -> str:
             # a pattern without a word in it would say nothing
         }
         kind = analysis.profile.modules[""].class_name
-        labels += (
-            [name or kind or "all of it" for name in names]
-            if is_spelled_out
-            else [f"{label} ×{len(names)}"]
-        )
+        if is_spelled_out:
+            labels += [shortened(name or kind or "all of it", _SHORT_NAME) for name in names]
+        else:
+            labels.append(f"{shortened(label, _SHORT_NAME)} ×{len(names)}")
     below = len(uncalled) - len(top)
     ends = [
-        f"{len(labels) - _LISTED} more" if len(labels) > _LISTED else "",
+        f"{len(labels) - _UNCALLED} more" if len(labels) > _UNCALLED else "",
         f"{below} below {'it' if len(top) == 1 else 'them'}" if below else "",
     ]
-    return plain(" and ".join([", ".join(labels[:_LISTED]), *filter(None, ends)]))
+    return plain(" and ".join([", ".join(labels[:_UNCALLED]), *filter(None, ends)]))
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,8 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
 
 // The verdict, why, what next, and how far to trust it, which leads to the notes below.
 /** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, judgement, why, also, next, trust, caveats }) {
+function said({ said: first, judgement, why, also, next, doubt, trust: rests, caveats }) {
+  const trust = [doubt, rests].filter(Boolean).join("; ");
   /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
   const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
   const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, trust) : trust;
