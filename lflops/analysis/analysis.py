@@ -154,7 +154,17 @@ class Analysis:
 
     @cached_property
     def uncalled(self) -> tuple[str, ...]:
-        return self.profile.uncalled
+        """The modules that were never called, although the model may need them.
+
+        Modules without parameters are left out, such as metrics, and modules whose weights are used
+        without a call: a head whose matmuls are in the loss has a gradient, and is updated.
+        """
+        modules = self.profile.modules
+        return tuple(
+            name
+            for name in self.profile.uncalled
+            if not name or (modules[name].parameters and not modules[name].optimizer.calls)
+        )
 
     @cached_property
     def totals(self) -> Mapping[Phase, WorkCounts]:

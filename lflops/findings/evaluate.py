@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.finding import Finding
+from lflops.findings.finding import Finding, ordered
 from lflops.findings.registry import (
     LAST_RULES,
     MODULE_RULES,
@@ -20,7 +20,7 @@ from lflops.findings.step_parts import step_parts
 
 
 def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
-    """The findings about a step: issues first, then where else the time goes.
+    """The findings about a step: why it is slow, then where else the time goes.
 
     Both are ordered by cost, with findings of unknown cost first. Without an unprofiled step there
     are none.
@@ -30,8 +30,7 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
         finding = candidate.rule.finding(candidate, step)
         if finding is not None:
             findings.append(finding)
-    findings.sort(key=lambda finding: not finding.is_issue)
-    return tuple(findings)
+    return tuple(ordered(findings))
 
 
 def candidates_of_step(step: StepEvidence) -> list[Candidate]:

@@ -11,10 +11,13 @@ from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import StepTimes, lost_share
 from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import Utilization
+from lflops.findings.own_operators import OperatorTimes
 from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES
+from lflops.profile.series import summed
+from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.stragglers import Stragglers
 
 REPORTED_SHARE = 0.02
@@ -29,8 +32,24 @@ LARGEST_LOST_SHARE = 0.8
 MANY_HOST_SYNCS = 10
 """Waits per step that are too many to come from logging the loss."""
 
+SLEEP_IN_ONE_PLACE = 0.6
+"""The share of the time without CPU use that a module must have to be the place of it."""
+
 BATCH_HANDOVER_SECONDS = 0.0015
 """The longest time in which a worker process hands a batch over, besides the CPU time for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Time in which the training thread uses no CPU.
+
+    Attributes:
+        module: The module whose forward contains it, or the pattern of several modules.
+        seconds: Seconds per step.
+    """
+
+    module: str
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -79,6 +98,10 @@ class StepEvidence:
         return "step" if self.profile.run.kind == "training" else "pass"
 
     @property
+    def is_on_cpu(self) -> bool:
+        return self.profile.run.device_type == "cpu"
+
+    @property
     def is_lightning(self) -> bool:
         """Whether Lightning runs the loop: only its strategies have such names."""
         return (self.profile.run.strategy or "").endswith("Strategy")
@@ -123,6 +146,50 @@ class StepEvidence:
         """Seconds of forward and backward."""
         return sum(self.times.phases.get(phase, 0.0) for phase in PASSES)
 
+    @cached_property
+    def operator_times(self) -> OperatorTimes:
+        return OperatorTimes(self.profile)
+
+    @cached_property
+    def sleep(self) -> Sleep | None:
+        """Time of a module in which the training thread uses no CPU, or `None` if there is none."""
+        seconds = sleeping_seconds(self.profile)
+        if not seconds or self.are_module_times_unreliable:
+            return None
+        unexplained = summed(
+            (self.patterns.get(name, name), self._beyond_operators(name))
+            for name in self.profile.modules
+        )
+        place = max(unexplained, key=unexplained.__getitem__)
+        if unexplained[place] < SLEEP_IN_ONE_PLACE * seconds:
+            return None
+        return Sleep(module=place, seconds=min(seconds, unexplained[place]))
+
+    def _beyond_operators(self, module: str) -> float:
+        """Seconds of a module's own forward beyond what its operators need."""
+        forward = self.profile.modules[module].forward
+        if forward.self_seconds is None:
+            return 0.0
+        operators = self.operator_times.of({module}, {"forward"})
+        if forward.self_macs and not operators.traced:
+            return 0.0
+        around = self.seconds_around_model if not module else 0.0
+        return max(forward.self_seconds.median + around - operators.seconds, 0.0)
+
+    def sleeping_in(self, module: str) -> float:
+        """Seconds in which the training thread uses no CPU in a module, or modules of a pattern."""
+        if self.sleep is None or self.sleep.module != module:
+            return 0.0
+        return self.sleep.seconds
+
+    @property
+    def seconds_around_model(self) -> float:
+        """Seconds of the forward phase before and after the call of the model."""
+        forward = self.root.forward.seconds
+        if forward is None:
+            return 0.0
+        return max(self.times.phases.get("forward", 0.0) - forward.median, 0.0)
+
     # Other programs on the machine.
 
     @cached_property
@@ -162,6 +229,31 @@ class StepEvidence:
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
+
+
+def sleeping_seconds(profile: Profile) -> float:
+    """Seconds per step in which the training thread uses no CPU and waits for nothing known.
+
+    It sleeps, or waits for a lock, a file or the network. Waiting for a core or for a batch is not
+    part of it. Unknown, and 0, where the thread waits for a device or for other ranks.
+    """
+    run = profile.run
+    if run.device_type not in {"cpu", None} or run.world_size > 1:
+        return 0.0
+    known = []
+    for step in profile.steps:
+        if step.kind == "module_timing" and not is_disturbed(step.marks):
+            seconds = _sleep_of(step)
+            if seconds is not None:
+                known.append(seconds)
+    return max(statistics.median(known), 0.0) if known else 0.0
+
+
+def _sleep_of(step: Step) -> float | None:
+    if step.seconds is None or step.thread_cpu is None:
+        return None
+    fetching = max(step.phases.get("data", 0.0) - (step.fetching_cpu or 0.0), 0.0)
+    return step.seconds - step.thread_cpu - (step.thread_waited or 0.0) - fetching
 
 
 def host_syncs(profile: Profile) -> int:

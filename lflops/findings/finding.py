@@ -1,5 +1,6 @@
 """One reason why a step or a run takes longer, with its cost and what to do about it."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ class Finding(Struct, frozen=True, kw_only=True):
         fix: How to reduce the cost. Empty if there is no general advice.
         is_issue: Whether this is an issue to fix. Otherwise it only says where the time goes, and
             any training run spends time there.
+        is_overhead: Whether the model computes nothing in this time. Such a finding comes before
+            issues that cost less, even if it is no issue.
         right: How often this finding was correctly the first one and how often it was the first
             one at all, in training runs on a CPU with known issues. `None` if not measured.
     """
@@ -36,4 +39,48 @@ class Finding(Struct, frozen=True, kw_only=True):
     of: Literal["step", "run"] = "step"
     fix: str = ""
     is_issue: bool = False
+    is_overhead: bool = False
     right: tuple[int, int] | None = None
+
+
+LAST = {"busiest", "peak"}
+"""Findings that come last, whatever they cost."""
+
+
+def leading(findings: Iterable[Finding]) -> list[Finding]:
+    """The issues, and overhead that costs more than each of them, by cost.
+
+    Issues of unknown cost come first. Empty if there is no issue.
+    """
+    found = list(findings)
+    issues = [finding for finding in found if finding.is_issue]
+    if not issues:
+        return []
+    costliest = max(finding.seconds or 0.0 for finding in issues)
+    leads = [
+        finding
+        for finding in found
+        if finding.is_issue or (finding.is_overhead and (finding.seconds or 0.0) > costliest)
+    ]
+    return sorted(leads, key=_by_cost)
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """The leading findings, then the others, both by cost."""
+    found = list(findings)
+    leads = leading(found)
+    others = [finding for finding in found if finding not in leads]
+    return leads + sorted(others, key=_last_by_cost)
+
+
+def first_issue(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding that is an issue."""
+    return next((finding for finding in findings if finding.is_issue), None)
+
+
+def _by_cost(finding: Finding) -> tuple[bool, float]:
+    return finding.seconds is not None, -(finding.seconds or 0.0)
+
+
+def _last_by_cost(finding: Finding) -> tuple[bool, bool, float]:
+    return finding.cause in LAST, *_by_cost(finding)

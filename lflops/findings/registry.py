@@ -7,6 +7,7 @@ from lflops.findings.rule import ModuleRule, Rule, StepRule
 from lflops.findings.rules.between_steps import (
     BetweenEpochs,
     Compilation,
+    Inference,
     Logging,
     RepeatedWork,
     SavingCheckpoints,
@@ -51,6 +52,7 @@ from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
 from lflops.findings.rules.python_code import PythonCode
 from lflops.findings.rules.recomputation import Recomputation
 from lflops.findings.rules.repeated_backward import RepeatedBackward
+from lflops.findings.rules.sleep import SleepingThread
 from lflops.findings.rules.slow_module import MoreOperators, SlowModule
 from lflops.findings.rules.slow_rank import AlternatingStragglers, SlowRank
 from lflops.findings.rules.slow_steps import (
@@ -82,6 +84,7 @@ RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
 """Rules about ranks. Their costs are subtracted from those of modules and parts."""
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
+    SleepingThread(),
     SlowModule(),
     MoreOperators(),
     WideDtype(),
@@ -129,6 +132,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     DataWaitOfRun(),
     OtherWorkOfRun(),
     Validation(),
+    Inference(),
     SavingCheckpoints(),
     Logging(),
     Compilation(),

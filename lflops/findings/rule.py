@@ -67,6 +67,7 @@ class Rule(ABC):
         threshold: The costs from which on it is reported and is an issue.
         sentence: What the finding says.
         fix: How to reduce the cost.
+        is_overhead: Whether the model computes nothing in this time.
         right: How often the finding was correctly the first one and how often it was the first one
             at all, in training runs of `benchmarks/faults` that no rule was tuned on.
     """
@@ -75,6 +76,7 @@ class Rule(ABC):
     threshold: ClassVar[Threshold] = Threshold()
     sentence: ClassVar[str] = ""
     fix: ClassVar[str] = ""
+    is_overhead: ClassVar[bool] = False
     right: ClassVar[tuple[int, int] | None] = None
 
 
@@ -141,6 +143,7 @@ class StepRule(Rule):
             share=None if candidate.seconds is None else step.times.share(candidate.seconds),
             fix=self.advise(candidate, step),
             is_issue=is_issue,
+            is_overhead=self.is_overhead,
             right=self.right if is_issue and has_track_record else None,
         )
 

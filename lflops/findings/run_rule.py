@@ -129,6 +129,7 @@ class RunRule(Rule):
             window, this rule reports nothing. By default the rule of the same name.
     """
 
+    is_overhead: ClassVar[bool] = True
     verb: ClassVar[str] = "is"
     phrase: ClassVar[str] = ""
     same_as: ClassVar[frozenset[str]] = frozenset()
@@ -172,6 +173,7 @@ class RunRule(Rule):
             of="run",
             fix=self.fix,
             is_issue=is_issue,
+            is_overhead=self.is_overhead,
             right=self.right if is_issue else None,
         )
 

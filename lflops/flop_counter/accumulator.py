@@ -24,6 +24,7 @@ from lflops.flop_counter.optimizer_owners import StepOwners
 from lflops.flop_counter.sharded_tensors import PartialTensors, logical_cost
 from lflops.flop_counter.totals import DenseMasks, Totals, Transfers
 from lflops.flop_counter.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
+from lflops.inputs.batch_size import Lookup, lookup_of
 from lflops.inputs.tensors import tensors_in
 from lflops.profile.records import ModulePhase, Phase
 from lflops.torch_private.autograd import current_node, node_name
@@ -60,6 +61,9 @@ NUMBERS = frozenset(
     )
 )
 """Classes of all other arguments that may be part of a call's signature."""
+
+EMBEDDING = "embedding"
+"""The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
 """Most signatures that are kept for one operator: a training run may have ever new shapes."""
@@ -132,6 +136,7 @@ class OperatorAccumulator:
         counts_traffic: Whether bytes are counted.
         regions: Records the calls of compiled graphs, if they are recorded.
         partial_tensors: The plain tensors that are parts of sharded tensors.
+        lookups: The ids that embeddings looked up.
     """
 
     def __init__(self, scopes: ModuleTracker, options: CountOptions) -> None:
@@ -148,6 +153,7 @@ class OperatorAccumulator:
         self.counts_traffic = options.traffic
         self.regions: CompiledRegions | None = None
         self.partial_tensors = PartialTensors(scopes.tree)
+        self.lookups: set[Lookup] = set()
         self._local = ThreadTotals()
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
@@ -307,6 +313,8 @@ class OperatorAccumulator:
             _add_unsupported(totals, operator, fqn, phase, call)
         else:
             self._step = None
+            if operator.name == EMBEDDING:
+                self.lookups.add(lookup_of(call[0][1]))
             self._add(totals, operator, fqn, phase, call)
 
     def wait(self, fqn: str, phase: Phase) -> None:

@@ -19,9 +19,10 @@ from lflops.flop_counter.package_functions import unwatch, watch
 from lflops.flop_counter.totals import Resolved
 from lflops.garbage import gc_paused
 from lflops.inputs.arguments import check_module
+from lflops.inputs.batch_size import looked_up_tokens, lookups_of
 from lflops.inputs.devices import has_tf32
 from lflops.inputs.run_info import run_of
-from lflops.inputs.tensors import tensors_in
+from lflops.inputs.tensors import named_arguments, tensors_in
 from lflops.model.call import ModelCall
 from lflops.model.compile_guard import KeptGraphs, force_eager
 from lflops.model.module_tree import ModuleTree
@@ -114,6 +115,9 @@ class Counting:
     """A context that counts on this thread, and on other threads that enter its modules.
 
     Afterwards `profile` is available. After an exception it is partial.
+
+    Attributes:
+        inputs: The inputs that may hold tokens, by name.
     """
 
     def __init__(
@@ -165,6 +169,7 @@ class Counting:
         if not eager:
             self._graphs.start()
         self._profile: Profile | None = None
+        self.inputs = lookups_of(named_arguments(*batch))
         self._run = run_of(self._parameters(), *batch)
 
     def __enter__(self) -> Self:
@@ -326,10 +331,33 @@ class Counting:
             notes=(*self._notes(), *resolved.notes),
         )
         tf32 = has_tf32(run.device_type) if self._tf32 is None else self._tf32
-        profile = build_profile(collected, run, tf32=tf32)
+        profile = self._with_tokens(build_profile(collected, run, tf32=tf32))
         if self._logical is None:
             return profile
         return with_logical(profile, self._logical)
+
+    def _with_tokens(self, profile: Profile) -> Profile:
+        """Add the tokens that an embedding looked up, unless the names of inputs say them."""
+        if profile.run.tokens_per_step is not None or not self._counter.lookups:
+            return profile
+        lookups = self._counter.lookups
+        size = looked_up_tokens(self.inputs, lookups, self._positions(profile))
+        run = msgspec.structs.replace(
+            profile.run, tokens_per_step=size.tokens, tokens_from=size.tokens_from
+        )
+        return msgspec.structs.replace(profile, run=run)
+
+    def _positions(self, profile: Profile) -> Iterator[int]:
+        """The number of positions that each layer multiplied its matrices with, in one call."""
+        for fqn, module in self._tree.modules.items():
+            row = profile.modules[fqn]
+            matrices = sum(
+                parameter.numel()
+                for parameter in module.parameters(recurse=False)
+                if parameter.dim() > 1
+            )
+            if matrices and row.calls:
+                yield row.forward.self_macs // (matrices * row.calls)
 
     def _notes(self) -> Iterable[Note]:
         ambiguous = self._scopes.ambiguous

@@ -1,4 +1,4 @@
-"""The batch: its samples and tokens, its padding, and a batch made from a shape.
+"""The batch: its tensors, the size that a user passes, and a batch made from a shape.
 
 `BatchReader` finds the tensors of one batch after the other, in mappings, sequences and
 dataclasses. It remembers where the tensors are in a batch, so that in the next batch of the same
@@ -11,8 +11,7 @@ A batch with an object of a user's plain class, or with more values than a step 
 is not read.
 """
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from functools import partial
 from operator import is_
@@ -31,8 +30,7 @@ from lflops.inputs.tensors import (
     may_hold_tensors,
     storage_of,
 )
-from lflops.torch_private.dispatch_modes import without_modes
-from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
+from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
 """Most values of a batch that are searched."""
@@ -45,18 +43,6 @@ PROBED = 32
 
 MOST_STRUCTURES = 64
 """Most structures that are remembered."""
-
-SHORT = 8
-"""Padding is searched only in rows of at least this length."""
-
-MOST_ROWS = 64
-"""Most rows in which padding is searched."""
-
-MOST_FEATURES = 16
-"""Most features of each position in which padding is searched."""
-
-MOST_MARKS = 16
-"""Most different integers in a tensor of marks such as segment ids; tokens have more."""
 
 
 class BatchTensors(NamedTuple):
@@ -262,8 +248,12 @@ Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
 """`{"samples": n, "tokens": n}`, one or both, or a function that returns them."""
 
 
-def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
-    """Return the sizes of a batch that a user passed, as fields of `Run`."""
+GIVEN = "units="
+"""The source of samples and tokens that a user passed."""
+
+
+def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the sizes of a batch that a user passed, and their source, as fields of `Run`."""
     if units is None:
         return {}
     try:
@@ -281,70 +271,12 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
             f"{caller}: units gave {describe(given)}: "
             "give {'samples': n, 'tokens': n} or a function that returns it"
         )
-    return {f"{name}_per_step": int(number) for name, number in given.items()}
-
-
-def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | None]:
-    """Return the number of samples and tokens in a batch, `None` where unknown.
-
-    Samples are the size of dimension 0 of most tensors. Tokens are the number of elements of the
-    first two-dimensional integer tensor. Tensors whose shape cannot be read are ignored.
-    """
-    sizes: list[int] = []
-    tokens: int | None = None
-    with without_overrides():
-        for tensor in tensors:
-            # A tensor of a user's class may raise anything.
-            with contextlib.suppress(Exception):
-                dimensions = Tensor.dim(tensor)
-                if dimensions:
-                    sizes.append(int(Tensor.size(tensor, 0)))
-                if tokens is None and dimensions == 2 and is_integer(tensor):
-                    tokens = int(Tensor.numel(tensor))
-    samples = max(sizes, key=sizes.count) if sizes else None
-    return samples, tokens
-
-
-def padded_share(batch: BatchTensors | None) -> float | None:
-    """The share of a batch's positions that is padding, or `None` if it is unknown.
-
-    It is computed from the batch's mask, else from the value that its rows end with. Only part of
-    a large batch is read. On a GPU, this waits for the device.
-    """
-    if batch is None:
-        return None
-    by_mask: list[float] = []
-    by_rows: list[float] = []
-    with without_modes(), without_overrides(), torch.no_grad():
-        for path, tensor in zip(*batch, strict=True):
-            # A batch may hold tensors that fail to be read.
-            with contextlib.suppress(Exception):
-                if not _may_be_padded(tensor):
-                    continue
-                name = path.rpartition(".")[2].lower()
-                rows = tensor[:MOST_ROWS]
-                if rows.dim() == 3:
-                    if rows.is_floating_point():
-                        features = rows[:, :, :MOST_FEATURES]
-                        by_rows.append(_trailing((features == 0).all(-1)))
-                elif name.endswith("mask"):
-                    share = (rows != 0).double().mean().item()
-                    by_mask.append(share if "padding" in name else 1 - share)
-                elif is_integer(rows) and rows.unique().numel() > MOST_MARKS:
-                    by_rows.append(_trailing(rows == rows[:, -1:]))
-    return max(by_mask or by_rows, default=None)
-
-
-def _may_be_padded(tensor: Tensor) -> bool:
-    if type(tensor) is not Tensor or tensor.device.type == "meta":
-        return False
-    return tensor.dim() in {2, 3} and tensor.shape[1] >= SHORT
-
-
-def _trailing(is_equal: Tensor) -> float:
-    """The share of positions in the runs of true that end rows, if longer than one position."""
-    runs = is_equal.flip(1).cumprod(1).sum(1)
-    return float(runs[runs > 1].sum()) / is_equal.numel()
+    fields: dict[str, Any] = {}
+    if "samples" in given:
+        fields |= {"samples_per_step": int(given["samples"]), "samples_from": GIVEN}
+    if "tokens" in given:
+        fields |= {"tokens_per_step": int(given["tokens"]), "tokens_from": (GIVEN,)}
+    return fields
 
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lflops.inputs.batch import samples_and_tokens
+from lflops.inputs.batch_size import batch_size
 from lflops.inputs.devices import allocator_stats
-from lflops.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
+from lflops.inputs.tensors import device_of, dtype_name, named_arguments, shapes_of
 from lflops.profile.profile import Run
 from lflops.version import __version__
 
@@ -26,7 +26,8 @@ def run_of(
     """Collect the facts of a run from a model's parameters and a batch."""
     tensors = [parameter for parameter in parameters if not is_lazy(parameter)]
     device = device_of(tensors)
-    samples, tokens = samples_and_tokens(tensors_in((args, kwargs)))
+    named = dict(named_arguments(args, kwargs))
+    size = batch_size(named.keys(), named.values())
     precision = None
     if _autocasts(device):
         precision = f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}"
@@ -44,8 +45,10 @@ def run_of(
         dtype=_dtype(tensors, device),
         precision=precision,
         shapes=shapes_of(args, kwargs),
-        samples_per_step=samples,
-        tokens_per_step=tokens,
+        samples_per_step=size.samples,
+        tokens_per_step=size.tokens,
+        samples_from=size.samples_from,
+        tokens_from=size.tokens_from,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         cores=_usable_cores(),
         workers=_worker_processes(),

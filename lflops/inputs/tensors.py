@@ -210,6 +210,11 @@ def cut_off(tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_().clone()
 
 
+def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in the arguments of a call, by position or name."""
+    return named_tensors_in({**dict(enumerate(args)), **kwargs})
+
+
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in the arguments, by position or name.
 
@@ -217,7 +222,7 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():
-        for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}):
+        for name, tensor in named_arguments(args, kwargs):
             # A tensor of a user's class may raise anything.
             with contextlib.suppress(Exception):
                 shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)

@@ -122,6 +122,9 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             **settings,
         )
         self._monitor = watched
+        watched.name = "FlopsCallback"
+        watched.loader_sizes["train"] = state.train_batch_size or args.train_batch_size
+        watched.loader_sizes["validate"] = args.eval_batch_size
         watched.go_on_from(state.global_step)
         watched.__enter__()
         self.profiles = watched.profiles

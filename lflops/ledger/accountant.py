@@ -300,6 +300,7 @@ INTERRUPTIONS = {
     "compilation": "compilation",
     "checkpoint_save": "checkpoint",
     "validation": "validation",
+    "inference": "inference",
     "logging": "logging",
 }
 """Categories that make a step slow without being part of it, with their causes."""

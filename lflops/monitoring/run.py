@@ -21,7 +21,7 @@ from lflops.inputs.devices import allocator_stats
 from lflops.ledger.account import Ledger
 from lflops.ledger.writer import LedgerWriter, process_age
 from lflops.model.compile_guard import KeptGraphs
-from lflops.monitoring.inputs.messages import Failures, warn
+from lflops.monitoring.inputs.messages import Failures, monitor_name, warn
 from lflops.monitoring.inputs.phases import Phases
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import STAGES, Stage, Training
@@ -538,9 +538,9 @@ class MonitoredRun:
             if paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 report = write_report(error, training, last, paths.profiles)
-                training.say(f"FlopsMonitor: out of memory, explained in {report}")
+                training.say(f"{monitor_name()}: out of memory, explained in {report}")
         except Exception as mistake:  # noqa: BLE001 - becomes a warning
-            warn(f"FlopsMonitor: the memory report failed: {type(mistake).__name__}: {mistake}")
+            warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
         """Remove everything.
@@ -564,7 +564,7 @@ class MonitoredRun:
             raise error
         if not failed_before:
             warn(
-                "FlopsMonitor has failed and is off from here on; the training goes on: "
+                f"{monitor_name()} has failed and is off from here on; the training goes on: "
                 f"{type(error).__name__}: {error}"
             )
 

@@ -152,6 +152,7 @@ class Session:
             updating=self._stage.updates,
             scaled=self._stage.learns and training.scales_gradients,
             on_ranks=training.world_size > 1,
+            loader_size=self._stage.loader_size,
         )
 
     def _new_live_metrics(self) -> LiveMetrics | None:
@@ -542,8 +543,14 @@ class Session:
         self, window: Window, *, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """A window's profile without its trace, and the self seconds in module-timing steps."""
+        counted = window.counted or self._counter.uncounted_profile()
+        timer = self._step_timer
+        timer.token_inputs = timer.token_inputs or counted.run.tokens_from
+        sources = replace(
+            counted.run, samples_from=timer.samples_from, tokens_from=timer.token_inputs
+        )
         return window.profile(
-            window.counted or self._counter.uncounted_profile(),
+            replace(counted, run=sources),
             self._step_timer.logged_step,
             (*self.notes, *self._trace_notes),
             read=self._step_timer.step,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.hardware.calibrate import forget
-from lflops.monitoring.inputs.messages import Failures, warn
+from lflops.monitoring.inputs.messages import Failures, monitor_name, warn
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Training
 from lflops.monitoring.outputs.loggers import PreparedWindow, Reporters
@@ -190,7 +190,7 @@ class WindowPublisher:
         else:
             kept = f"each rank keeps its own profile in {self.paths.profiles}"
         warn(
-            f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; "
+            f"{monitor_name()}: the ranks have no store to reach each other by: {kept}; "
             "lflops.merge makes one profile of them"
         )
 
@@ -399,7 +399,7 @@ class WindowPublisher:
             page = self.paths.profile(profile.run).with_suffix(".html")
             where = f" in {page}"
         warn(
-            f"FlopsMonitor: the page{where} and the summary were not done in {seconds:g} s, and are"
+            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s, and are"
             " left out; all else goes on"
         )
 

@@ -332,6 +332,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         cores: Number of cores that the process may use.
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
+        samples_from: The source of `samples_per_step` in words, such as `dimension 0 of images`.
+        tokens_from: The names of the inputs whose elements are the tokens, or `units=`.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -363,6 +365,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     threads: Count | None = None
     cores: Count | None = None
     workers: Count | None = None
+    samples_from: str | None = None
+    tokens_from: tuple[str, ...] = ()
 
 
 class Profile(Struct, frozen=True, kw_only=True):

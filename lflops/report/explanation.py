@@ -19,7 +19,7 @@ from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.step_times import lost_share
 from lflops.errors import ProfileError
 from lflops.findings.evaluate import findings_of_run
-from lflops.findings.finding import Finding
+from lflops.findings.finding import Finding, first_issue, ordered
 from lflops.findings.registry import issue_share
 from lflops.findings.run_rule import RunEvidence, preempted_share, training_seconds
 from lflops.ledger.account import Ledger
@@ -80,7 +80,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         status: "found" if there is an issue, "nothing found" if the steps are good enough to see
             one and there is none, and otherwise "cannot tell".
         said: How fast and how good a step is.
-        findings: Issues by cost, then where else the time goes.
+        findings: Issues by cost, with overhead that costs more, then where else the time goes.
         because: What the findings rest on, or why an issue would not be seen.
         unseen: Why an issue would not be seen, or `None` if it would. Empty if no window was
             profiled.
@@ -110,7 +110,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> str | None:
         """The name of the most expensive issue, or `None` without one."""
-        return self.findings[0].cause if self.status == "found" else None
+        issue = first_issue(self.findings)
+        return None if issue is None else issue.cause
 
 
 def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
@@ -259,7 +260,7 @@ def _explained(
     findings = list(verdict.findings)
     if ledger is not None:
         findings = _with_run_findings(findings, ledger, profile)
-    findings.sort(key=_issues_first)
+    findings = ordered(findings)
     unseen = "" if analysis is None else unseen_because(analysis)
     was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
     if unseen is None and was_preempted:
@@ -303,15 +304,6 @@ def _with_run_findings(
         if not is_collecting and not is_twice:
             kept.append(finding)
     return kept
-
-
-def _issues_first(finding: Finding) -> tuple[bool, bool, bool, float]:
-    return (
-        not finding.is_issue,
-        finding.cause == "busiest",
-        finding.seconds is not None,
-        -(finding.seconds or 0.0),
-    )
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:

@@ -24,7 +24,7 @@ from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
-from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus
+from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus, shortened
 from lflops.report.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
@@ -51,6 +51,12 @@ _TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
 
 _LISTED = 12
 """Operators, modules and classes that are listed by name."""
+
+_UNCALLED = 4
+"""Modules that are listed as never called."""
+
+_SHORT_NAME = 60
+"""Characters of a listed module's name."""
 
 _LEADING_MODULES = 3
 """Modules that are listed for a part of the step."""
@@ -225,8 +231,9 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         return
     yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
     yield from _phases(times, unit)
-    if times.samples_per_second is not None:
-        yield _fact("samples/s", times.samples_per_second, "/s")
+    why_no_rate = "the samples of a batch are unknown: pass units="
+    remark = "" if times.samples_per_second is not None else why_no_rate
+    yield _fact("samples/s", times.samples_per_second, "/s", remark)
     if times.tokens_per_second is not None:
         yield _fact("tokens/s", times.tokens_per_second, "/s")
     yield from _reached(analysis)
@@ -346,7 +353,7 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
         if profile.run.kind == "estimate":
             yield _fact("memory needed", fit.needed_bytes, "bytes", fits)
             fits = ""
-    remark = joined(_by_category(profile), fits, separator="; ")
+    remark = joined(_by_category(profile), _no_memory_because(analysis), fits, separator="; ")
     yield _fact("peak live memory", analysis.peak_bytes, "bytes", remark)
     size = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
     remark = ", ".join(_parameters(root))
@@ -355,6 +362,15 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
         macs = {phase: root.work(phase).macs for phase in PHASES}
         ran = [f"{phase} {units.count(count)}" for phase, count in macs.items() if count]
         yield _fact("MACs", sum(macs.values()), "count", ", ".join(ran))
+
+
+def _no_memory_because(analysis: Analysis) -> str:
+    """Why the peak of live memory is unknown."""
+    if analysis.peak_bytes is not None:
+        return ""
+    if not analysis.profile.is_counted:
+        return "no step was counted"
+    return "compiled code allocated memory that was not seen; torch.compiler.set_stance('force_eager') shows it"
 
 
 def _by_category(profile: Profile) -> str:
@@ -442,7 +458,7 @@ def _subject(profile: Profile) -> Iterator[Fact]:
     yield _text("device", _listed(_device(profile), run.dtype, run.precision, number_of_ranks))
     created = run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
     yield _text("created", created)
-    inputs = joined(", ".join(_shapes(run)), ", ".join(_batch(run)), separator="; ")
+    inputs = joined(", ".join(_shapes(run)), _units_of_batch(profile), separator="; ")
     yield _text("inputs", inputs or units.UNKNOWN)
 
 
@@ -453,10 +469,34 @@ def _shapes(run: Run) -> Iterator[str]:
         yield size if name.isdecimal() else f"{name} {size}"
 
 
-def _batch(run: Run) -> Iterator[str]:
-    for number, noun in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")):
-        if number is not None:
-            yield f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _units_of_batch(profile: Profile) -> str:
+    """The samples and tokens of a step with their sources, or how to pass them."""
+    run = profile.run
+    parts = []
+    missing = []
+    if run.samples_per_step is not None:
+        parts.append(_with_source(run.samples_per_step, "sample", run.samples_from or ""))
+    else:
+        missing.append("samples")
+    if run.tokens_per_step is not None:
+        sources = ", ".join(map(_input_name, run.tokens_from))
+        parts.append(_with_source(run.tokens_per_step, "token", sources))
+    elif any("embedding" in each.operator for each in profile.op_counts):
+        # Only a model with an embedding has tokens to miss.
+        missing.append("tokens")
+    if missing and run.kind in {"training", "measure"}:
+        parts.append(f"{' and '.join(missing)} {units.UNKNOWN} (pass units=)")
+    return ", ".join(parts)
+
+
+def _with_source(number: int, unit: str, source: str) -> str:
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {unit}{plural}" + (f" (from {source})" if source else "")
+
+
+def _input_name(name: str) -> str:
+    """The name of an input; positional inputs are named by their number."""
+    return f"input {name}" if name.isdecimal() else name
 
 
 def _device(profile: Profile) -> str:
@@ -561,13 +601,13 @@ def _never_called(analysis: Analysis) -> str:
     for label, names in fold_repeats(top, lambda name: (name,), analysis.patterns):
         has_words = bool(set(label) - {"*", "."})
         if len(names) > 1 and has_words:
-            labels.append(f"{label} ×{len(names)}")
+            labels.append(f"{shortened(label, _SHORT_NAME)} ×{len(names)}")
         else:
-            labels += [name or root for name in names]
-    more = f"{len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+            labels += [shortened(name or root, _SHORT_NAME) for name in names]
+    more = f"{len(labels) - _UNCALLED} more" if len(labels) > _UNCALLED else ""
     number_below = len(uncalled) - len(top)
     below = f"{number_below} below {'it' if len(top) == 1 else 'them'}" if number_below else ""
-    return plain(joined(", ".join(labels[:_LISTED]), more, below, separator=" and "))
+    return plain(joined(", ".join(labels[:_UNCALLED]), more, below, separator=" and "))
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The first lines of every report: how fast a step is, why, what to do, and how reliable that is."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -10,10 +11,11 @@ from msgspec.structs import replace
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_times import VERY_BUSY, lost_share
-from lflops.findings.finding import Finding
+from lflops.findings.finding import Finding, leading
 from lflops.findings.run_rule import LARGE_SHARE
 from lflops.profile.notes import are_times_far_off, time_factors
-from lflops.report.text import counted, plus_minus
+from lflops.profile.profile import Profile
+from lflops.report.text import counted, joined, plus_minus
 
 Status = Literal["found", "nothing found", "cannot tell"]
 
@@ -58,12 +60,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
             whether it fits.
         status: "found" if there is an issue, "nothing found" if the steps are good enough to see
             one and there is none, and otherwise "cannot tell".
-        judgement: The status as a sentence, with the reason. Empty if an issue was found, or
-            nothing was timed.
+        judgement: That nothing was found, as a sentence. Empty if an issue was found, or if one
+            would not be seen.
         findings: Issues by cost, then where else the time goes.
-        why: Sentences about the first issues, or about where the time goes if there are none.
+        why: Sentences about the issues and about overhead that costs more, or about where the
+            time goes if there are no issues.
         also: Sentences about where else the time goes, if there are issues.
         next: How to reduce the costs, in the same order.
+        caveat: Why an issue would not be seen, if none was found.
         confidence: What the figures rest on, how steady they are, and what is unknown.
         caveats: The number of notes that make the figures less reliable.
     """
@@ -75,6 +79,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     why: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+    caveat: str = ""
     confidence: str = ""
     caveats: int = 0
 
@@ -106,8 +111,9 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
         unseen: Why an issue would not be seen, or `None` if it would.
         confidence: What the figures rest on.
     """
-    issues = tuple(finding.sentence for finding in findings if finding.is_issue)
-    rest = tuple(finding.sentence for finding in findings if not finding.is_issue)
+    leads = leading(findings)
+    issues = tuple(finding.sentence for finding in leads)
+    rest = tuple(finding.sentence for finding in findings if finding not in leads)
     status: Status = "cannot tell"
     if issues:
         status = "found"
@@ -116,22 +122,22 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
     return Verdict(
         said=said,
         status=status,
-        judgement=_judgement(status, unseen),
+        judgement="No known issue found." if status == "nothing found" else "",
         findings=tuple(findings),
         why=issues or rest,
         also=rest if issues else (),
         next=_advice(findings, status),
+        caveat=_caveat(status, unseen),
         confidence=confidence,
     )
 
 
-def _judgement(status: Status, unseen: str | None) -> str:
-    if status == "found":
+def _caveat(status: Status, unseen: str | None) -> str:
+    """Why an issue would not be seen, if none was found."""
+    if status != "cannot tell":
         return ""
-    if status == "nothing found":
-        return "No known issue found."
     because = f", because {unseen}" if unseen else ""
-    return f"Cannot tell whether anything is wrong{because}."
+    return f"cannot tell whether anything is wrong{because}"
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
@@ -155,11 +161,31 @@ def unseen_because(analysis: Analysis) -> str | None:
     if lost_share(analysis.profile) >= VERY_BUSY:
         return CAVEATS["busy"]
     if times.steps < FEWEST_STEPS:
-        return f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
+        return few_steps_because(analysis.profile)
     if (times.spread or 0.0) >= VARYING_SHARE:
         return "the steps vary too much"
     caveat = analysis.outliers.caveat
     return None if caveat is None else CAVEATS[caveat]
+
+
+DISTURBED_BY = {
+    "new_shapes": ("have batches of new shapes", "pad batches to a few shapes"),
+    "recompiled": ("compile code again", "give torch.compile dynamic=True"),
+    "validation": ("are next to a validation", "validate less often"),
+    "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
+}
+"""Disturbances of steps, with what helps against each."""
+
+
+def few_steps_because(profile: Profile) -> str:
+    """Why few unprofiled steps were timed."""
+    said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
+    marks = Counter(mark for step in profile.steps for mark in step.marks if mark in DISTURBED_BY)
+    if not marks:
+        return said
+    mark, number = marks.most_common(1)[0]
+    what, remedy = DISTURBED_BY[mark]
+    return f"{said}: {number} of {counted(len(profile.steps), 'step')} {what} ({remedy})"
 
 
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
@@ -170,7 +196,7 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
         "why": said.why,
         "also": said.also,
         "next": said.next,
-        "confidence": [said.confidence],
+        "confidence": [joined(said.caveat, said.confidence, separator="; ")],
     }
     for label, lines in sections.items():
         for index, line in enumerate(lines):
@@ -185,9 +211,7 @@ def _speed(analysis: Analysis) -> Iterator[str]:
         if analysis.profile.is_counted:
             yield from _estimated(analysis)
         return
-    is_busy = lost_share(analysis.profile) >= VERY_BUSY
-    where = " on this busy machine" if is_busy else ""
-    took = f"A {analysis.evidence.unit} takes {units.duration(times.mean)}{where}"
+    took = f"A {analysis.evidence.unit} takes {units.duration(times.mean)}"
     mfu = analysis.utilization.mfu
     yield f"{took}." if mfu is None else f"{took}, at {units.percent(mfu)} MFU."
 

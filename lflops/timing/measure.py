@@ -32,8 +32,9 @@ from lflops.flop_counter.operators import Operator
 from lflops.hardware.calibrate import hardware_of
 from lflops.hardware.chips import Hardware
 from lflops.inputs.arguments import check_whole
-from lflops.inputs.batch import Units, samples_and_tokens, units_of
-from lflops.inputs.tensors import device_of, tensors_in
+from lflops.inputs.batch import Units, units_of
+from lflops.inputs.batch_size import BatchSize, Lookup, batch_size, lookups_of
+from lflops.inputs.tensors import device_of, named_arguments
 from lflops.model.call import ASIDE, Divide, ModelCall
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.notes import Note
@@ -342,7 +343,7 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
         "decode_calls": calls - 1,
     }
     note = Note(code="generated", subject="", values=values)
-    run = replace(profile.run, tokens_per_step=tokens)
+    run = replace(profile.run, tokens_per_step=tokens, tokens_from=("calls of the model",))
     return replace(profile, run=run, notes=(*profile.notes, note))
 
 
@@ -377,7 +378,7 @@ class CountAndTime:
             counter=lambda _, options: _StampingCounter(self._tracker, options),
         )
         self._stamps: list[Stamp] = []
-        self._batch: tuple[int | None, int | None] | None = None
+        self._size: BatchSize | None = None
 
     def __enter__(self) -> Self:
         if self._overhead is None:
@@ -395,7 +396,8 @@ class CountAndTime:
         try:
             self._tracker.pause()
             self._stamps = self._tracker.stamps
-            self._batch = self._tracker.batch
+            self._size = self._tracker.size
+            self._counting.inputs = self._tracker.inputs
         finally:
             # the model may be freed while the profile is read
             del self._tracker
@@ -405,8 +407,12 @@ class CountAndTime:
     def profile(self) -> Profile:
         """The counted and timed profile, available after the `with` block."""
         profile = self._counting.profile
-        samples, tokens = self._batch or (None, None)
-        run = replace(profile.run, kind="measure", samples_per_step=samples, tokens_per_step=tokens)
+        run = replace(profile.run, kind="measure")
+        size = self._size
+        if size is not None:
+            run = replace(run, samples_per_step=size.samples, samples_from=size.samples_from)
+            if size.tokens is not None:
+                run = replace(run, tokens_per_step=size.tokens, tokens_from=size.tokens_from)
         overhead = self._overhead or NO_OVERHEAD
         return _with_times(replace(profile, run=run), self.pass_times, overhead)
 
@@ -428,13 +434,15 @@ class _StampingTracker(ModuleTracker):
 
     Attributes:
         stamps: Stamps of the thread that entered, and of backward.
-        batch: Samples and tokens of the first call of the model itself.
+        size: Samples and tokens of the first call of the model itself.
+        inputs: The inputs of this call that may hold tokens, by name.
     """
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
         super().__init__(tree, **options)
         self.stamps: list[Stamp] = []
-        self.batch: tuple[int | None, int | None] | None = None
+        self.size: BatchSize | None = None
+        self.inputs: list[tuple[str, Lookup]] = []
         self._mark = clock.mark
         # the backward pass in which the last stamp was made
         self._backward = NO_BACKWARD
@@ -463,9 +471,11 @@ class _StampingTracker(ModuleTracker):
         self.pause()
         super().leave_module(module, *values)
         # After an exception, the keyword arguments are missing.
-        is_first_call = self.batch is None and len(values) == 3
+        is_first_call = self.size is None and len(values) == 3
         if is_first_call and module is self.tree.modules[""]:
-            self.batch = samples_and_tokens(tensors_in(values[:2]))
+            named = dict(named_arguments(*values[:2]))
+            self.size = batch_size(named.keys(), named.values())
+            self.inputs = lookups_of(named.items())
         self.resume()
 
     def enter_scope(self, key: int, name: str) -> None:

@@ -38,3 +38,8 @@ def wrap_fetches(
         return batch
 
     replace_attribute(undo, _BaseDataLoaderIter, "__next__", fetched)
+
+
+def sampler_of(iterator: Any) -> Any:
+    """The sampler that an iterator of a `DataLoader` draws from, or `None`."""
+    return getattr(iterator, "_index_sampler", None)

@@ -12,7 +12,22 @@ class Validation(BetweenStepsRule):
     verb = "is spent on"
     phrase = "validation"
     fix = "Validate less often, or on fewer batches"
-    right = (8, 8)
+
+
+class Inference(BetweenStepsRule):
+    """The model runs in eval mode without gradients, and no loader or hook of a validation says why.
+
+    It is never an issue: a run may need its rollouts, evaluations or generated text.
+    """
+
+    name = "inference"
+    threshold = Threshold(share=0.05)
+    verb = "is spent on"
+    phrase = "inference without gradients (rollout, evaluation or generation)"
+    fix = "Run fewer or larger batches without gradients, if the training run allows it"
+
+    def is_confirmed(self, run: RunEvidence) -> bool:
+        return False
 
 
 class SavingCheckpoints(BetweenStepsRule):

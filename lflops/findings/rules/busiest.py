@@ -16,7 +16,7 @@ class NoMatmuls(StepRule):
 
     name = "no_products"
     threshold = Threshold(reported=0.05)
-    sentence = "{cost} is spent in {where}{class} itself, in operators that multiply no matrices."
+    sentence = "{Cost} is spent in {where}{class} itself, in {operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
@@ -26,10 +26,14 @@ class NoMatmuls(StepRule):
         patterns = _patterns_with_operators(step) - explained
         for modules in step.busiest:
             if modules.pattern in patterns and not modules.macs:
-                facts: Facts = {"class": in_brackets(modules.kind)}
-                yield Candidate(
-                    rule=self, seconds=modules.seconds, module=modules.pattern, facts=facts
-                )
+                names = {name for name, at in step.patterns.items() if at == modules.pattern}
+                operators = step.operator_times.of(names, {"forward", "backward"})
+                seconds = modules.seconds - step.sleeping_in(modules.pattern)
+                facts: Facts = {
+                    "class": in_brackets(modules.kind),
+                    "operators": operators.listed(),
+                }
+                yield Candidate(rule=self, seconds=seconds, module=modules.pattern, facts=facts)
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

@@ -16,10 +16,10 @@ class DataWait(PartRule):
 
     name = "data"
     threshold = Threshold(share=0.09)
+    is_overhead = True
     verb = "is spent"
     phrase = "waiting for data"
     fix = "Give the DataLoader more workers, persistent_workers=True, or cheaper transforms"
-    right = (35, 39)
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         return super().judged_seconds(candidate, step) - handover_seconds(step.profile)
@@ -36,7 +36,6 @@ class DataWaitOfRun(RunRule):
     verb = "is spent"
     phrase = DataWait.phrase
     fix = DataWait.fix
-    right = DataWait.right
 
     def excused_seconds(self, run: RunEvidence) -> float:
         if run.profile is None:

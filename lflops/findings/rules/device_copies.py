@@ -1,18 +1,41 @@
 """Copies between the host and the device."""
 
+from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
-from lflops.findings.rule import Threshold
+from lflops.findings.rule import Candidate, Threshold
 
 
 class HostToDeviceCopy(PartRule):
-    """The step waits while the batch is copied to the device."""
+    """The step waits while the batch is copied to the device.
+
+    On a CPU nothing is copied: the time is that of other code that prepares the batch. It is no
+    issue if the model runs more forward than it learns from, since some Trainers generate text and
+    score it there.
+    """
 
     name = "transfer"
+    is_overhead = True
     label = "host-to-device copy"
     threshold = Threshold(share=0.10)
     verb = "is spent"
     phrase = "copying batches to the device"
     fix = "Give the DataLoader pin_memory=True, or the batch smaller dtypes"
+
+    phrase_on_cpu = "preparing batches, after they are fetched and before forward"
+    fix_on_cpu = (
+        "Look at what the loop does with a batch before forward: generation, scoring, transforms"
+    )
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        if not step.is_on_cpu:
+            return True
+        return step.root.forward.macs <= step.root.backward.macs
+
+    def phrase_for(self, step: StepEvidence) -> str:
+        return self.phrase_on_cpu if step.is_on_cpu else self.phrase
+
+    def part_fix(self, step: StepEvidence) -> str:
+        return self.fix_on_cpu if step.is_on_cpu else self.fix
 
 
 class ExposedCopies(PartRule):

@@ -13,7 +13,7 @@ MODEL_PHASES = {"forward", "backward", "recompute"}
 
 
 class OtherWork(PartRule):
-    """The training loop spends time in no phase: it logs, runs callbacks, or reads metrics.
+    """The training loop spends time in no phase: its callbacks, metrics, logging, or other code.
 
     It is no issue if matmuls run there: then another model is trained that lflops does not watch,
     such as the discriminator of a GAN.
@@ -21,10 +21,13 @@ class OtherWork(PartRule):
 
     name = "other"
     threshold = Threshold(share=0.12, seconds=0.0015)
+    is_overhead = True
     verb = "is spent"
-    phrase = "outside all phases: logging, callbacks, metrics, clipping, zeroing gradients"
-    fix = "Log less often, and keep .item() out of the step"
-    right = (26, 27)
+    phrase = "outside all phases, in callbacks, metrics, logging or other code of the loop"
+    fix = "Name the parts of the loop with lflops.scope, which shows what takes the time"
+    fix_with_host_syncs = (
+        "Keep .item() and .cpu() out of the step: each of them waits for the device"
+    )
 
     phrase_if_never_called = "outside all phases, because the watched model was never called"
     fix_if_never_called = "Give lflops the model that the loop calls"
@@ -37,7 +40,9 @@ class OtherWork(PartRule):
         return self.phrase_if_never_called if model_was_never_called(step) else self.phrase
 
     def part_fix(self, step: StepEvidence) -> str:
-        return self.fix_if_never_called if model_was_never_called(step) else self.fix
+        if model_was_never_called(step):
+            return self.fix_if_never_called
+        return self.fix_with_host_syncs if step.host_syncs else self.fix
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
@@ -61,7 +66,6 @@ class OtherWorkOfRun(OnceAllowedRule):
     verb = "is spent"
     phrase = OtherWork.phrase
     fix = OtherWork.fix
-    right = OtherWork.right
     slow_cause = "unknown"
 
 

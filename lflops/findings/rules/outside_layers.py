@@ -2,31 +2,41 @@
 
 from collections.abc import Iterable, Sequence
 
+from lflops import units
 from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
+from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
+
+PYTHON_SHARE = 0.5
+"""The share of the time outside the layers that Python code must take to be the reason."""
 
 
 class OutsideLayers(ModuleRule):
-    """The model spends time outside its layers, beyond what its own operators need.
+    """The model spends time outside its layers.
 
-    It is no issue if ranks wait for each other there, as DDP does before the model runs.
+    It is an issue if Python code takes most of it: the operators that the model calls itself, such
+    as functional pooling, need their time. It is no issue if ranks wait for each other there, as
+    DDP does before the model runs.
     """
 
     name = "outside"
     threshold = Threshold(share=0.12, reported=0.05)
-    sentence = "{Cost} is spent in {itself}."
+    sentence = "{Cost} is spent in {itself}{operators}."
     fix = (
         "Keep .item(), images, prints and loops in Python out of training_step and forward, and "
         "name the parts of them with lflops.scope"
     )
-    right = (32, 32)
 
-    sentence_of_custom_loop = "{Cost} is spent in {itself}, or between it and backward."
+    sentence_of_custom_loop = "{Cost} is spent in {itself}, or between it and backward{operators}."
     fix_of_custom_loop = (
         "Keep .item(), images, prints and loops in Python out of the model's forward and of the "
         "loss, and name the parts of them with lflops.scope"
+    )
+    fix_of_operators = (
+        "Fuse the operators that the model calls outside its layers, for example with "
+        "torch.compile, and name its parts with lflops.scope"
     )
 
     def detect_modules(
@@ -38,16 +48,24 @@ class OutsideLayers(ModuleRule):
         if layers and has_all_times:
             seconds = _seconds_outside(step)
             if seconds is not None:
-                facts: Facts = {"itself": root_itself(step.root.class_name)}
+                seconds = max(seconds - step.sleeping_in(""), 0.0)
+                facts: Facts = {
+                    "itself": root_itself(step.root.class_name),
+                    "operators": _in_operators(step),
+                }
                 yield Candidate(rule=self, seconds=seconds, facts=facts)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        return ModulePhase("", "forward") not in step.profile.waits
+        if ModulePhase("", "forward") in step.profile.waits:
+            return False
+        return _is_python(candidate, step)
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence if step.is_lightning else self.sentence_of_custom_loop
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        if not _is_python(candidate, step):
+            return self.fix_of_operators
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
 
@@ -62,5 +80,27 @@ def _seconds_outside(step: StepEvidence) -> float | None:
         seconds for (module, _), seconds in step.times.communicating.items() if not module
     )
     self_seconds = max((total_seconds(step.root, own=True) or 0.0) - communicating, 0.0)
-    around_model = max(step.times.phases.get("forward", 0.0) - forward.seconds.median, 0.0)
-    return self_seconds + around_model
+    return self_seconds + step.seconds_around_model
+
+
+def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
+    """Whether Python code takes most of the time: backward runs none of it."""
+    forward = step.root.forward.self_seconds
+    if forward is None or not step.profile.is_counted:
+        return step.breakdown is not None
+    operators = step.operator_times.of({""}, {"forward"})
+    calling = SECONDS_PER_MODULE * (1 + len(step.children[""]))
+    python = forward.median + step.seconds_around_model - operators.seconds - calling
+    return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
+
+
+def _in_operators(step: StepEvidence) -> str:
+    """What runs outside the layers: other models, or operators of the model itself."""
+    forward = step.root.forward
+    if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:
+        return (
+            f": {units.count(forward.self_macs)} MACs run there without a backward pass, as those "
+            "of a reference model do"
+        )
+    operators = step.operator_times.of({""}, {"forward", "backward"})
+    return f", in {operators.listed()}" if operators.names else ""

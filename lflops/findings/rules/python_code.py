@@ -10,20 +10,23 @@ SECONDS_PER_MODULE = 50e-6
 """What calling a module takes at the most, and calling each of the modules directly below it."""
 
 
-class PythonCode(StepRule):
-    """Modules take time in forward without running any operator of their own.
+MOSTLY_PYTHON = 3
+"""How many times as long as its operators need a module must take for Python to be the reason."""
 
-    Forward hooks, prints and loops in Python take it.
+
+class PythonCode(StepRule):
+    """Modules take time in forward that none of their own operators need.
+
+    Forward hooks, prints and loops in Python take it. A module with operators must take at least
+    three times as long as they need.
     """
 
     name = "python"
     threshold = Threshold(share=0.05)
     sentence = (
-        "{Cost} is spent in {where}{class} itself, which runs no operator of its own: in hooks, "
-        "prints, or Python code."
+        "{Cost} is spent in {where}{class} itself, {beyond}: in hooks, prints, or Python code."
     )
     fix = "Look for forward hooks on the layers of {where}, and for loops and prints around them"
-    right = (7, 7)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         by_pattern = summed(_seconds_of_python(step, earlier)) if step.profile.is_counted else {}
@@ -33,8 +36,15 @@ class PythonCode(StepRule):
         classes = {
             step.patterns[name]: module.class_name for name, module in step.profile.modules.items()
         }
-        facts: Facts = {"class": in_brackets(classes[most])}
-        yield Candidate(rule=self, seconds=sum(by_pattern.values()), module=most, facts=facts)
+        names = {name for name, pattern in step.patterns.items() if pattern == most}
+        has_operators = any(step.profile.modules[name].forward.self_calls for name in names)
+        beyond = "beyond the time of its operators"
+        facts: Facts = {
+            "class": in_brackets(classes[most]),
+            "beyond": beyond if has_operators else "which runs no operator of its own",
+        }
+        seconds = sum(by_pattern.values())
+        yield Candidate(rule=self, seconds=seconds, module=most, facts=facts)
 
 
 def _seconds_of_python(
@@ -45,10 +55,15 @@ def _seconds_of_python(
     explained |= modules_of(earlier)
     for name, module in step.profile.modules.items():
         took = module.forward.self_seconds
-        if not name or name in explained or module.forward.self_calls or took is None:
+        if not name or name in explained or took is None:
             continue
-        usual = SECONDS_PER_MODULE * (1 + len(step.children[name]))
-        yield step.patterns[name], max(took.median - usual, 0.0)
+        operators = step.operator_times.of({name}, {"forward"})
+        if module.forward.self_macs and not operators.traced:
+            # How long its matmuls take is unknown.
+            continue
+        usual = SECONDS_PER_MODULE * (1 + len(step.children[name])) + operators.seconds
+        if not operators.names or took.median >= MOSTLY_PYTHON * usual:
+            yield step.patterns[name], max(took.median - usual, 0.0)
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard
+from lflops.inputs.batch_size import loader_batch_size
 from lflops.integrations.auto_detect import entry
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.integrations.loops.monitor import Loop, LoopMonitor
@@ -38,13 +39,15 @@ from lflops.monitoring.inputs.messages import warn
 from lflops.monitoring.inputs.settings import Settings, settings_of
 from lflops.monitoring.run import OPEN, MonitoredRun, RunLedger
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
-from lflops.torch_private.data_loader import wrap_fetches
+from lflops.torch_private.data_loader import sampler_of, wrap_fetches
 from lflops.torch_private.modules import call_last, is_called_last, self_parts
 from lflops.torch_private.self_check import check_data_loader
 
 
 class AutoDetectedLoop(LoopMonitor):
     """Monitors a loop that calls these models, from the end of its step number `steps`."""
+
+    name = "lflops"
 
     def __init__(
         self,
@@ -108,6 +111,12 @@ class AutoDetectedLoop(LoopMonitor):
         """Handle a step of another optimizer, which ends no step of the loop."""
         self.phases.tape.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
+    def loader_size(self, stage: str) -> int | None:
+        fetches_by = self.phases.fetches_by
+        if stage != "train" or fetches_by is None:
+            return None
+        return loader_batch_size(sampler_of(fetches_by()))
+
     def close(self, error: BaseException | None) -> None:
         self.phases.tape.stop()
         self._validation.close()
@@ -125,10 +134,12 @@ class AutoDetectedLoop(LoopMonitor):
         ledger.step_ends(step, counters, shapes, touched=False)
         self.phases.begin_step()
 
-    def _validates(self, *, begins: bool, loading: int = 0) -> None:
+    def _validates(self, *, begins: bool, has_loader: bool = False, loading: int = 0) -> None:
         self._validation.close()
         if begins:
-            self._validation.enter_context(self.stage("validate"))
+            # Only a loader of its own shows that the calls without gradients are a validation.
+            category = "validation" if has_loader else "inference"
+            self._validation.enter_context(self.stage_in("validate", category))
             if loading:
                 self._run.belongs(loading, "data", "validation")
 
@@ -138,7 +149,8 @@ class AutoDetectedPhases(LoopPhases):
 
     Events are noted on the tape with everything that is known only at that moment.
 
-    A model in eval mode that is called without gradients is validated. The validation ends when it
+    A model in eval mode that is called without gradients is validated, if another loader than that
+    of the training run fetched last; otherwise its calls are inference. The validation ends when it
     is trained again, when its loader fetches, or when another loader ends. If no call is seen, the
     validation lasts from a fetch of another loader without gradients to a fetch with gradients or
     to a backward pass.
@@ -242,8 +254,9 @@ class AutoDetectedPhases(LoopPhases):
     def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - as they are noted
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
-            loading = 0 if self._last is self._trains else self._took
-            self._turn(begins=is_validated, loading=loading)
+            has_loader = self._last is not self._trains
+            loading = self._took if has_loader else 0
+            self._turn(begins=is_validated, has_loader=has_loader, loading=loading)
         # A call without gradients between epochs is a sample of the model or the like.
         self._is_between = self._is_between and not learns
         if not self._is_between:
@@ -257,7 +270,7 @@ class AutoDetectedPhases(LoopPhases):
             is_other = self._trains is not None and not trains
             changes = bool(self._expected) and is_other and not learns
         if changes:
-            self._turn(begins=not self._is_validating, was_fetched=True)
+            self._turn(begins=not self._is_validating, has_loader=True, was_fetched=True)
         self._begun = self.log.clock()
         self._is_between = False
         self.enter("data", RUNNING)
@@ -285,10 +298,17 @@ class AutoDetectedPhases(LoopPhases):
         if self._in_step and self.depth_of("backward") is None:
             self.enter("backward", RUNNING, losses)
 
-    def _turn(self, *, begins: bool, was_fetched: bool = False, loading: int = 0) -> None:
+    def _turn(
+        self,
+        *,
+        begins: bool,
+        has_loader: bool = False,
+        was_fetched: bool = False,
+        loading: int = 0,
+    ) -> None:
         self._is_validating = begins
         self._was_fetched = begins and was_fetched
-        self._validates(begins=begins, loading=loading)
+        self._validates(begins=begins, has_loader=has_loader, loading=loading)
 
 
 DEEPEST = 4

@@ -16,6 +16,7 @@ from lflops.integrations.lightning.training import (
     training_of,
 )
 from lflops.ledger.account import Ledger
+from lflops.monitoring.inputs.messages import name_monitor
 from lflops.monitoring.inputs.settings import Settings, settings_of, takes
 from lflops.monitoring.run import NO_RUN, OPEN, MonitoredRun
 from lflops.profile.profile import Profile
@@ -166,6 +167,7 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
         if self._run in OPEN:
             self._outer += ((self._run, self._phases),)
+        name_monitor("FlopsMonitor")
         run = MonitoredRun(self._settings)
         phases = phases_of(trainer)
         self._run = run

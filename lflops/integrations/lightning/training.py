@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 
 from lflops.errors import MissingPackageError
+from lflops.inputs.batch_size import loader_batch_size
 from lflops.integrations.lightning.phase_hooks import STEPS, phases_of
 from lflops.monitoring.inputs.training import Stage, Training
 
@@ -136,6 +137,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
             batches_left=_batches_of(trainer, name),
             updates=frozenset(),
             fetches_itself=fetches_itself,
+            loader_size=lambda: _loader_size(trainer, name),
         )
     automatic = pl_module.automatic_optimization
     return Stage(
@@ -148,7 +150,25 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         batches_left=_batches_left(trainer, pl_module),
         updates=frozenset({"backward", "optimizer"} if automatic else ()),
         fetches_itself=fetches_itself,
+        loader_size=lambda: _loader_size(trainer, name),
     )
+
+
+LOADERS = {
+    "train": "train_dataloader",
+    "validate": "val_dataloaders",
+    "test": "test_dataloaders",
+    "predict": "predict_dataloaders",
+}
+"""The attribute of a Trainer with the data loaders of each stage."""
+
+
+def _loader_size(trainer: Any, stage: str) -> int | None:
+    """The samples that a stage's loader puts into a batch, if the stage has a single loader."""
+    loaders = getattr(trainer, LOADERS[stage])
+    if isinstance(loaders, list) and len(loaders) == 1:
+        return loader_batch_size(loaders[0])
+    return loader_batch_size(loaders)
 
 
 def _root_of(trainer: Any, pl_module: Any) -> nn.Module:

@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from lflops.error_guard import CleanupStack, ErrorGuard, ExitBy
 from lflops.errors import CountError
 from lflops.inputs.arguments import describe, is_whole
+from lflops.inputs.batch_size import loader_batch_size
 from lflops.inputs.tensors import device_of
 from lflops.integrations.loops.phases import LoopPhases
 from lflops.ledger.account import Ledger
-from lflops.monitoring.inputs.messages import say, warn
+from lflops.monitoring.inputs.messages import name_monitor, say, warn
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import STAGES, Stage, Training
 from lflops.monitoring.outputs.loggers import loggers_of
@@ -129,10 +130,15 @@ class LoopMonitor:
 
     Attributes:
         profiles: A profile for each closed window, on the main process; only the last 32.
+        name: The name of the object that the user created, for messages.
+        loader_sizes: The number of samples that the data loader of each stage puts into a batch.
     """
+
+    name = "lflops.monitor"
 
     def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
         self.profiles: list[Profile] = []
+        self.loader_sizes: dict[str, int | None] = {}
         self._loop = loop
         self._settings = settings
         self._phases = phases or LoopPhases(loop.engine)
@@ -153,6 +159,7 @@ class LoopMonitor:
             self._world_size = distributed.get_world_size()
         if self._rank == 0:
             self._settings.try_folder()
+        name_monitor(self.name)
         run = MonitoredRun(self._settings)
         self._run = run
         self.profiles = run.profiles
@@ -204,6 +211,7 @@ class LoopMonitor:
 
     def data(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Iterate over the batches of a loader; the wait for each batch is the phase `data`."""
+        self.loader_sizes[self._stage] = loader_batch_size(loader)
         iterator = iter(loader)
         while True:
             with self._phases.named("data"):
@@ -239,10 +247,15 @@ class LoopMonitor:
         """
         if name not in STAGES[1:]:
             raise CountError(f"stage={name!r}: give one of {', '.join(map(repr, STAGES[1:]))}")
+        with self.stage_in(name, "validation" if name == "validate" else name):
+            yield
+
+    @contextlib.contextmanager
+    def stage_in(self, name: str, category: str) -> Iterator[None]:
+        """Run another stage in this `with` block, in a category of the ledger."""
         run = self._run
         before = self._stage
         run.guarded("train", lambda session: session.mark("validation"))
-        category = "validation" if name == "validate" else name
         with self._phases.stage(name):
             run.enters(category)
             try:
@@ -400,6 +413,7 @@ class LoopMonitor:
                 ends_step=partial(bool, 1),
                 batches_left=math.inf,
                 updates=frozenset(),
+                loader_size=partial(self.loader_size, name),
             )
         return Stage(
             name=name,
@@ -410,7 +424,12 @@ class LoopMonitor:
             ends_step=self._ends_step,
             batches_left=math.inf if loop.steps is None else loop.accumulation * loop.steps,
             updates=frozenset({"optimizer"} if loop.optimizers else ()),
+            loader_size=partial(self.loader_size, name),
         )
+
+    def loader_size(self, stage: str) -> int | None:
+        """The number of samples that the data loader of a stage puts into a batch, if known."""
+        return self.loader_sizes.get(stage)
 
 
 class _Batch:

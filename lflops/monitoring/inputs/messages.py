@@ -5,6 +5,18 @@ import logging
 import warnings
 from collections.abc import Iterator
 
+_names = ["FlopsMonitor"]
+
+
+def name_monitor(name: str) -> None:
+    """Name the object that the user created, at the begin of messages about its run."""
+    _names[0] = name
+
+
+def monitor_name() -> str:
+    """The name of the object that the user created last."""
+    return _names[0]
+
 
 def warn(message: str) -> None:
     """Warn on this process, whichever it is. Where warnings are errors, the message is logged."""
@@ -59,5 +71,5 @@ class Failures:
             if outlet not in self._outlets:
                 self._outlets.add(outlet)
                 warn(
-                    f"FlopsMonitor: {outlet} failed; all else goes on: {type(error).__name__}: {error}"
+                    f"{monitor_name()}: {outlet} failed; all else goes on: {type(error).__name__}: {error}"
                 )

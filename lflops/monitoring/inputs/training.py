@@ -87,6 +87,8 @@ class Stage:
     ends_step: Callable[[], bool]
     # how many batches are to come; infinity where that is not known
     batches_left: float
+    # returns the number of samples that the data loader puts into a batch, or `None` if unknown
+    loader_size: Callable[[], int | None] = lambda: None
     # the phases without which a step has learned nothing
     updates: frozenset[str] = frozenset()
     fetches_itself: bool = (

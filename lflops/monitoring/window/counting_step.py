@@ -12,7 +12,8 @@ from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting, ignored_modules
 from lflops.formulas.table import READS
 from lflops.hardware.calibrate import hardware_of
-from lflops.inputs.batch import BatchReader, padded_share
+from lflops.inputs.batch import BatchReader
+from lflops.inputs.padding import BatchPadding, padding_of
 from lflops.model.module_tree import ModuleTree, parameter_sizes
 from lflops.monitoring.inputs.phases import OutsideModules
 from lflops.monitoring.inputs.settings import Settings
@@ -94,9 +95,9 @@ class StepCounter:
         """The profile of an earlier step with the same shapes."""
         return None if key is None else self._counted.get(key)
 
-    def padding(self, batch: Any) -> float | None:
-        """The share of padding in a step's first batch, or `None` if it is unknown."""
-        return None if self._stage.fetches_itself else padded_share(self._reader.read(batch))
+    def padding(self, batch: Any) -> BatchPadding | None:
+        """Where a step's first batch may be padded, or `None` if it is unknown."""
+        return None if self._stage.fetches_itself else padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
         """A count of one batch that has yet to be entered. The LightningModule is the root."""
@@ -108,11 +109,14 @@ class StepCounter:
             guard=self._guard,
         )
 
-    def step_profile(self, batches: list[Profile], key: Hashable, padding: float | None) -> Profile:
+    def step_profile(
+        self, batches: list[Profile], key: Hashable, padding: BatchPadding | None
+    ) -> Profile:
         """Add up the batches of a step, and keep the result for steps with the same key."""
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
-            notes = (*counted.notes, *self._setting_notes(counted, padding))
+            share = None if padding is None else padding.share(counted.run.tokens_from)
+            notes = (*counted.notes, *self._setting_notes(counted, share))
             counted = replace(counted, notes=notes)
         if key is not None and not depends_on_lengths(counted):
             self._counted[key] = counted
@@ -180,7 +184,7 @@ class CountingMode(StepMode):
         self._is_counted = False
         self._batches: list[Profile] = []
         self._key: Hashable = None
-        self._padding: float | None = None
+        self._padding: BatchPadding | None = None
         # the count of the batch that runs now, in this thread
         self._counting: Counting | None = None
         self._listening = CleanupStack()

@@ -32,10 +32,12 @@ class LiveMetrics:
         self._macs_of_shapes: dict[Hashable, int] = {}
         self._peak: float | None = None
         self._steps: list[_StepSample] = []
+        self._token_inputs: tuple[str, ...] = ()
 
     def set_work(self, shapes: Hashable, counted: Profile) -> None:
         """Keep the MACs of a counted batch for all batches of its shapes, and the chip's peak."""
         self._peak = peak_of(counted.run.dtype, counted.run.hardware)
+        self._token_inputs = counted.run.tokens_from
         if shapes is None:
             return
         if depends_on_lengths(counted):
@@ -50,7 +52,8 @@ class LiveMetrics:
             return
         seconds = self._seconds(step)
         if seconds:
-            self._steps.append(_StepSample(seconds, step.samples, step.tokens, step.shapes))
+            tokens = step.tokens_in(self._token_inputs)
+            self._steps.append(_StepSample(seconds, step.samples, tokens, step.shapes))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
         """The metrics since the last point. Unknown metrics are left out.

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.error_guard import CleanupStack, Guard
-from lflops.inputs.batch import BatchReader, samples_and_tokens, units_of
+from lflops.inputs.batch import BatchReader, BatchTensors, units_of
+from lflops.inputs.batch_size import BatchSizes, tokens_of_shapes
+from lflops.monitoring.inputs.messages import monitor_name
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step, StepKind, is_unprofiled
@@ -142,6 +144,12 @@ class TimedStep(NamedTuple):
         """Whether the step is complete, not instrumented and not disturbed."""
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
+    def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
+        """The tokens of the step, if these inputs hold them and no batch has named its tokens."""
+        if self.tokens is not None or not token_inputs:
+            return self.tokens
+        return sum_known(tokens_of_shapes(shapes, token_inputs) for shapes in self.shapes)
+
 
 class StepTimer:
     """Turns the batches and phases of a stage into timed steps.
@@ -155,11 +163,15 @@ class StepTimer:
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
         on_ranks: Whether steps are compared with those of other ranks. Then the scheduling of the
             training thread is read in every step.
+        loader_size: Returns the number of samples that the data loader puts into a batch, or
+            `None` if it is unknown.
 
     Attributes:
         batches: The batches of the current step that are over.
         fast_path: The steps since the last one that took the slow path.
         times_phases: Whether the phases are recorded.
+        samples_from: The source of the samples of the last batch.
+        token_inputs: The names of the inputs that hold the tokens, as counting has found them.
     """
 
     def __init__(
@@ -172,13 +184,18 @@ class StepTimer:
         updating: frozenset[str],
         scaled: bool,
         on_ranks: bool = False,
+        loader_size: Callable[[], int | None] | None = None,
     ) -> None:
         self.batches: list[BatchUnits] = []
         self.times_phases = True
+        self.samples_from: str | None = None
+        self.token_inputs: tuple[str, ...] = ()
+        self._sizes = BatchSizes(loader_size)
         self._schedule = ThreadSchedule()
         schedule = self._schedule if on_ranks else None
         self.fast_path = FastPathSteps(phases.end_step, schedule)
         self._new_shapes = 0
+        self._has_unknown_shapes = False
         # slow-path and flushed steps; `ordinal` adds those of the fast path
         self._ended = 0
         self._logged_step = logged_step
@@ -317,24 +334,37 @@ class StepTimer:
         shapes = None if found is None else found.shapes()
         units = self.fast_path.known.get(shapes)
         if units is None:
-            tensors = () if found is None or shapes is None else found.tensors
-            units = self._new_units(shapes, tensors)
+            units = self._new_units(shapes, batch, found)
         if self._units is not None:
-            given = units_of("FlopsMonitor", self._units, (batch,), {})
-            units = BatchUnits(
-                shapes,
-                given.get("samples_per_step", units.samples),
-                given.get("tokens_per_step", units.tokens),
-            )
+            units = self._given_units(units, batch)
         self.batches.append(units)
         return shapes
 
-    def _new_units(self, shapes: Hashable, tensors: Sequence[Any]) -> BatchUnits:
+    def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
+        """The samples and tokens that the user's function returns, and the others as before."""
+        given = units_of(monitor_name(), self._units, (batch,), {})
+        samples = given.get("samples_per_step", units.samples)
+        tokens = given.get("tokens_per_step", units.tokens)
+        self.samples_from = given.get("samples_from", self.samples_from)
+        self.token_inputs = given.get("tokens_from", self.token_inputs)
+        return BatchUnits(units.shapes, samples, tokens)
+
+    def _new_units(self, shapes: Hashable, batch: Any, found: BatchTensors | None) -> BatchUnits:
+        """Read the size of a batch of new shapes, or of unknown shapes, which may all differ."""
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
-        units = BatchUnits(shapes, *samples_and_tokens(tensors))
-        known[shapes] = units
+        names, tensors = ((), []) if found is None or shapes is None else found
+        size = self._sizes.read(batch, names, tensors)
+        units = BatchUnits(shapes, size.samples, size.tokens)
+        self.samples_from = size.samples_from
+        self.token_inputs = size.tokens_from or self.token_inputs
+        if shapes is not None:
+            known[shapes] = units
+        elif self._has_unknown_shapes:
+            return units
+        else:
+            self._has_unknown_shapes = True
         self._new_shapes += 1
         if self._new_shapes <= MANY_SHAPES:
             self.mark("new_shapes")
@@ -404,7 +434,7 @@ class StepTimer:
             seconds=None,
             phases={},
             samples=timed.samples,
-            tokens=timed.tokens,
+            tokens=timed.tokens_in(self.token_inputs),
             marks=timed.marks,
         )
         if timed.times_phases and not self._updating <= phases.keys():

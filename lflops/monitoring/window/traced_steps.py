@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lflops.error_guard import call_each
-from lflops.monitoring.inputs.messages import warn
+from lflops.monitoring.inputs.messages import monitor_name, warn
 from lflops.monitoring.inputs.phases import OutsideModules
 from lflops.monitoring.inputs.training import Stage, Training
 from lflops.monitoring.window.step_modes import EndedStep, StepMode
@@ -164,7 +164,7 @@ class TracedMode(StepMode):
         values = {} if tracer.error is None else {"error": tracer.error}
         note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
         self._notes.append(note)
-        warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
+        warn(f"{monitor_name()}: {sentence(note)}; all else goes on")
 
 
 class TraceAnnotations:
@@ -218,11 +218,11 @@ class TraceAnnotations:
             failure = process.finish()
         except OSError as error:
             warn(
-                f"FlopsMonitor: {process.into} was not written; all else goes on: "
+                f"{monitor_name()}: {process.into} was not written; all else goes on: "
                 f"{type(error).__name__}: {error}"
             )
         self._processes.remove(process)
         if not process.is_done:
             process.leave()
         if failure is not None:
-            warn(f"FlopsMonitor: {process.into} is a trace without {process.lacks}: {failure}")
+            warn(f"{monitor_name()}: {process.into} is a trace without {process.lacks}: {failure}")

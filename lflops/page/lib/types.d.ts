@@ -19,7 +19,7 @@ interface Part {
 }
 interface Finding { cause: string; sentence: string; module: string; rank: number | null; seconds: number | null; share: number | null; fix: string; is_issue: boolean }
 interface Verdict {
-  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; confidence: string; caveats: number;
+  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; caveat: string; confidence: string; caveats: number;
 }
 interface Report {
   verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; breakdown: Part[]; why_no_breakdown: string; remarks: Fact[];

@@ -49,7 +49,8 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
 
 // The verdict, its reasons, what to do next, and the confidence, which links to the notes below.
 /** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, judgement, why, also, next, confidence, caveats }) {
+function said({ said: first, judgement, why, also, next, caveat, confidence: basisOfFigures, caveats }) {
+  const confidence = [caveat, basisOfFigures].filter(Boolean).join("; ");
   /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
   const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
   const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, confidence) : confidence;

@@ -1,0 +1,112 @@
+"""The time of the operators that a module runs itself, next to the time of its Python code.
+
+The traced steps know the time of each operator over the whole step. A module has the share of it
+that its bytes are of all bytes of the operator. Without a trace, only an upper bound is known.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from lflops import units
+from lflops.analysis.step_times import traced_seconds
+from lflops.profile.module_names import plain
+from lflops.profile.profile import OpCount, Profile
+from lflops.profile.records import Phase
+from lflops.profile.series import summed
+
+SECONDS_PER_CALL = 30e-6
+"""The most that calling an operator takes, with the line of Python that calls it."""
+
+SECONDS_PER_BYTE = 1 / 0.5e9
+"""The most that a slow operator on a CPU, such as pooling, needs per byte."""
+
+SECONDS_PER_BYTE_ON_DEVICE = 1 / 50e9
+"""The same for a device."""
+
+SECONDS_PER_FLOP = 1e-9
+"""The most that a FLOP of a pointwise operator needs on a CPU."""
+
+RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
+"""Operators that traces have under the name of the one that they call."""
+
+MOST_NAMES = 3
+"""Most operators that a sentence names."""
+
+ATEN = "aten::"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOperators:
+    """The operators that a module runs itself in some phases.
+
+    Attributes:
+        traced: Seconds per step of each operator that the trace knows.
+        names: All operators, those with the most time first, then those that move most bytes.
+        seconds: Seconds per step that they need: as traced, or at the most.
+    """
+
+    traced: Mapping[str, float]
+    names: tuple[str, ...]
+    seconds: float
+
+    def listed(self) -> str:
+        """The operators in words, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
+        words = []
+        for name in self.names[:MOST_NAMES]:
+            seconds = self.traced.get(name)
+            took = "" if seconds is None else f" ({units.duration(seconds)})"
+            words.append(f"{plain(name)}{took}")
+        if len(self.names) > MOST_NAMES:
+            words.append("others")
+        return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+class OperatorTimes:
+    """The times of the operators of a profile, by module."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._is_on_cpu = profile.run.device_type in {"cpu", None}
+        self._by_module: dict[str, list[OpCount]] = {}
+        for count in profile.op_counts:
+            self._by_module.setdefault(count.module, []).append(count)
+        self._moved = summed((_name(count), count.bytes_moved) for count in profile.op_counts)
+        self._known: dict[str, float] = {}
+        for name, seconds in traced_seconds(profile).items():
+            self._known[name.removeprefix(ATEN)] = seconds
+
+    def of(self, modules: Iterable[str], phases: Collection[Phase]) -> OwnOperators:
+        """The operators that modules run themselves, without submodules, in these phases."""
+        counts = []
+        for module in modules:
+            counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
+        traced: dict[str, float] = {}
+        seconds = 0.0
+        for count in counts:
+            name = _name(count)
+            took = self._traced_seconds(count)
+            if took is None:
+                seconds += self._most_seconds(count)
+            else:
+                seconds += took
+                traced[name] = traced.get(name, 0.0) + took
+            seconds += count.calls * SECONDS_PER_CALL
+        moved = summed((_name(count), count.bytes_moved) for count in counts)
+        names = sorted(moved, key=lambda name: (-traced.get(name, 0.0), -moved[name]))
+        return OwnOperators(traced=traced, names=tuple(names), seconds=seconds)
+
+    def _traced_seconds(self, count: OpCount) -> float | None:
+        """The share of an operator's traced time that its bytes are of all its bytes."""
+        name = _name(count)
+        seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
+        moved = self._moved[name]
+        return seconds * count.bytes_moved / moved if seconds is not None and moved else None
+
+    def _most_seconds(self, count: OpCount) -> float:
+        """Seconds that an operator without matmuls needs at the most."""
+        if not self._is_on_cpu:
+            return count.bytes_moved * SECONDS_PER_BYTE_ON_DEVICE
+        return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP
+
+
+def _name(count: OpCount) -> str:
+    return count.operator.removeprefix(ATEN)

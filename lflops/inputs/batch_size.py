@@ -1,0 +1,348 @@
+"""The samples and tokens of a batch, each with the source that it was read from.
+
+A count that no source determines is unknown. Sources of samples, in this order:
+
+* the number of graphs that the batch states;
+* the length of a list with one entry per sample, such as images of several sizes;
+* the batch size of the data loader, checked against the sizes of the tensors;
+* the first dimension of the token ids, or the one that all tensors share.
+
+Sources of tokens are the tensors named `*input_ids`, or else the ids that an embedding looks up.
+"""
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lflops.inputs.arguments import is_whole
+from lflops.inputs.tensors import attributes_of, is_tensor, storage_of
+from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
+
+INPUT_IDS = "input_ids"
+"""The end of the names of token ids."""
+
+IMAGE_CHANNELS = {1, 3, 4}
+"""Numbers of channels of an image."""
+
+IMAGE_DIMENSIONS = 3
+"""Dimensions of an image: channels, height, width."""
+
+SMALLEST_IMAGE = 8
+"""Height and width of the smallest image."""
+
+MOST_ENTRIES = 4096
+"""Most entries of a list that are searched for images."""
+
+
+class BatchSize(NamedTuple):
+    """The samples and tokens of a batch. `None` is unknown.
+
+    Attributes:
+        samples_from: The source of the samples in words, or `None`.
+        tokens_from: The names of the tensors with the tokens.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    samples_from: str | None = None
+    tokens_from: tuple[str, ...] = ()
+
+
+class _Samples(NamedTuple):
+    number: int
+    source: str
+
+
+class _Sized(NamedTuple):
+    """A tensor of a batch with at least one dimension.
+
+    Attributes:
+        name: Its path in the batch.
+        sizes: Its sizes.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    tensor: Tensor
+
+    @property
+    def holds_token_ids(self) -> bool:
+        return self.name.lower().endswith(INPUT_IDS) and is_integer(self.tensor)
+
+
+class BatchSizes:
+    """Reads the samples and tokens of the batches of one stage.
+
+    Args:
+        loader_size: Returns the number of samples that the data loader puts into a batch, or
+            `None` if it is unknown.
+    """
+
+    def __init__(self, loader_size: Callable[[], int | None] | None = None) -> None:
+        self._loader_size = loader_size
+        # The name of a tensor and its dimension that had the loader's batch size.
+        self._dimension: tuple[str, int] | None = None
+
+    def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
+        """Read the size of a batch with these tensors.
+
+        The batch itself is `None` if only its tensors are known.
+        """
+        with without_overrides():
+            found = _with_sizes(names, tensors)
+            samples = self._samples(batch, found)
+            ids = [each for each in found if each.holds_token_ids]
+            tokens = sum(prod(each.sizes) for each in ids) if ids else None
+        return BatchSize(
+            samples=None if samples is None else samples.number,
+            tokens=tokens,
+            samples_from=None if samples is None else samples.source,
+            tokens_from=tuple(each.name for each in ids),
+        )
+
+    def _samples(self, batch: Any, found: Sequence[_Sized]) -> _Samples | None:
+        graphs = _number_of_graphs(batch)
+        if graphs is not None:
+            return _Samples(graphs, "num_graphs of the batch")
+        loaded = None if self._loader_size is None else self._loader_size()
+        listed = _listed_samples(batch, found)
+        if loaded is None:
+            return listed or _shared_dimension(found)
+        if listed is not None and listed.number <= loaded:
+            return listed
+        return self._loaded_samples(loaded, found)
+
+    def _loaded_samples(self, loaded: int, found: Sequence[_Sized]) -> _Samples:
+        """The samples of a batch from a loader that puts `loaded` samples into a full batch."""
+        sizes = {each.name: each.sizes for each in found}
+        if self._dimension is not None:
+            name, dimension = self._dimension
+            if dimension < len(sizes.get(name, ())):
+                number = sizes[name][dimension]
+                if number <= loaded:
+                    return _Samples(number, _dimension_of(name, dimension))
+        for dimension in (0, 1):
+            for each in found:
+                if each.sizes[dimension : dimension + 1] == (loaded,):
+                    self._dimension = each.name, dimension
+                    return _Samples(loaded, _dimension_of(each.name, dimension))
+        shared = _shared_dimension(found)
+        if shared is not None and shared.number < loaded:
+            # The last batch of a data set is smaller than the others.
+            return shared
+        return _Samples(loaded, "batch size of the DataLoader")
+
+
+def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
+    """The size of a batch of which only the tensors are known."""
+    return BatchSizes().read(None, names, tensors)
+
+
+def loader_batch_size(loader: Any) -> int | None:
+    """The number of samples that a data loader puts into a full batch, or `None` if unknown."""
+    # A loader of a user's class may raise anything.
+    with contextlib.suppress(Exception):
+        for holder in (loader, getattr(loader, "batch_sampler", None)):
+            size = getattr(holder, "batch_size", None)
+            if size is not None and is_whole(size, 1):
+                return int(size)
+    return None
+
+
+def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
+    """The elements of the tensors with these names, in a batch of these shapes.
+
+    `shapes` is a key from `BatchReader.shapes`.
+    """
+    if not isinstance(shapes, tuple) or not names:
+        return None
+    sizes = dict(zip(*shapes, strict=True))
+    if "" in sizes:
+        # A batch that is a tensor itself is the model's first argument.
+        sizes["0"] = sizes[""]
+    total = 0
+    for name in names:
+        size = sizes.get(name, sizes.get(name.removeprefix("0.")))
+        if size is None or not all(map(is_whole, size)):
+            return None
+        total += prod(size)
+    return total
+
+
+class Lookup(NamedTuple):
+    """The ids that an embedding looked up.
+
+    Attributes:
+        sizes: The sizes of the tensor of ids.
+        strides: Its strides, by which a slice of a larger tensor is not taken for a whole one.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def lookup_of(ids: Tensor) -> Lookup:
+    return Lookup(tuple(ids.shape), tuple(ids.stride()))
+
+
+def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
+    """The lookups of whole inputs by name, if an embedding receives them."""
+    lookups = []
+    with without_overrides():
+        for name, tensor in named:
+            # A tensor of a user's class may raise anything.
+            with contextlib.suppress(Exception):
+                if is_integer(tensor):
+                    lookups.append((name, lookup_of(tensor)))
+    return lookups
+
+
+def looked_up_tokens(
+    inputs: Iterable[tuple[str, Lookup]], lookups: Iterable[Lookup], positions: Iterable[int]
+) -> BatchSize:
+    """The tokens that reach an embedding as sequences.
+
+    Args:
+        inputs: The lookups of whole inputs by name.
+        lookups: The ids that embeddings looked up.
+        positions: The numbers of positions that layers with matmuls worked on. Work on each
+            position makes a row of integers a sequence, unlike the columns of a table.
+    """
+    sequences = {each for each in lookups if len(each.sizes) == 2 and each.sizes[1] > 1}
+    worked_on = set(positions)
+    for name, lookup in inputs:
+        number = prod(lookup.sizes)
+        if lookup in sequences and number in worked_on:
+            return BatchSize(tokens=number, tokens_from=(name,))
+    return BatchSize()
+
+
+def _with_sizes(names: Iterable[str], tensors: Iterable[Tensor]) -> list[_Sized]:
+    """The tensors with at least one dimension, without those whose sizes cannot be read."""
+    found = []
+    for name, tensor in zip(names, tensors, strict=True):
+        # A tensor of a user's class may raise anything.
+        with contextlib.suppress(Exception):
+            sizes = _sizes(tensor)
+            if sizes:
+                found.append(_Sized(name, sizes, tensor))
+    return found
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; of a nested tensor, only the number of its parts."""
+    sizes = shape_key(tensor)
+    if isinstance(sizes, tuple) and all(map(is_whole, sizes)):
+        return tuple(sizes)
+    return (int(Tensor.size(tensor, 0)),)
+
+
+def _dimension_of(name: str, dimension: int) -> str:
+    return f"dimension {dimension} of {name_of_input(name)}"
+
+
+def name_of_input(name: str) -> str:
+    """The name of a tensor in a batch, in words."""
+    if not name:
+        return "the batch"
+    return f"input {name}" if name[0].isdecimal() else name
+
+
+def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
+    """The size of dimension 0 of all token ids, or else of all tensors, if they agree."""
+    ids = [each for each in found if each.holds_token_ids]
+    if len(found) > 1 and all(_is_image(each.tensor) for each in found):
+        # These are images of one sample each, or batches of sequences.
+        return None
+    for group in (ids, found):
+        sizes = {each.sizes[0] for each in group}
+        if len(sizes) == 1:
+            where = f"dimension 0 of {name_of_input(group[0].name)}"
+            return _Samples(sizes.pop(), where)
+        if sizes:
+            return None
+    return None
+
+
+def _number_of_graphs(batch: Any) -> int | None:
+    """The graphs that a batch, or an entry of it, states to have."""
+    entries: Iterable[Any] = (batch,)
+    storage = None if is_tensor(batch) else storage_of(batch)
+    if storage is not None:
+        parts = storage.values() if isinstance(storage, dict) else storage
+        entries = (batch, *list(parts)[:MOST_PARTS])
+    for entry in entries:
+        if not is_tensor(entry) and _defines(entry, "num_graphs"):
+            # The attribute may be a property of a user's class.
+            with contextlib.suppress(Exception):
+                number = entry.num_graphs
+                if is_whole(number):
+                    return int(number)
+    return None
+
+
+MOST_PARTS = 8
+"""Most entries of a batch that are asked for their number of graphs."""
+
+
+def _defines(value: Any, name: str) -> bool:
+    """Whether an object has an attribute, without calling its `__getattr__`."""
+    if any(name in kind.__dict__ for kind in type(value).__mro__):
+        return True
+    return name in attributes_of(value)
+
+
+def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
+    """The length of a list with one entry for each sample."""
+    if batch is None or is_tensor(batch):
+        return None
+    storage = storage_of(batch)
+    if not storage:
+        return None
+    if not isinstance(storage, dict):
+        if not found and _are_records(storage):
+            return _Samples(len(storage), "length of the batch")
+        if all(_has_image(entry) for entry in storage[:MOST_ENTRIES]):
+            return _Samples(len(storage), "length of the batch")
+    parts: Mapping[Any, Any] = storage if isinstance(storage, dict) else dict(enumerate(storage))
+    for key, part in parts.items():
+        if isinstance(part, list | tuple) and _is_list_of_samples(part[:MOST_ENTRIES]):
+            return _Samples(len(part), f"length of {name_of_input(str(key))}")
+    return None
+
+
+def _are_records(entries: Sequence[Any]) -> bool:
+    """Whether all entries are dictionaries, as a collate function without tensors returns them."""
+    return all(isinstance(entry, dict) for entry in entries)
+
+
+def _has_image(entry: Any) -> bool:
+    """Whether a tuple or a dictionary has an image, as a sample of a data set has."""
+    storage = None if is_tensor(entry) else storage_of(entry)
+    if not storage:
+        return False
+    values = list(storage.values()) if isinstance(storage, dict) else list(storage)
+    return sum(map(_is_image, values)) == 1
+
+
+def _is_list_of_samples(entries: Sequence[Any]) -> bool:
+    """Whether the entries are images, or tensors of different lengths."""
+    if not entries or not all(map(is_tensor, entries)):
+        return False
+    if all(map(_is_image, entries)):
+        return True
+    sizes = [_sizes(entry) for entry in entries]
+    return all(sizes) and len({size[0] for size in sizes}) > 1
+
+
+def _is_image(value: Any) -> bool:
+    if not is_tensor(value):
+        return False
+    sizes = _sizes(value)
+    if len(sizes) != IMAGE_DIMENSIONS:
+        return False
+    channels, height, width = sizes
+    return channels in IMAGE_CHANNELS and min(height, width) >= SMALLEST_IMAGE

@@ -1,0 +1,206 @@
+"""How much of a batch is padding.
+
+A mask counts if it is a padding mask by its name, and if it agrees with the values that it masks:
+they are at the ends of rows, and they are all equal, as the id of the padding token is. Other masks
+select tokens for the loss or for global attention, and say nothing about padding. A batch without a
+padding mask is padded where rows of token ids end with one repeated id, or where rows of features
+end with zeros.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lflops.inputs.batch import BatchTensors
+from lflops.inputs.batch_size import INPUT_IDS
+from lflops.torch_private.dispatch_modes import without_modes
+from lflops.torch_private.tensors import is_integer, without_overrides
+
+MASK = "attention_mask"
+"""The name of a padding mask. With a prefix, it masks the token ids with the same prefix."""
+
+PADDING_MASK = "padding_mask"
+"""The end of the names of other padding masks."""
+
+SHORT = 8
+"""Padding is searched only in rows of at least this length."""
+
+MOST_ROWS = 64
+"""Most rows in which padding is searched. On a GPU, reading them waits for the device."""
+
+MOST_FEATURES = 16
+"""Most features of each position in which padding is searched."""
+
+MOST_MARKS = 16
+"""Most different integers in a tensor of marks such as segment ids; tokens have more."""
+
+ROWS = 2
+"""Dimensions of a tensor with a value for each position."""
+
+FEATURES = 3
+"""Dimensions of a tensor with features for each position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """Positions of a tensor.
+
+    Attributes:
+        padded: Number of positions that are padding.
+        total: Number of all positions.
+    """
+
+    padded: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPadding:
+    """Positions of a batch that may be padding, by the name of the tensor.
+
+    Attributes:
+        masks: The positions of padding masks.
+        ids: The positions of integer tensors whose rows end with one repeated value.
+        features: The positions of features whose rows end with zeros.
+    """
+
+    masks: Mapping[str, Positions]
+    ids: Mapping[str, Positions]
+    features: Mapping[str, Positions]
+
+    def share(self, token_ids: Collection[str]) -> float | None:
+        """The share of all positions that is padding, or `None` if it is unknown.
+
+        Args:
+            token_ids: The names of the tensors that hold the tokens.
+        """
+        tokens = {name: each for name, each in self.ids.items() if _is_one_of(name, token_ids)}
+        for positions in (self.masks, tokens, self.features):
+            total = sum(each.total for each in positions.values())
+            if total:
+                return sum(each.padded for each in positions.values()) / total
+        return None
+
+
+def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
+    """Read where a batch may be padded, or return `None` if it cannot be read."""
+    if batch is None:
+        return None
+    rows: dict[str, Tensor] = {}
+    with without_modes(), without_overrides(), torch.no_grad():
+        for name, tensor in zip(*batch, strict=True):
+            # A batch may hold tensors that fail to be read.
+            with contextlib.suppress(Exception):
+                if _may_be_padded(tensor):
+                    rows[name] = tensor[:MOST_ROWS]
+        masks = {name: each for name, each in rows.items() if _is_padding_mask(name)}
+        others = {name: each for name, each in rows.items() if not name.lower().endswith("mask")}
+        return BatchPadding(
+            masks=_known(masks, lambda name, mask: _masked(name, mask, others)),
+            ids=_known(others, lambda _, ids: _repeated(ids)),
+            features=_known(others, lambda _, features: _zeros(features)),
+        )
+
+
+def _known(
+    tensors: Mapping[str, Tensor], read: Callable[[str, Tensor], Positions | None]
+) -> dict[str, Positions]:
+    """The positions of the tensors for which they are known."""
+    found = {}
+    for name, tensor in tensors.items():
+        with contextlib.suppress(Exception):
+            positions = read(name, tensor)
+            if positions is not None:
+                found[name] = positions
+    return found
+
+
+def _is_one_of(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor has one of these names; a batch that is a tensor itself is input 0."""
+    return name.lower().endswith(INPUT_IDS) or name in names or (not name and "0" in names)
+
+
+def _may_be_padded(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.device.type == "meta":
+        return False
+    return tensor.dim() in {ROWS, FEATURES} and tensor.shape[1] >= SHORT
+
+
+def _is_padding_mask(path: str) -> bool:
+    name = path.lower()
+    return name.endswith((MASK, PADDING_MASK))
+
+
+def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions | None:
+    """The masked positions, or `None` if no masked tensor confirms that they are padding."""
+    if mask.dim() != ROWS:
+        return None
+    companions = _companions(path, mask, others)
+    is_zero = mask == 0
+    if is_zero.all() or not is_zero.any():
+        # Nothing is masked, or everything, which no training run does.
+        return Positions(padded=0, total=mask.numel()) if companions else None
+    confirmed = []
+    for masked in (is_zero, ~is_zero):
+        if _is_at_ends(masked) and any(_is_constant(each, masked) for each in companions):
+            confirmed.append(masked)
+    if len(confirmed) != 1:
+        return None
+    return Positions(padded=int(confirmed[0].sum()), total=mask.numel())
+
+
+def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    """The tensors that a mask may mask.
+
+    A mask with the prefix of its own, as in `anchor_attention_mask`, masks the ids with this
+    prefix: `global_attention_mask` has no `global_input_ids`.
+    """
+    name = path.lower()
+    if name.endswith(MASK):
+        prefix = name.removesuffix(MASK)
+        own = {key: each for key, each in others.items() if key.lower() == prefix + INPUT_IDS}
+        is_prefixed = prefix.rpartition(".")[2] != ""
+        others = own if own or is_prefixed else others
+    return [each for each in others.values() if each.shape[:2] == mask.shape]
+
+
+def _is_at_ends(masked: Tensor) -> bool:
+    """Whether the masked positions of each row are at one of its ends."""
+    changes = (masked[:, 1:] != masked[:, :-1]).sum(1)
+    return bool((changes <= 1).all())
+
+
+def _is_constant(values: Tensor, masked: Tensor) -> bool:
+    """Whether all masked values are equal, and the others are not."""
+    inside = values[masked]
+    outside = values[~masked]
+    first = inside.flatten()[0]
+    return bool((inside == first).all()) and bool((outside != first).any())
+
+
+def _repeated(ids: Tensor) -> Positions | None:
+    """The positions at the ends of rows of ids that repeat the last id."""
+    if ids.dim() != ROWS or not is_integer(ids) or ids.unique().numel() <= MOST_MARKS:
+        return None
+    return _runs_at_ends(ids == ids[:, -1:])
+
+
+def _zeros(features: Tensor) -> Positions | None:
+    """The positions at the ends of rows whose features are all zero.
+
+    An image without channels is no sequence: its last column may be zero as well as its last row.
+    """
+    if features.dim() != FEATURES or not features.is_floating_point():
+        return None
+    if not features[:, :, -1].any():
+        return None
+    return _runs_at_ends((features[:, :, :MOST_FEATURES] == 0).all(-1))
+
+
+def _runs_at_ends(is_equal: Tensor) -> Positions:
+    """The positions in the runs of true that end rows, if longer than one position."""
+    runs = is_equal.flip(1).cumprod(1).sum(1)
+    return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

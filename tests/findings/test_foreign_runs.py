@@ -1,0 +1,431 @@
+"""What findings say about training runs that nobody here wrote: the loops of other packages.
+
+Each profile has the phases, operators and times of such a run. Next to each is a twin with a planted
+issue, which still has to be found.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from lflops.analysis.analysis import analyze
+from lflops.findings.finding import Finding, leading, ordered
+from lflops.findings.registry import all_rules
+from lflops.hardware.chips import Hardware
+from lflops.ledger.account import Ledger, Span, Start
+from lflops.profile.profile import OpCount, Profile
+from lflops.profile.records import Phase, Trace, TracedOperator
+from lflops.profile.steps import Step
+from lflops.report.explanation import explain, lines_of
+from lflops.report.report import report_of
+from lflops.report.verdict import few_steps_because
+from tests.support.profile_builders import cell, clocked, product, profile, run, weights
+
+USUAL = {"data": 1e-3, "forward": 30e-3, "backward": 60e-3, "optimizer": 4e-3, "other": 5e-3}
+"""Seconds of a step of 100 ms."""
+
+WORK = (
+    product("a", "addmm", "forward", macs=1000, bytes_moved=1000),
+    product("a", "mm", "backward", macs=2000, bytes_moved=2000),
+    cell("b", "gelu", "forward", bytes_moved=5_000_000),
+    cell("b", "gelu_backward", "backward", bytes_moved=10_000_000),
+)
+"""A layer with a matmul, and one without, which may need 10 and 20 ms at 0.5 GB/s."""
+
+OWN: dict[tuple[str, Phase], float] = {
+    ("a", "forward"): 20e-3,
+    ("b", "forward"): 10e-3,
+    ("a", "backward"): 40e-3,
+    ("b", "backward"): 20e-3,
+}
+
+
+def trained(
+    *,
+    own: Mapping[tuple[str, Phase], float] | None = None,
+    cells: Iterable[OpCount] = (),
+    operators: Mapping[str, float] | None = None,
+    on_core: float | None = None,
+    device_type: str = "cpu",
+    marks: tuple[str, ...] = (),
+    steps: int = 6,
+    facts: Mapping[str, Any] | None = None,
+    **phases: float,
+) -> Profile:
+    """A training run of two layers.
+
+    Operators have these traced seconds per step; of the seconds of a module-timing step, the
+    training thread computes for `on_core`.
+    """
+    took = USUAL | phases
+    seconds = sum(took.values())
+    unprofiled = [
+        Step(index=number, kind="unprofiled", seconds=seconds, phases=took, marks=marks)
+        for number in range(steps)
+    ]
+    timed = Step(
+        index=steps,
+        kind="module_timing",
+        seconds=seconds,
+        phases=took,
+        thread_cpu=on_core,
+        thread_waited=0.0,
+        fetching_cpu=0.0,
+    )
+    fields: dict[str, Any] = dict(facts or {})
+    if operators is not None:
+        fields["trace"] = traced(operators)
+    rows = {
+        "": {"class_name": "Net"} | weights(0, 8),
+        "a": {"class_name": "Linear"} | weights(8),
+        "b": {"class_name": "GELU"},
+    }
+    made = profile(
+        rows,
+        [*WORK, *cells],
+        run=run(kind="training", device_type=device_type),
+        steps=(*unprofiled, *[replace(timed, index=steps + number) for number in range(3)]),
+        **fields,
+    )
+    return clocked(made, OWN | dict(own or {}))
+
+
+def traced(operators: Mapping[str, float]) -> Trace:
+    """A trace of one batch in which operators took so many seconds."""
+    rows = tuple(
+        TracedOperator(
+            name=f"aten::{name}",
+            calls=1,
+            host_seconds=seconds,
+            self_host_seconds=seconds,
+            device_seconds=0.0,
+            self_device_seconds=0.0,
+        )
+        for name, seconds in operators.items()
+    )
+    return Trace(files={}, batches=1, operators=rows)
+
+
+def findings(given: Profile | Ledger) -> dict[str, Finding]:
+    """By the name of the rule."""
+    return {finding.cause: finding for finding in explain(given).findings}
+
+
+CHIP = Hardware("chip", {"fp32": 1e9}, None)
+
+
+# Copies.
+
+
+def test_on_a_cpu_nothing_is_copied_to_the_device() -> None:
+    """A Trainer generates text where others copy: the model runs forward more than it learns."""
+    generated = product("a", "addmm", "forward", macs=9000, bytes_moved=9000)
+    found = findings(trained(transfer=200e-3, cells=[generated]))["transfer"]
+    assert "66.7 % of the step (200 ms) is spent preparing batches" in found.sentence
+    assert not found.is_issue
+    assert "pin_memory" not in found.fix
+
+
+def test_slow_preparation_is_an_issue_where_nothing_is_generated() -> None:
+    """The twin: user code before forward takes two thirds of the step."""
+    found = findings(trained(transfer=200e-3))["transfer"]
+    assert found.is_issue
+    assert pytest.approx(0.2) == found.seconds
+
+
+def test_copies_to_a_device_are_found() -> None:
+    """The twin on a GPU: batches are copied."""
+    found = findings(trained(transfer=200e-3, device_type="cuda"))["transfer"]
+    assert found.is_issue
+    assert "copying batches to the device" in found.sentence
+    assert "pin_memory" in found.fix
+
+
+# Inference without gradients.
+
+
+def account(**seconds: float) -> Ledger:
+    """The ledger of a run of 100 steps and 80 s of forward."""
+    spent = {"start_up": 50.0, "training/forward": 80.0, **seconds}
+    begin = 1_800_000_000.0
+    total = sum(spent.values())
+    start = Start(begin=begin, seconds=total, first_step=0, last_step=100, ended="finished")
+    span = Span(begin=begin, seconds=total, steps=100, spent=spent)
+    return Ledger(
+        seconds=spent, total=total, steps=100, slow_steps=(), starts=(start,), spans=(span,)
+    )
+
+
+def test_rollouts_are_no_validation() -> None:
+    """120 of 200 s: 1.2 s for each step, without a loader or a hook of a validation."""
+    found = findings(account(inference=120.0))
+    assert {"inference"} == found.keys()
+    assert (
+        "60.0 % of the run after its start-up is spent on inference without gradients (rollout, "
+        "evaluation or generation): 1.20 s per step." == found["inference"].sentence
+    )
+    assert not found["inference"].is_issue
+
+
+def test_a_validation_is_found() -> None:
+    """The twin, of a loader or a hook."""
+    assert findings(account(validation=120.0))["validation"].is_issue
+
+
+# Operators of the model's own forward.
+
+POOLING = (
+    cell("", "max_pool2d_with_indices", "forward", bytes_moved=600),
+    cell("", "relu", "forward", calls=3, bytes_moved=400),
+    cell("", "threshold_backward", "backward", calls=3, bytes_moved=400),
+)
+
+
+def test_operators_that_a_model_calls_itself_are_named_with_their_time() -> None:
+    """Pooling takes 19 ms and activations 7 of 30 ms: no Python code does."""
+    given = trained(
+        own={("", "forward"): 25e-3, ("", "backward"): 5e-3},
+        cells=POOLING,
+        operators={
+            "max_pool2d_with_indices": 19e-3,
+            "clamp_min": 3e-3,
+            "threshold_backward": 4.3e-3,
+        },
+    )
+    found = findings(given)["outside"]
+    assert not found.is_issue
+    assert "max_pool2d_with_indices (19.0 ms), threshold_backward (4.30 ms)" in found.sentence
+    assert "relu (3.00 ms)" in found.sentence
+    assert ".item()" not in found.fix
+
+
+def test_the_share_of_an_operator_is_by_its_bytes() -> None:
+    """The model has 2 of the 8 million bytes of GELU: a quarter of 12 ms."""
+    given = trained(
+        own={("", "forward"): 10e-3},
+        cells=[
+            cell("", "gelu", "forward", bytes_moved=2_000_000),
+            cell("b", "gelu", "forward", bytes_moved=1_000_000),
+        ],
+        operators={"gelu": 12e-3},
+    )
+    assert "gelu (3.00 ms)" in findings(given)["outside"].sentence
+
+
+@pytest.mark.parametrize("operators", [None, {"max_pool2d_with_indices": 1e-3, "clamp_min": 1e-3}])
+def test_python_outside_the_layers_is_found(operators: dict[str, float] | None) -> None:
+    """The twin: small operators, and 30 ms in forward that they do not need; also without a trace."""
+    given = trained(own={("", "forward"): 30e-3}, cells=POOLING, operators=operators)
+    found = findings(given)["outside"]
+    assert found.is_issue
+    assert ".item()" in found.fix
+
+
+def test_without_a_trace_large_operators_may_need_their_time() -> None:
+    """A slow operator moves 0.5 GB/s: 10 million bytes take 20 ms."""
+    pooling = cell("", "max_pool2d_with_indices", "forward", bytes_moved=10_000_000)
+    found = findings(trained(own={("", "forward"): 25e-3}, cells=[pooling]))["outside"]
+    assert not found.is_issue
+    assert "in max_pool2d_with_indices." in found.sentence
+
+
+def test_a_reference_model_is_said_to_run_outside_the_layers() -> None:
+    """Its 500 MACs have no backward pass."""
+    given = trained(
+        own={("", "forward"): 30e-3},
+        cells=[product("", "addmm", "forward", macs=500, bytes_moved=500)],
+        operators={"addmm": 40e-3},
+        facts={},
+    )
+    known = replace(given, run=replace(given.run, hardware=CHIP))
+    found = findings(known)["outside"]
+    assert "500 MACs run there without a backward pass" in found.sentence
+
+
+# Time without CPU use.
+
+
+def test_a_sleep_is_no_operator() -> None:
+    """Of a step of 170 ms the thread computes for 104, and fetches for 1: 65 pass in GELU's place."""
+    slow = {("b", "forward"): 80e-3}
+    given = trained(own=slow, forward=100e-3, on_core=104e-3)
+    found = findings(given)
+    assert ("b", pytest.approx(65e-3)) == (found["sleep"].module, found["sleep"].seconds)
+    assert found["sleep"].is_issue
+    assert "65.0 ms) passes in b while the training thread uses no CPU" in found["sleep"].sentence
+    assert "no_products" not in found
+    assert "sleep" == explain(given).cause
+
+
+def test_a_thread_that_computes_does_not_sleep() -> None:
+    """The twin: the same time, on a core."""
+    found = findings(trained(own={("b", "forward"): 70e-3}, forward=90e-3, on_core=159e-3))
+    assert "sleep" not in found
+
+
+def test_waiting_for_data_and_for_a_core_is_no_sleep() -> None:
+    """The thread waits 61 ms for its batch."""
+    assert "sleep" not in findings(trained(data=61e-3, on_core=99e-3))
+
+
+def test_waiting_for_a_device_is_no_sleep() -> None:
+    """It may have nothing else to do."""
+    slow = {("b", "forward"): 70e-3}
+    given = trained(own=slow, forward=90e-3, on_core=94e-3, device_type="cuda")
+    assert "sleep" not in findings(given)
+
+
+def test_a_hook_on_a_layer_is_python_of_the_module_around_it() -> None:
+    """GELU needs 1 ms as traced, and its place takes 37: 36 are Python code."""
+    given = trained(own={("b", "forward"): 37e-3}, operators={"gelu": 1e-3}, on_core=0.2)
+    found = findings(given)["python"]
+    assert "b" == found.module
+    assert found.is_issue
+    assert pytest.approx(36e-3, rel=0.01) == found.seconds
+    assert "beyond the time of its operators" in found.sentence
+
+
+def test_operators_without_matmuls_are_named() -> None:
+    """GELU takes all of the time of its place."""
+    given = trained(operators={"gelu": 10e-3, "gelu_backward": 20e-3})
+    found = findings(given)
+    assert "itself, in gelu_backward (20.0 ms) and gelu (10.0 ms)" in found["no_products"].sentence
+    assert "python" not in found
+
+
+# The order.
+
+
+def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:
+    """Of a step of one second."""
+    return Finding(cause=cause, sentence=cause, seconds=seconds, share=seconds, **fields)
+
+
+def test_the_largest_share_comes_first_whatever_its_kind() -> None:
+    """86 % in no phase come before issues of 5 and 3 %; kernels are the work itself."""
+    other = finding("other", 0.86, is_overhead=True)
+    small = [finding("data", 0.05, is_issue=True), finding("clip", 0.03, is_issue=True)]
+    rest = [finding("inefficient_kernels", 0.9), finding("busiest", 0.95)]
+    found = ordered([*rest, *small, other])
+    assert ["other", "data", "clip", "inefficient_kernels", "busiest"] == [
+        each.cause for each in found
+    ]
+    assert [other, *small] == leading(found)
+
+
+def test_a_large_issue_stays_first() -> None:
+    """The twin: overhead that costs less than an issue is only mentioned after it."""
+    other = finding("other", 0.2, is_overhead=True)
+    issue = finding("data", 0.3, is_issue=True)
+    setting = finding("eval_mode", None, is_issue=True)
+    assert [setting, issue, other] == ordered([other, issue, setting])
+    assert [setting, issue] == leading([other, issue, setting])
+
+
+def test_why_begins_with_the_largest_share() -> None:
+    """Another model's matmuls run in no phase, so that the time there is no issue."""
+    another = product("", "mm", "other", macs=1000, bytes_moved=1)
+    given = trained(other=900e-3, clip=200e-3, cells=[another])
+    said = explain(given)
+    assert ("other", "clip") == tuple(each.cause for each in said.findings[:2])
+    assert ("found", "clip") == (said.status, said.cause)
+    why = dict(reversed(list(lines_of(said))))["why"]
+    assert "outside all phases" in why
+
+
+# Advice and confidence.
+
+
+def test_advice_to_log_less_needs_a_logger() -> None:
+    """Time in no phase may be anything; the ledger knows the time of loggers."""
+    assert "og less" not in findings(trained(other=100e-3))["other"].fix
+    assert "Log less" in findings(account(logging=20.0))["logging"].fix
+
+
+def test_kinds_that_were_wrong_elsewhere_have_no_record() -> None:
+    """A percentage next to a false finding would be believed."""
+    rules = all_rules()
+    for name in ("data", "transfer", "other", "outside", "validation", "padding", "no_products"):
+        assert all(rule.right is None for rule in rules[name])
+    given = trained(data=60e-3)
+    assert not any("Right in" in text for _, text in lines_of(explain(given)))
+
+
+def test_cannot_tell_is_no_headline() -> None:
+    """It is in the last line, with the reason."""
+    said = report_of(analyze(trained(steps=3))).verdict
+    assert "A step takes 100 ms." == said.said
+    assert "" == said.judgement
+    lines = list(lines_of(explain(trained(steps=3))))
+    assert ("verdict", "A step takes 100 ms.") == lines[0]
+    assert "cannot tell whether anything is wrong" in lines[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        (
+            ("new_shapes",),
+            ": 6 of 9 steps have batches of new shapes (pad batches to a few shapes)",
+        ),
+        (("recompiled",), ": 6 of 9 steps compile code again (give torch.compile dynamic=True)"),
+        ((), ""),
+    ],
+)
+def test_few_steps_have_a_reason(marks: tuple[str, ...], reason: str) -> None:
+    """Of 9 steps, 3 are timed by module."""
+    said = few_steps_because(trained(marks=marks))
+    assert f"fewer than 5 unprofiled steps were timed{reason}" == said
+
+
+# Names.
+
+
+def test_modules_that_only_keep_books_are_not_said_to_be_never_called() -> None:
+    """A metric has no parameters, a head whose weights are updated has matmuls elsewhere."""
+    rows: dict[str, dict[str, Any]] = {
+        "": {"class_name": "Net", "calls": 1} | weights(0, 24),
+        "lm_head": {"class_name": "Linear", "calls": 0} | weights(8),
+        "spare": {"class_name": "Linear", "calls": 0} | weights(8),
+        "accuracy": {"class_name": "MulticlassAccuracy", "calls": 0},
+        "layer": {"class_name": "Linear", "calls": 1} | weights(8),
+    }
+    updates = [cell(name, "_foreach_add_", "optimizer") for name in ("lm_head", "layer")]
+    assert ("spare",) == analyze(profile(rows, updates)).uncalled
+
+
+def test_the_list_of_modules_that_were_never_called_is_short() -> None:
+    """Four names, each of at most 60 characters."""
+    names = [f"{letter * 80}" for letter in "abcdef"]
+    rows: dict[str, dict[str, Any]] = {"": {"class_name": "Net", "calls": 1} | weights(0, 48)}
+    rows |= {name: {"class_name": f"L{name[0]}", "calls": 0} | weights(8) for name in names}
+    remarks = {fact.name: fact.text for fact in report_of(analyze(profile(rows, ()))).remarks}
+    said = remarks["never_called"]
+    assert said.endswith("and 2 more")
+    assert len(said) <= 4 * 62 + 12
+
+
+def test_inputs_have_their_size_with_its_source() -> None:
+    """Or a dash, with how to pass it."""
+
+    def inputs(**facts: Any) -> str:
+        given = replace(trained(), run=run(kind="training", shapes={}, **facts))
+        return {fact.name: fact.text for fact in report_of(analyze(given)).subject}["inputs"]
+
+    assert "samples – (pass units=)" == inputs()
+    assert "4 samples (from num_graphs of the batch)" == inputs(
+        samples_per_step=4, samples_from="num_graphs of the batch"
+    )
+    tokens = {"tokens_per_step": 216, "tokens_from": ("a_input_ids", "0")}
+    assert "216 tokens (from a_input_ids, input 0), samples – (pass units=)" == inputs(**tokens)
+
+
+def test_unknown_samples_per_second_say_why() -> None:
+    """A dash alone would look like a failure."""
+    speed = {fact.name: fact for fact in report_of(analyze(trained())).speed}
+    assert (None, "the samples of a batch are unknown: pass units=") == (
+        speed["samples/s"].value,
+        speed["samples/s"].remark,
+    )
