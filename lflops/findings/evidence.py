@@ -15,7 +15,7 @@ from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES
-from lflops.ranks.stragglers import Stragglers
+from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
 """The share of the step that a finding must cost to be reported, unless its rule has another."""
