@@ -47,13 +47,14 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
 def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
     """Return the stragglers of all unprofiled steps.
 
-    If there are none, of the last steps: a delay may have begun late.
+    If there are none, a steady delay may have begun late, and is in the last steps.
     """
     rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
         if not rows and 2 * steps <= unprofiled.steps:
             recent = _last_steps(unprofiled, steps)
-            rows = _expensive(find_stragglers(recent, ranks), unprofiled)
+            late = _expensive(find_stragglers(recent, ranks), unprofiled)
+            rows = [row for row in late if row.pattern == "steady"]
     return [
         replace(_with_onset(row, unprofiled), is_whole_phase=row.phase in PASSES) for row in rows
     ]

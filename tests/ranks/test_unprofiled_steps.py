@@ -769,6 +769,13 @@ def test_a_phase_whose_module_is_unknown_is_not_the_model_s_own() -> None:
     assert "in the model's own forward, in 60 of 60 steps" in said(given(clean, hooked=own))
 
 
+def test_the_end_of_backward_is_no_work_where_ranks_wait_in_its_modules_too() -> None:
+    """As under FSDP: in every tenth step the last collective takes 20 ms longer on rank 0."""
+    clean = shared(60, {}, waiting=lambda rank, step: 0.5e-3 if rank or step % 10 else 20.5e-3)
+    waits = WAITS | {ModulePhase("slow", "forward"), ModulePhase("slow", "backward")}
+    assert () == lflops.stragglers(given(clean, waits=waits)).rows
+
+
 REPORTED = FlaggedRank(
     module="slow",
     phase="backward",

@@ -314,9 +314,10 @@ def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[Module
     If ranks wait at the end of backward only, and that is known, backward itself is not one.
     """
     phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
-    if is_wait_known and waits_at_end(waits):
-        phases.discard(ModulePhase("", "backward"))
+    if is_wait_known:
         phases.add(ModulePhase("", WAIT))
+        if waits_at_end(waits):
+            phases.discard(ModulePhase("", "backward"))
     return phases
 
 
