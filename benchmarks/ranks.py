@@ -10,6 +10,12 @@ process keeps a core busy meanwhile.
 python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate]
 [--minutes 20]
 
+python benchmarks/ranks.py --default [--kinds "training step" none] [--strategies ddp fsdp]
+
+With `--default`, each training has 120 steps, the default schedule and a delay of 20 ms on rank 1. It
+runs with a trace and without one, and the answer of its last file is compared with what the log
+said.
+
 Each training is a line in the log, and those that the log has are not run again: a grid that was
 interrupted goes on where it was.
 """
@@ -50,7 +56,7 @@ from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.profile.records import ModulePhase
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import table_of
-from lflops.ranks.stragglers import culprits
+from lflops.ranks.straggler_search import find_stragglers
 from lflops.schedule import Schedule
 from tests.support.ports import free_port
 from tests.support.simulated_ranks import (
@@ -95,6 +101,45 @@ class Case(NamedTuple):
     slow_rank: int
 
 
+STEPS = 120
+DELAY = 20e-3
+"""Steps of a training with the default schedule, and the seconds that are planted in it."""
+
+LATE = 60
+"""The step from which on what begins late is there."""
+
+DEFAULT_KINDS: dict[str, tuple[set[str], str, int] | None] = {
+    "forward": ({WORK}, "forward", 1),
+    "training step": ({""}, "forward", 1),
+    "busy loop": ({""}, "forward", 1),
+    "backward": ({WORK}, "backward", 1),
+    "data": ({""}, "data", 1),
+    "optimizer": ({""}, "optimizer", 1),
+    "logging": ({""}, "other", 0),
+    "every third step": ({WORK, ""}, "forward", 1),
+    "from step 60": ({WORK, ""}, "forward", 1),
+    "none": None,
+}
+"""What is planted with the default schedule: the modules, the phase and the rank that are right.
+
+A window that has no slow module-timing step cannot know the module.
+"""
+
+
+class Report(NamedTuple):
+    """What a run says of its ranks at the end, and what its log said.
+
+    Attributes:
+        named: Module, phase, rank and cause of each row of the last file.
+        logged: The sentences of the log about slow ranks.
+        own: Findings that are waiting for other ranks, in a run in which no rank is slow.
+    """
+
+    named: list[tuple[str, str, int, str | None]]
+    logged: list[str]
+    own: list[str]
+
+
 class Outcome(NamedTuple):
     """The first row, if there is one, and the merged step's wait for data."""
 
@@ -107,6 +152,13 @@ def nap(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while (left := until - time.perf_counter()) > 0:
         time.sleep(left)
+
+
+def compute(seconds: float) -> None:
+    """Keep a core busy."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 class NapsBackward(torch.autograd.Function):
@@ -236,12 +288,24 @@ class Model(LightningModule):
             slow = self.work(SLOW_BLOCK)
             slow.forward_seconds = slow.usual + (0.0 if self.steps % 3 else self.case.seconds)
 
+        if self.is_slow and self.case.kind == "from step 60" and self.steps > LATE:
+            slow = self.work(SLOW_BLOCK)
+            slow.forward_seconds = slow.usual + self.case.seconds
+
     def training_step(self, batch: Tensor, _: int) -> Tensor | None:
         self.begin_step()
+        if self.is_slow and self.case.kind == "training step":
+            nap(self.case.seconds)
+        if self.is_slow and self.case.kind == "busy loop":
+            compute(self.case.seconds)
         x = batch
         for block in self.blocks.values():
             x = block(x)
         return self.head(x).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if not rank() and self.case.kind == "logging":
+            nap(self.case.seconds)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -356,6 +420,110 @@ def profiled(case: Case, folder: Path, *, trace: bool = False) -> lflops.Profile
     )
     trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
     return next(iter(monitor.profiles), None)
+
+
+class Said(logging.Handler):
+    """Keeps what lflops logs of slow ranks."""
+
+    def __init__(self) -> None:
+        """Before the first sentence."""
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = record.getMessage().splitlines()
+        self.lines += [line.strip() for line in lines if " than the other rank" in line]
+
+
+def default(case: Case, traced: bool) -> Report | None:  # noqa: FBT001 - an argument of another process
+    """Train with the default schedule; `None` on all ranks but the first."""
+    torch.manual_seed(0)
+    said = Said()
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(said)
+    logger.setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as directory:
+        monitor = FlopsMonitor(trace=traced, html=False, on_error="raise", dirpath=directory)
+        trainer = Trainer(
+            max_epochs=1,
+            callbacks=[monitor],
+            accelerator="cpu",
+            strategy=strategy_of(case),
+            devices=case.ranks,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=directory,
+        )
+        rows = STEPS * ROWS * (case.ranks if case.strategy in {"ddp", "fsdp"} else 1)
+        module = Model(case)
+        trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
+        logger.removeHandler(said)
+        files = sorted(Path(directory).rglob("train-*.profile.json"))
+        if rank():
+            return None
+        profile = lflops.load(files[-1])
+    found = lflops.stragglers(profile).rows
+    waits = [
+        f"{finding.cause}: {finding.sentence}"
+        for finding in lflops.explain(profile).findings
+        if finding.cause in {"sync", "communication"} and finding.is_issue
+    ]
+    return Report(
+        [(row.module, row.phase, row.slow_rank, row.cause) for row in found],
+        said.lines,
+        waits if DEFAULT_KINDS[case.kind] is None else [],
+    )
+
+
+def is_report_right(case: Case, report: Report) -> bool:
+    """Whether the first row has the rank and the place, or no row and no own wait is there."""
+    expected = DEFAULT_KINDS[case.kind]
+    if expected is None:
+        return not report.named and not report.logged and not report.own
+    if not report.named:
+        return False
+    modules, phase, slow_rank = expected
+    module, named_phase, named_rank, cause = report.named[0]
+    return (module in modules, named_phase, named_rank, cause) == (True, phase, slow_rank, None)
+
+
+def run_default(
+    kinds: Sequence[str], strategies: Sequence[str], repeat: int, until: float
+) -> Iterator[str]:
+    """Train each kind under each strategy, traced and not, and yield the lines of a table."""
+    yield "| strategy | planted | trace | right | rows of the last file | log |"
+    yield "|---|---|---|---|---|---|"
+    right = Counter[bool]()
+    group = Ranks(2)
+    try:
+        for _, strategy, kind, traced in itertools.product(
+            range(repeat), strategies, kinds, (False, True)
+        ):
+            if time.monotonic() >= until:
+                continue
+            slow_rank = 0 if kind == "logging" else 1
+            case = Case(strategy, kind, DELAY, 2, slow_rank)
+            try:
+                report = group.run(default, case, traced)[0]
+            except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
+                yield f"| {strategy} | {kind} | {traced} | failed | {type(error).__name__}: {error} | |"
+                group.end()
+                group = Ranks(2)
+                continue
+            is_right = is_report_right(case, report)
+            right[is_right] += 1
+            rows = "; ".join(map(str, [*report.named, *report.own])) or "none"
+            logged = report.logged[-1] if report.logged else "nothing"
+            verdict = "right" if is_right else "WRONG"
+            line = f"| {strategy} | {kind} | {traced} | {verdict} | {rows} | {logged} |"
+            print(line, flush=True)
+            yield line
+    finally:
+        group.end()
+    yield ""
+    yield f"{right[True]} of {right.total()} are right."
 
 
 class Ranks:
@@ -540,7 +708,7 @@ def simulated(ranks: int, seeds: int) -> Iterator[str]:
                     if compared is None
                     else [
                         ((row.module, row.phase), row.slow_rank)
-                        for row in culprits(compared, ranks)
+                        for row in find_stragglers(compared, ranks)
                     ]
                 )
                 if plant is None:
@@ -568,7 +736,16 @@ def main() -> None:
         "--minutes", type=float, default=math.inf, help="after which no further training begins"
     )
     parser.add_argument("--log", type=Path, help="of the trainings, one a line")
+    parser.add_argument("--default", action="store_true", help="with the default schedule")
+    parser.add_argument("--kinds", nargs="+", default=list(DEFAULT_KINDS))
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tensor parallel"])
     given = parser.parse_args()
+    if given.default:
+        until = time.monotonic() + 60 * given.minutes
+        with busy_core(busy=given.busy):
+            lines = [*run_default(given.kinds, given.strategies, given.repeat, until)]
+        record("ranks.py --default", "A slow rank, traced and not", lines)
+        return
     busy = " --busy" if given.busy else ""
     log = given.log or Path(tempfile.gettempdir()) / f"lflops-ranks{busy.replace(' --', '-')}.jsonl"
     until = time.monotonic() + 60 * given.minutes

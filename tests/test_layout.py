@@ -147,6 +147,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "analysis.analysis",
         "hardware.calibrate",
         "ledger",
+        "ranks",
         "ranks.collect",
         "ranks.merge",
         "timing",

@@ -47,7 +47,8 @@ from lflops.profile.notes import notes_with
 from lflops.profile.profile import Moment, Profile
 from lflops.profile.records import Phase
 from lflops.ranks.communication import Collective, communication
-from lflops.ranks.stragglers import Stragglers, stragglers
+from lflops.ranks.straggler import Stragglers
+from lflops.ranks.stragglers import stragglers
 
 
 @dataclass(frozen=True, eq=False)

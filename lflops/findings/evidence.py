@@ -18,7 +18,7 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES
 from lflops.profile.series import summed
 from lflops.profile.steps import Step, is_disturbed
-from lflops.ranks.stragglers import Stragglers
+from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
 """The share of the step that a finding must cost to be reported, unless its rule has another."""

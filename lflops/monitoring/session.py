@@ -23,7 +23,7 @@ from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
-from lflops.profile.steps import is_compared
+from lflops.profile.steps import Step, is_compared
 from lflops.schedule import Plan, Schedule, ScheduleCursor
 from lflops.timing.clock import (
     Clock,
@@ -33,12 +33,15 @@ from lflops.timing.clock import (
     device_clock,
     event_seconds,
 )
+from lflops.timing.phase_waits import PhaseWaits
 from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
-# steps after which ranks share their unprofiled steps, if the run has no curves
+# Steps after which ranks share their unprofiled steps, if the run has no curves. The step after
+# that is disturbed on rank 0, so with points in every few steps they share less often.
 SHARE_EVERY = 50
+SHARE_LEAST = 9
 # If recording an event takes more seconds than this, the phases of one step in `PHASES_EVERY` are
 # marked. An NVIDIA GPU takes about 6 µs.
 EXPENSIVE_EVENT = 30e-6
@@ -101,6 +104,10 @@ class Session:
         # other ranks.
         shares_steps = stage.learns and results.compares_ranks
         self._unshared: list[TimedStep] | None = [] if shares_steps else None
+        # the waits of the training thread in these steps
+        self._phase_waits: PhaseWaits | None = None
+        if shares_steps and isinstance(self._clock, HostClock):
+            self._phase_waits = PhaseWaits(self._clock)
 
     def _device_clock(self) -> Clock:
         """The clock of the training's device. Notes a device without timed events."""
@@ -184,6 +191,8 @@ class Session:
         self._logged_phases.connect()
         if self._marked_phases is not None:
             self._listening.add(self._stage.listen(self._marked_phases))
+        if self._phase_waits is not None:
+            self._listening.add(self._stage.listen(self._phase_waits))
         self._flush_fast_path()
         self._step_timer.resume()
         self._step_timer.mark("warmup")
@@ -230,11 +239,14 @@ class Session:
 
     def _end_step(self) -> None:
         ended = self._mode.end_step()
+        has_reported = False
         if self._is_annotating or self._results.pending:
-            self._check_background_work()
+            has_reported = self._check_background_work()
         took_fast_path = bool(self._fast_path.steps)
         self._step_timer.end(self._training.logged_step(), ended.kind, ended.module_timing)
         self._advance()
+        if has_reported:
+            self._mark_wait_of_ranks()
         if took_fast_path:
             # turning those steps into timed steps took a while
             self._step_timer.resume()
@@ -342,6 +354,8 @@ class Session:
             self._report(window, failed=False)
             # one by one, since another thread reads `can_open`
             self._windows.remove(window)
+        if has_opened or ready:
+            self._mark_wait_of_ranks()
         if self._step_timer.times_phases and not self._windows and self._unshared is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._has_nothing_to_do()
@@ -466,7 +480,8 @@ class Session:
         """Steps after which ranks share their unprofiled steps."""
         if self._unshared is None:
             return None
-        return max(min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1)
+        period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
+        return max(period, SHARE_LEAST)
 
     def _is_due(self, period: int | None) -> bool:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
@@ -485,18 +500,33 @@ class Session:
     def _has_nothing_to_do(self) -> bool:
         return self._live_metrics is None and not self._is_annotating and not self._results.pending
 
-    def _check_background_work(self) -> None:
-        """Collect annotated traces and windows of all ranks, and mark steps that run next to it."""
+    def _check_background_work(self) -> bool:
+        """Collect annotated traces and windows of all ranks, and mark steps that run next to it.
+
+        Returns whether a window was reported.
+        """
         self._is_annotating = self._annotations.were_running()
         has_reported = self._results.report_ready()
         if self._is_annotating or has_reported or self._results.busy:
             self._step_timer.mark("background")
         if not self._step_timer.times_phases:
             self.over = self._has_nothing_to_do()
+        return has_reported
+
+    def _mark_wait_of_ranks(self) -> None:
+        """Mark the step that begins: the other ranks wait in it for what this rank did before it.
+
+        Steps of several ranks are compared and merged without steps that any rank has marked.
+        """
+        if self._training.world_size > 1:
+            self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
         """Pass on the steps whose times can be read."""
         for step in self._step_timer.read():
+            if self._phase_waits is not None:
+                marks = step.device_marks
+                self._phase_waits.end_step(step.ordinal, marks[0][0], marks[-1])
             for window in self._windows:
                 window.add(step)
             if self._live_metrics is not None:
@@ -518,10 +548,17 @@ class Session:
             return
         steps = self._unshared
         self._unshared = []
-        self._results.share(self._stage.name, map(self._step_timer.step, steps))
+        self._results.share(self._stage.name, map(self._step, steps))
         if self._training.rank == 0:
             # a background thread compares them during the next step
             self._step_timer.mark("background")
+
+    def _step(self, timed: TimedStep) -> Step:
+        """Read a step, with the waits of the training thread by phase if these are known."""
+        step = self._step_timer.step(timed)
+        if self._phase_waits is None:
+            return step
+        return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
     def _extends(self, window: Window) -> bool:
         """Request more module-timing steps if a module seems slow and the window cannot tell.
@@ -553,7 +590,7 @@ class Session:
             replace(counted, run=sources),
             self._step_timer.logged_step,
             (*self.notes, *self._trace_notes),
-            read=self._step_timer.step,
+            read=self._step,
             clock=self._clock,
             failed=failed,
         )

@@ -28,6 +28,7 @@ from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import topology_of
 from lflops.ranks.merge.merge import merge
+from lflops.ranks.reported_stragglers import ReportedStragglers
 
 Result = TypeVar("Result")
 
@@ -151,6 +152,7 @@ class WindowPublisher:
         self._compared: dict[str, RankComparison] = {}
         # the keys of slow ranks that were reported
         self._flagged: set[Hashable] = set()
+        self._reported = ReportedStragglers()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
         self.topology = topology_of(
             training.world_size,
@@ -249,23 +251,30 @@ class WindowPublisher:
     def _compare_in_window(
         self, outlets: Reporters, window: Profile, compared: RankComparison, *, is_last: bool
     ) -> None:
+        compared = self._reported.added_to(compared, window.run.stage)
         profile = replace(window, unprofiled_comparison=compared)
         analysis = analyze(profile)
         slow = outlets.slow_ranks(analysis)
+        is_new = False
         for key, sentence in slow.items():
             if key not in self._flagged:
+                is_new = True
                 self._flagged.add(key)
                 self._training.say(
                     f"lflops: in the last {compared.steps} unprofiled steps {sentence}"
                 )
+        self._reported.keep(profile, analysis.stragglers)
+        if not is_new and not is_last:
+            return
+        # The file has what the log says, however the run ends.
+        differs = slow.keys() != outlets.slow_ranks(analyze(window)).keys()
+        path = None if self.paths is None or not differs else self.paths.profile(profile.run)
+        is_saved = path is not None and self.save(profile, path)
         if not is_last:
             return
         self.profiles[:] = [profile if each is window else each for each in self.profiles]
         self._last[profile.run.stage] = profile
-        if self.paths is None or slow.keys() == outlets.slow_ranks(analyze(window)).keys():
-            return
-        path = self.paths.profile(profile.run)
-        if self.save(profile, path):
+        if path is not None and is_saved:
             outlets.save_page(analysis, path)
 
     def report_ready(self) -> bool:
@@ -330,6 +339,7 @@ class WindowPublisher:
         analysis = analyze(profile)
         if profile.ranks:
             self._flagged.update(self.outlets.slow_ranks(analysis))
+            self._reported.keep(profile, analysis.stragglers)
         ended = _ended(profile, cut_short=cut_short)
         closed = _Closed(
             analysis,

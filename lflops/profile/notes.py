@@ -206,10 +206,10 @@ def _ranks_differ(note: Note) -> str:
     others = ""
     if note.values.get("rows_of_others"):
         others = _fill(", and {rows_of_others:row/rows} are from other ranks", note)
-    return (
-        _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
-        + f"; the counts are those of rank {leading}{others}"
-    )
+    work = _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
+    if _fill("{least_macs}", note) == _fill("{most_macs}", note):
+        work = _fill("ranks run different operators, with {most_macs} MACs each", note)
+    return f"{work}; the counts are those of rank {leading}{others}"
 
 
 def _only_on(note: Note) -> str:

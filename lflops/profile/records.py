@@ -272,6 +272,10 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
     slowest: Count | None = None
 
 
+PREEMPTED = "preempted"
+"""Stands for a phase: the time in which a rank's thread waited for a core, wherever it was."""
+
+
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
     """The time that one rank took in one place beyond the other ranks, step by step.
 
@@ -279,7 +283,7 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
         module: `""` is the root, and everything outside modules; `layers.*.mlp` is several modules
             together.
         phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's
-            device does.
+            device does, `PREEMPTED` the time in which its thread waited for a core.
         modules: Number of modules.
         intervals: The numbers of the intervals between collectives that contain the place.
         seconds: Median time of the rank.
@@ -342,7 +346,6 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         late: Seconds by which the rank was late.
         waited: Seconds in which its thread was ready to run while another thread had its core.
-        waited_by_part: Unweighted mean of `waited` in each eighth of the steps; `()` for few steps.
         other_threads: CPU seconds in other threads of its process.
         units_ratio: Ratio of the tokens, or samples, of its batches to those of the others.
     """
@@ -352,7 +355,41 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     waited: float | None = None
     other_threads: float | None = None
     units_ratio: Seconds | None = None
-    waited_by_part: tuple[float, ...] = ()
+
+
+class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
+    """A straggler that the log reported during the run.
+
+    Attributes:
+        module: As in `RankDelay`.
+        phase: As in `RankDelay`.
+        modules: Number of modules.
+        seconds_lost: Mean cost per step in the steps that were compared then.
+        pattern: `steady` or `intermittent`.
+        slow_steps: Number of steps in which the rank was slow.
+        steps: Number of steps that were compared.
+        seconds: Median time of the rank.
+        usual: Median time of the other ranks.
+        first_step: The index of the first of these steps.
+        last_step: The index of the last of these steps.
+        cause: The reason, if it was known.
+        work_ratio: Ratio of the rank's work to the work of the others, if that was the cause.
+    """
+
+    module: str
+    phase: str
+    modules: Count
+    rank: Count
+    seconds_lost: Seconds
+    pattern: Literal["steady", "intermittent"]
+    slow_steps: Count
+    steps: Count
+    seconds: Seconds
+    usual: Seconds
+    first_step: Count
+    last_step: Count
+    cause: str | None = None
+    work_ratio: Seconds | None = None
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
@@ -362,8 +399,8 @@ LARGE_EXCESS_RATIO = 2**-0.5
 class RankComparison(Struct, frozen=True, kw_only=True):
     """The delays of ranks in the same steps.
 
-    They are compared by module in module-timing steps, and by phase in unprofiled steps. The last
-    seven fields are only known for unprofiled steps.
+    They are compared by module in module-timing steps, and by phase in unprofiled steps. The fields
+    from `usual_lost_seconds` on are only known for unprofiled steps.
 
     Attributes:
         steps: Number of steps.
@@ -386,6 +423,9 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         waited: Mean seconds over ranks and steps in which a rank's thread waited for a core.
         lengths_explain: Correlation of lateness with the size of a rank's batch, relative to the
             other ranks.
+        excludes_waits: Whether the phases are compared without the time in which a rank's thread
+            waited for a core, which has a delay of its own with the phase `PREEMPTED`.
+        flagged: The stragglers that the log reported during the run.
     """
 
     steps: Count
@@ -403,6 +443,13 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     activity: tuple[RankActivity, ...] = ()
     waited: Seconds | None = None
     lengths_explain: float | None = None
+    excludes_waits: bool = False
+    flagged: tuple[FlaggedRank, ...] = ()
+
+    @property
+    def compares_phases(self) -> bool:
+        """Whether whole phases of unprofiled steps are compared."""
+        return bool(self.at)
 
 
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):

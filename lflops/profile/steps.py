@@ -63,6 +63,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
             in all steps.
         thread_waited: Seconds in which the training thread was ready to run while another thread
             had its core; in the same steps as `thread_cpu`.
+        waited_by_phase: `thread_waited` by phase, where unprofiled steps of several ranks are
+            compared; `wait` is the end of backward. `None` if unknown.
         fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
             module-timing steps.
         uncontended_phases: Seconds of each phase, without the time in which another thread had the
@@ -82,6 +84,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     waiting: Seconds | None = None
     thread_cpu: Seconds | None = None
     thread_waited: Seconds | None = None
+    waited_by_phase: Mapping[str, Seconds] | None = None
     fetching_cpu: Seconds | None = None
     uncontended_phases: Mapping[str, Seconds] = {}
     samples: Count | None = None

@@ -5,11 +5,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, reason_of
+from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, place_of_rank, reason_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
-from lflops.ranks.stragglers import ENOUGH, Straggler, Stragglers
+from lflops.ranks.straggler import Straggler, Stragglers
+from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted
 
 _WORST = 3
@@ -38,8 +39,10 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     macs = [rank.macs for rank in listed if rank.macs is not None]
     if any(macs):
         uneven = ""
-        if min(macs) != max(macs):
-            uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each"
+        least, most = units.count(min(macs)), units.count(max(macs))
+        # Equal texts say nothing, even if the numbers differ.
+        if least != most:
+            uneven = f", {least} to {most} on each"
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
@@ -143,10 +146,9 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
         often = f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     if row.since is not None:
         often += f", from step {row.since} on"
-    if row.phase != "all":
-        where = place_of(row.module, row.phase)
-    else:
-        where = "no single place" if row.cause == "preempted" else "everything"
+    if row.until is not None:
+        often += f", up to step {row.until}"
+    where = place_of_rank(row)
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"

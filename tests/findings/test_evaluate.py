@@ -18,7 +18,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import Phase, Trace
 from lflops.profile.steps import Step
-from lflops.ranks.stragglers import Straggler, Stragglers
+from lflops.ranks.straggler import Straggler, Stragglers
 from tests.support.profile_builders import clocked, product, profile, run
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, None)

@@ -11,7 +11,8 @@ import lflops
 from lflops.profile.records import ModulePhase, Rank
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import table_of
-from lflops.ranks.stragglers import Straggler, find_stragglers
+from lflops.ranks.straggler import Straggler
+from lflops.ranks.straggler_search import find_stragglers
 from tests.support.profile_builders import profile, run, weights
 from tests.support.simulated_ranks import (
     DATA,

@@ -17,7 +17,7 @@ from lflops.profile.records import Rank, RankComparison, RankDelay, RankWait
 from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.stragglers import Straggler
+from lflops.ranks.straggler import Straggler
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.timing.measure import ASIDE, Divide, Pass, time_passes

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops.model.module_tree import ModuleTree
-from lflops.timing.module_hooks import ModuleTimer
-from lflops.timing.module_times import PassTimes, inclusive
+from lflops.timing.module_hooks import ModuleTimer, median_overhead
+from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, inclusive
 from tests.support.fake_clock import StillClock
 from tests.support.installed import installed
 from tests.support.timed_modules import Itself, Part, Takes
@@ -656,3 +656,18 @@ def test_what_the_engine_calls_at_the_end_of_backward_is_the_roots_own() -> None
     assert {"first": 2, "last": 8, "": 32} == own(pass_of(model, clock, ones(), loss=Tensor.sum))[
         "backward"
     ]
+
+
+@pytest.mark.parametrize(("seconds", "trials"), [(1e-3, 15), (0.06, 3), (0.0101, 10)])
+def test_a_busy_machine_has_fewer_trials_of_the_overhead(seconds: float, trials: int) -> None:
+    """A tenth of a second for them: 15 of 1 ms, 10 of 10.1 ms, and of 60 ms the fewest, which are 3."""
+    clock = StillClock()
+    tried = []
+
+    def trial() -> HookOverhead:
+        clock.advance(seconds)
+        tried.append(seconds)
+        return NO_OVERHEAD
+
+    assert NO_OVERHEAD == median_overhead(trial, trials=15, now=clock.mark)
+    assert trials == len(tried)

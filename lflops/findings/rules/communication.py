@@ -40,7 +40,10 @@ class LightningCollectives(PartRule):
     threshold = Threshold(share=0.10)
     verb = "is spent"
     phrase = "waiting for other ranks in Lightning's collectives"
-    fix = "Log with sync_dist=True less often"
+    fix = (
+        "Look in the Ranks view for the rank that comes last; metrics that are logged with "
+        "sync_dist=True wait for all ranks as well"
+    )
 
 
 class CommunicationOfRun(UncertainRule):

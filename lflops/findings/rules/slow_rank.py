@@ -9,7 +9,8 @@ from lflops.findings.rule import Candidate, StepRule, Threshold, cost_of
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, step_phase
-from lflops.ranks.stragglers import MANY_STEPS, Straggler
+from lflops.ranks.straggler import Straggler
+from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
 """The share of the step from which on a rank is reported by name."""
@@ -85,7 +86,7 @@ class SlowRank(StepRule):
 
 
 class AlternatingStragglers(StepRule):
-    """Ranks take turns in being the last: each step waits for another one.
+    """Ranks alternate: each step waits for another rank.
 
     Batches of different lengths are the usual reason.
     """
@@ -104,7 +105,7 @@ class AlternatingStragglers(StepRule):
 
 
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
-    """Whether a rank is slow in everything for so short that other programs may be the reason."""
+    """Whether a rank is slow in everything, for so few steps that other programs may cause it."""
     if step.profile.run.device_type != "cpu":
         return False
     if row.phase != "all" or row.cause is not None:
@@ -116,7 +117,9 @@ def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
 def _why(worst: Straggler, profile: Profile) -> str:
     if worst.cause is not None:
         return reason_of(worst, profile)
-    place = "everything" if worst.phase == "all" else place_of(worst.module, worst.phase)
+    place = place_of_rank(worst)
+    if worst.until is not None:
+        return f"it was slow in {place} up to step {worst.until}"
     return f"it is slow in {place}"
 
 
@@ -128,6 +131,15 @@ def place_of(module: str, phase: str) -> str:
         return "the exchange of gradients at the end of backward"
     where = module or "the model's own"
     return plain(f"{where} {phase}")
+
+
+def place_of_rank(row: Straggler) -> str:
+    """The place in which a rank is slow, as text."""
+    if row.phase == "all":
+        return "no single place" if row.cause == "preempted" else "everything"
+    if row.is_whole_phase:
+        return f"{row.phase} (module unknown)"
+    return place_of(row.module, row.phase)
 
 
 def hosts_by_rank(profile: Profile) -> dict[int, str]:

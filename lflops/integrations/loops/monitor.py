@@ -369,6 +369,8 @@ class LoopMonitor:
             outermost.add(type(wrapped).__name__)
             looks_for_unused |= getattr(wrapped, "find_unused_parameters", False)
         data_parallel = (wrappers | outermost) & DATA_PARALLEL
+        if not data_parallel and self._world_size > 1:
+            data_parallel = _wrappers_of_accelerate(loop.engine)
         # FSDP1 keeps some of the parameters in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         precision = getattr(loop.engine, "mixed_precision", None)
@@ -481,6 +483,21 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
         else:
             optimizers.append(each)
     return optimizers
+
+
+def _wrappers_of_accelerate(engine: Any) -> set[str]:
+    """The wrapper under which an Accelerator gives each rank its own batch; empty if unknown.
+
+    The transformers Trainer keeps the wrapper apart from the user's model.
+    """
+    kind = getattr(getattr(engine, "distributed_type", None), "value", "")
+    mesh = getattr(engine, "parallelism_config", None)
+    sizes = [getattr(mesh, size, 1) for size in ("tp_size", "cp_size", "sp_size")]
+    if any(size not in {None, 1} for size in sizes):
+        return set()
+    if kind == "FSDP":
+        return {"FullyShardedDataParallel"}
+    return {"DistributedDataParallel"} if kind.startswith("MULTI_") else set()
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:

@@ -26,7 +26,18 @@ KINDS = ("data", "tensor", "pipeline", "expert")
 """The kinds of parallelism whose sizes a run has. Other kinds have coordinates only."""
 
 _NAMES = {
-    "data": ("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"),
+    "data": (
+        "data",
+        "dp",
+        "ddp",
+        "fsdp",
+        "replicate",
+        "replica",
+        "shard",
+        "dp_replicate",
+        "dp_shard",
+        "hsdp",
+    ),
     "tensor": ("tensor", "tp", "model", "mp"),
     "pipeline": ("pipeline", "pp", "stage"),
     "expert": ("expert", "ep"),
@@ -170,22 +181,31 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
         if of_parameter is None or any(of_parameter == each for each in seen):
             continue
         seen.append(of_parameter)
-        names = of_parameter.mesh_dim_names or _assumed_names(model, of_parameter.ndim)
+        names = _kinds_of_parameters(model, of_parameter)
         if names:
             yield _mesh(of_parameter, names)
 
 
-def _assumed_names(model: nn.Module, dimensions: int) -> list[str]:
-    """Return the kinds of a mesh without names; empty if unknown.
+def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
+    """Return the kinds of the mesh of a model's parameters; empty if unknown.
 
-    `fully_shard` uses one or two dimensions for data. Otherwise one dimension is for tensors.
+    `fully_shard` uses one or two dimensions for data, whatever their names are. Otherwise a mesh
+    without names that has one dimension is for tensors.
     """
+    names = list(mesh.mesh_dim_names or ())
+    kinds = [_kind(name) for name in names]
+    if names and all(kind in _NAMES for kind in kinds):
+        return kinds
     # Importing FSDP takes a second, and most runs do not need it.
     from torch.distributed.fsdp import FSDPModule
 
     if any(isinstance(module, FSDPModule) for module in model.modules()):
-        return ["data"] * dimensions
-    return ["tensor"] if dimensions == 1 else []
+        if not names:
+            return ["data"] * mesh.ndim
+        return [kind if kind in _NAMES else "data" for kind in kinds]
+    if names:
+        return kinds
+    return ["tensor"] if mesh.ndim == 1 else []
 
 
 def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:

@@ -98,6 +98,7 @@ class MergedSteps:
                 marks=tuple(step.marks),
                 samples=self._batches.total(step.samples),
                 tokens=self._batches.total(step.tokens),
+                waited_by_phase=None,
             )
 
     @property

@@ -2,6 +2,12 @@
 
 These steps have no times of modules, but there are many of them: a delay that comes in every tenth
 step, or that begins late, is in them.
+
+A rank also takes longer while the system gives its core to another thread. That says nothing about
+the phase in which it happens. Where each rank knows how long its thread waited for a core in each
+phase, phases are compared without these waits, and the waits are compared as a place of their own:
+
+    forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
 
 import math
@@ -9,15 +15,23 @@ import statistics
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from lflops.profile.records import ModulePhase, RankActivity, RankComparison, step_phase
+from lflops.profile.records import (
+    PREEMPTED,
+    ModulePhase,
+    RankActivity,
+    RankComparison,
+    RankDelay,
+    step_phase,
+)
 from lflops.profile.steps import EVENTS, Step
 from lflops.ranks.merge.rank_comparison import compare_ranks
-from lflops.ranks.merge.rank_series import RankSeries, Steps, plus
-from lflops.ranks.merge.rank_table import table_of_series
+from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, plus
+from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
 # Number of steps that are kept of each rank: the last ones.
@@ -27,8 +41,8 @@ MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
 
 # Number of delays in a comparison. Each has two numbers for each step.
 KEPT = 6
-# `waited_by_part` divides the steps into this number of parts of at least `FEWEST_OF_PART` steps.
-PARTS, FEWEST_OF_PART = 8, 4
+# Number of ranks whose waits for a core are kept.
+PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
 """The end of backward, where ranks wait for the gradients of others."""
@@ -47,7 +61,17 @@ _PHASES = (
     "sync",
 )
 _COUNTERS = ("cpu", "thread_cpu", "waited", "units")
-_COLUMNS = (*_PHASES, *_COUNTERS)
+
+
+def _waited_in(phase: str) -> str:
+    """Return the name of the column with the waits for a core in a phase."""
+    return f"waited in {phase}"
+
+
+_COLUMNS = (*_PHASES, *_COUNTERS, *map(_waited_in, _PHASES))
+
+# A rank's waits for a core are dropped if they cost a smaller share of a step.
+_WORTH_KEEPING = 0.004
 
 
 def most_steps(ranks: int) -> int:
@@ -91,32 +115,36 @@ class UnprofiledSteps:
         if len(self._records) < 2 or not indices:
             return None
         columns = self._columns(indices)
-        is_wait_known = not any(math.isnan(sum(waited)) for waited in columns[WAIT].values())
+        is_wait_known = not _has_unknown(columns[WAIT])
         awaited = _awaited(waits, is_wait_known=is_wait_known)
         steps = dict.fromkeys(self._records, len(indices))
-        table = table_of_series(_places(columns, is_wait_known=is_wait_known), steps, awaited)
-        if not table.busy:
+        phases = _places(columns, is_wait_known=is_wait_known)
+        whole = table_of_series(phases, steps, awaited)
+        if not whole.busy:
             return None
+        contended = _contended(columns, phases, awaited, is_wait_known=is_wait_known)
+        table = whole
+        waited = columns["waited"]
+        if contended is not None:
+            table = table_of_series(_without(phases, contended), steps, awaited)
+            waited = RankSeries.sum_of(contended.values(), whole.ranks)
         comparison = compare_ranks(table, whole=True)
         if comparison is None:
             return None
-        kept = comparison.delays[:KEPT]
+        delays = [*comparison.delays[:KEPT], *_preemptions(waited, whole)]
         busy = table.busy_in_all()
         lost = [max(step) - statistics.median_low(step) for step in busy.by_step()]
         return replace(
             comparison,
-            delays=tuple(
-                replace(
-                    delay, excess=_in_microseconds(delay.excess), late=_in_microseconds(delay.late)
-                )
-                for delay in kept
-            ),
+            seconds=whole.step_seconds,
+            delays=tuple(map(_rounded, delays)),
             usual_lost_seconds=statistics.median(lost),
             at=tuple(indices),
             awaited=tuple(sorted(place.phase for place in awaited)),
-            activity=_activity({delay.rank for delay in kept}, columns, busy),
+            activity=_activity({delay.rank for delay in delays}, columns, busy),
             waited=_known(statistics.fmean(columns["waited"].means().values())),
             lengths_explain=_lengths_explain(columns["units"], busy),
+            excludes_waits=contended is not None,
         )
 
     def _common_indices(self) -> list[int]:
@@ -151,7 +179,21 @@ def _packed(step: Step) -> bytes:
         cpu = step.cpu_user + step.cpu_system
     units = step.tokens if step.tokens is not None else step.samples
     counters = (cpu, _or_nan(step.thread_cpu), _or_nan(step.thread_waited), _or_nan(units))
-    return array("f", [*seconds.values(), *counters]).tobytes()
+    return array("f", [*seconds.values(), *counters, *_waits_of(step)]).tobytes()
+
+
+def _waits_of(step: Step) -> list[float]:
+    """Return how long the thread waited for a core in each phase; NaN if it is unknown."""
+    if step.waited_by_phase is None:
+        return [math.nan] * len(_PHASES)
+    waits = dict.fromkeys(_PHASES, 0.0)
+    for phase, seconds in step.waited_by_phase.items():
+        waits[phase if phase in waits else "other"] += seconds
+    for event in EVENTS:
+        if event in step.marks:
+            waits[event] = waits["other"]
+            waits["other"] = 0.0
+    return list(waits.values())
 
 
 def _or_nan(value: float | None) -> float:
@@ -160,6 +202,11 @@ def _or_nan(value: float | None) -> float:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def _has_unknown(series: RankSeries) -> bool:
+    """Return whether the series of any rank has a NaN."""
+    return any(math.isnan(sum(seconds)) for seconds in series.values())
 
 
 def _places(
@@ -191,15 +238,86 @@ def _with_waits(backward: RankSeries, waits: RankSeries) -> RankSeries:
     return whole
 
 
+def _contended(
+    columns: Mapping[str, RankSeries],
+    phases: Mapping[ModulePhase, RankSeries],
+    awaited: Collection[ModulePhase],
+    *,
+    is_wait_known: bool,
+) -> dict[ModulePhase, RankSeries] | None:
+    """Return how long each rank waited for a core in each phase that is compared.
+
+    `None` if a rank does not know it. A rank that waits for other ranks needs no core, so the
+    phases in which ranks wait for each other are left out.
+    """
+    if any(_has_unknown(columns[_waited_in(phase)]) for phase in _PHASES):
+        return None
+    contended = {}
+    for place in phases:
+        if place in awaited:
+            continue
+        series = columns[_waited_in(place.phase)]
+        if place.phase == "backward" and not is_wait_known:
+            series = _with_waits(series, columns[_waited_in(WAIT)])
+        contended[place] = series
+    return contended
+
+
+def _without(
+    phases: Mapping[ModulePhase, RankSeries], contended: Mapping[ModulePhase, RankSeries]
+) -> dict[ModulePhase, RankSeries]:
+    """Subtract the waits for a core from the phases."""
+    uncontended = {}
+    for place, series in phases.items():
+        left = RankSeries(series)
+        for rank in series if place in contended else ():
+            of_rank = zip(series[rank], contended[place][rank], strict=True)
+            left[rank] = tuple(max(seconds - waited, 0.0) for seconds, waited in of_rank)
+        uncontended[place] = left
+    return uncontended
+
+
+def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
+    """Return how much longer than the others a rank waited for its core, for the worst ranks."""
+    if _has_unknown(waited):
+        return []
+    beyond = waited.beyond_others()
+    usual = waited.median_of_others()
+    late = table.busy_in_all().beyond_others()
+    delays = []
+    for rank in beyond:
+        cost = mean_excess(list(map(min, beyond[rank], late[rank])))
+        if cost >= _WORTH_KEEPING * table.step_seconds:
+            delay = RankDelay(
+                module="",
+                phase=PREEMPTED,
+                rank=rank,
+                seconds=statistics.median(waited[rank]),
+                usual=statistics.median(usual[rank]),
+                excess=beyond[rank],
+                late=late[rank],
+                intervals=tuple(table.busy),
+            )
+            delays.append((cost, delay))
+    delays.sort(key=itemgetter(0), reverse=True)
+    return [delay for _, delay in delays[:PREEMPTIONS_KEPT]]
+
+
+def _rounded(delay: RankDelay) -> RankDelay:
+    """Return a delay with whole microseconds."""
+    return replace(delay, excess=_in_microseconds(delay.excess), late=_in_microseconds(delay.late))
+
+
 def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[ModulePhase]:
     """Return the phases of a step in which ranks wait for each other.
 
     If ranks wait at the end of backward only, and that is known, backward itself is not one.
     """
     phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
-    if is_wait_known and waits_at_end(waits):
-        phases.discard(ModulePhase("", "backward"))
+    if is_wait_known:
         phases.add(ModulePhase("", WAIT))
+        if waits_at_end(waits):
+            phases.discard(ModulePhase("", "backward"))
     return phases
 
 
@@ -220,7 +338,6 @@ def _activity(
             rank=rank,
             late=squares / whole if whole else 0.0,
             waited=_weighted_mean(waited[rank], weights),
-            waited_by_part=_by_part(waited[rank]),
             other_threads=_weighted_mean(other_threads[rank], weights),
             units_ratio=_ratio_to_others(units, rank),
         )
@@ -233,14 +350,6 @@ def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
     if not any(weights):
         return None
     return _known(statistics.fmean(values, weights))
-
-
-def _by_part(waited: Steps) -> tuple[float, ...]:
-    """Return the mean of each part of the steps; empty for few steps or unknown values."""
-    size = len(waited) // PARTS
-    if size < FEWEST_OF_PART or math.isnan(sum(waited)):
-        return ()
-    return tuple(statistics.fmean(waited[part * size : (part + 1) * size]) for part in range(PARTS))
 
 
 def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:

@@ -6,10 +6,12 @@ Their `backward` and clipping are phases, and their wrappers have no names.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator, DistributedType
 from lightning.fabric import Fabric
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 import lflops
 from lflops import Schedule
 from lflops.analysis.analysis import analyze
+from lflops.integrations.loops.monitor import _wrappers_of_accelerate
 from tests.support.process_state import bits
 from tests.support.processes import Ranks
 
@@ -159,3 +162,36 @@ def test_ranks_of_fabric_have_batches_of_their_own(tmp_path: Path) -> None:
     with Ranks(2, tmp_path) as two:
         results: Any = two.run(on_two_ranks)  # type: ignore[arg-type]
     assert (2, "DistributedDataParallel", {2 * BATCH}) == results[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "wrappers"),
+    [
+        ("MULTI_CPU", {}, {"DistributedDataParallel"}),
+        ("MULTI_GPU", {"tp_size": 1, "cp_size": 1}, {"DistributedDataParallel"}),
+        ("FSDP", {}, {"FullyShardedDataParallel"}),
+        ("MULTI_GPU", {"tp_size": 2}, set()),
+        ("NO", {}, set()),
+        ("MEGATRON_LM", {}, set()),
+    ],
+)
+def test_an_accelerator_says_whether_each_rank_has_a_batch_of_its_own(
+    kind: str, sizes: dict[str, int], wrappers: set[str]
+) -> None:
+    """The Trainer of transformers hands over the model without its wrapper.
+
+    Ranks that share a batch, as under tensor parallelism, are no data-parallel ranks.
+    """
+    engine = SimpleNamespace(
+        distributed_type=SimpleNamespace(value=kind),
+        parallelism_config=SimpleNamespace(**sizes) if sizes else None,
+    )
+    assert wrappers == _wrappers_of_accelerate(engine)
+
+
+def test_the_distributed_types_of_accelerate_are_those_that_are_known() -> None:
+    """Their values are read by name."""
+    values = {each.value for each in DistributedType}
+    assert {"MULTI_CPU", "MULTI_GPU", "FSDP"} <= values
+    assert set() == _wrappers_of_accelerate(Accelerator(cpu=True))
+    assert set() == _wrappers_of_accelerate(None)

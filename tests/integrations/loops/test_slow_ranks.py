@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,34 @@ def test_equal_ranks_are_not_accused(two: Ranks) -> None:
     """Neither in the window nor in the log."""
     results: Any = two.run(partial(trained, STEPS))
     assert ([], [], []) == results[0]
+
+
+def marks_around_opening(folder: Path) -> list[bool]:
+    """Train with a trace on rank 0.
+
+    Whether the step before the warm-up of the window is disturbed by lflops, and the first step of
+    the warm-up, in which rank 1 waits until rank 0 has prepared the profiler.
+    """
+    model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lflops.monitor(
+        model, optimizer, log=lambda _: None, hardware=None, on_error="raise", dirpath=folder
+    ) as monitor:
+        for batch in monitor.data([torch.randn(4, WIDTH) for _ in range(20)]):
+            with monitor.step(batch):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    if not monitor.profiles:
+        return []
+    steps = monitor.profiles[-1].steps
+    counting = [step.kind for step in steps].index("counting")
+    return ["background" in step.marks for step in steps[counting - 2 : counting]]
+
+
+def test_the_step_that_waits_for_a_profiler_is_no_unprofiled_step(
+    two: Ranks, tmp_path: Path
+) -> None:
+    """The warm-up has two steps, of which the second is counted."""
+    results: Any = two.run(partial(marks_around_opening, tmp_path))
+    assert [[False, True], []] == results

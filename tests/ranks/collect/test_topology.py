@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from lflops.errors import CountError
 from lflops.ranks.collect.topology import topology_of
@@ -25,6 +26,14 @@ class Spread(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.weight.device_mesh = over  # type: ignore[attr-defined]
+
+
+class FullySharded(FSDPModule, Spread):
+    """As `fully_shard` makes it of a module."""
+
+    def __new__(cls, *args: Any) -> Any:
+        """Make a module: `FSDPModule` would undo `fully_shard`."""
+        return nn.Module.__new__(cls)
 
 
 def test_the_user_s_function_is_asked_for_every_rank_and_nobody_else() -> None:
@@ -81,6 +90,17 @@ def test_replicas_of_shards_are_both_of_data() -> None:
     assert {"data": 5, "context": 1} == found.coordinates[11]
     facts = found.of(run())
     assert (12, 6, None) == (facts.world_size, facts.data_parallel_size, facts.tensor_parallel_size)
+
+
+def test_replicas_of_shards_in_a_custom_loop_are_all_of_data() -> None:
+    """Under `fully_shard`, both dimensions of a mesh are, whatever their names; tensors are not."""
+    for names in (("replica", "shard"), ("outer", "inner"), None):
+        model = FullySharded(mesh(2, 2, names=names))
+        found = topology_of(4, 0, model=model)
+        assert {"data": 4} == found.sizes
+        assert {"data": 3} == found.coordinates[3]
+    both = topology_of(4, 0, model=FullySharded(mesh(2, 2, names=("outer", "tp"))))
+    assert {"data": 2, "tensor": 2} == both.sizes
 
 
 def test_the_parameters_are_asked_what_the_mesh_leaves_open() -> None:

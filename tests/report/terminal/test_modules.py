@@ -581,6 +581,14 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(
+                code="ranks_differ",
+                subject="",
+                values={"leading_rank": 0, "least_macs": 8, "most_macs": 8, "rows_of_others": 0},
+            ),
+            "ranks run different operators, with 8 MACs each; the counts are those of rank 0",
+        ),
+        (
+            Note(
                 code="only_on", subject="1", values={"modules": 1, "first": "head", "last": "head"}
             ),
             "only rank 1 has head",

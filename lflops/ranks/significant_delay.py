@@ -1,7 +1,7 @@
 """Decide whether a rank's excess time over the other ranks is more than noise.
 
-An excess is *steady* if it is present in nearly every step, and *intermittent* (`"intermittent"`) if it is
-far larger in some steps than in the rest.
+An excess is *steady* if it is present in nearly every step, and *intermittent* if it is far larger
+in some steps than in the rest.
 """
 
 import math
@@ -31,8 +31,9 @@ SIGMAS_OF_RANKS = 4.0
 
 # An intermittent straggler is slow in at least and at most these shares of the steps.
 LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
-# It is slow in at least this many steps.
+# It is slow in at least this many steps, or in one less if each costs this share of a step.
 FEWEST_BURSTS = 3
+LARGE_BURST = 0.1
 # Its smallest excess is this many times the largest excess of the other steps.
 FAR_ABOVE = 2.0
 # Its smallest excess is at least this share of its median excess.
@@ -45,19 +46,22 @@ BY_CHANCE = 0.01
 LEAST_EXPOSED = 0.02
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class SignificantDelay(Struct, frozen=True, kw_only=True):
     """An excess that is more than noise.
 
     Attributes:
-        pattern: `steady` if it is present in nearly every step, `burst` if it is present in some.
+        delay: The excess.
+        pattern: `steady` if it is present in nearly every step, `intermittent` if it is present in
+            some.
         seconds: Mean cost per step. For a steady excess it is the median, so that one step in
             which the machine was slow does not count.
-        steps: Number of steps in which the excess is present.
+        slow_steps: Number of steps in which the excess is present.
     """
 
+    delay: RankDelay
     pattern: Literal["steady", "intermittent"]
     seconds: float
-    steps: int
+    slow_steps: int
 
 
 def step_costs(delay: RankDelay) -> list[float]:
@@ -68,21 +72,22 @@ def step_costs(delay: RankDelay) -> list[float]:
     return [min(step) for step in zip(delay.excess, delay.late, strict=True)]
 
 
-def judge(delay: RankDelay, compared: RankComparison, ranks: int) -> Verdict | None:
+def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> SignificantDelay | None:
     """Return the pattern and the cost of an excess, or `None` if it can be noise.
 
     Among many `ranks` the slowest rank is slow by chance, so an excess must be larger.
     """
     if _is_steady(delay, ranks):
-        return Verdict(
+        return SignificantDelay(
+            delay=delay,
             pattern="steady",
             seconds=statistics.median(step_costs(delay)),
-            steps=_steps_present(delay.excess),
+            slow_steps=_steps_present(delay.excess),
         )
     # The threads of a collective use the processor after the last rank has joined.
     if delay.begins_collective:
         return None
-    slow = _far_excesses(delay.excess, least=LEAST_BURST * compared.seconds)
+    slow = _far_excesses(delay.excess, compared.seconds)
     if not slow:
         return None
     tries = ranks * max(compared.places, 1)
@@ -93,8 +98,12 @@ def judge(delay: RankDelay, compared: RankComparison, ranks: int) -> Verdict | N
         for cost, excess in zip(step_costs(delay), delay.excess, strict=True)
         if excess >= slow[-1]
     ]
-    cost = len(slow) * statistics.median(costs_when_slow) / len(delay.excess)
-    return Verdict(pattern="intermittent", seconds=cost, steps=len(slow))
+    return SignificantDelay(
+        delay=delay,
+        pattern="intermittent",
+        seconds=len(slow) * statistics.median(costs_when_slow) / len(delay.excess),
+        slow_steps=len(slow),
+    )
 
 
 def _steps_present(excess: Sequence[float]) -> int:
@@ -117,7 +126,7 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
     return median >= (SIGMAS_OF_RANKS + largest_by_chance) * delay.noise
 
 
-def _far_excesses(excess: Sequence[float], *, least: float) -> list[float]:
+def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
     """Return the excesses that are far above the rest and near each other, largest first.
 
     Empty if no number of steps separates that way.
@@ -125,10 +134,11 @@ def _far_excesses(excess: Sequence[float], *, least: float) -> list[float]:
     ordered = sorted(excess, reverse=True)
     most = math.floor(MOST_BURSTS * len(ordered))
     fewest = max(FEWEST_BURSTS, math.ceil(LEAST_BURSTS * len(ordered)))
-    for number in range(most, fewest - 1, -1):
+    for number in range(most, fewest - 2, -1):
         slow = ordered[:number]
         rest = ordered[number:]
         usual = max(rest[0], statistics.median(map(abs, rest)))
+        least = (LEAST_BURST if number >= fewest else LARGE_BURST) * step_seconds
         if slow[-1] > max(FAR_ABOVE * usual, EVEN * statistics.median(slow), least):
             return slow
     return []

@@ -1,4 +1,4 @@
-"""Who is slow, from the clean steps of all ranks alone.
+"""Which rank is slow, from the unprofiled steps of all ranks alone.
 
 Steps written by hand, with 1 % of jitter, and what is planted in them.
 """
@@ -14,10 +14,12 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.findings.rules import slow_rank
 from lflops.profile.profile import Profile
-from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay
+from lflops.profile.records import FlaggedRank, ModulePhase, Rank, RankComparison, RankDelay
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
 from lflops.ranks.merge.unprofiled_steps import MOST_STEPS, UnprofiledSteps
-from lflops.ranks.stragglers import Straggler, _merged
+from lflops.ranks.reported_stragglers import ReportedStragglers
+from lflops.ranks.straggler import Straggler
+from lflops.ranks.stragglers import _merged
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
 
@@ -43,6 +45,7 @@ def shared(
     *,
     ranks: int = 2,
     seed: int = 0,
+    preempted: Mapping[tuple[int, str], Plant] | None = None,
     **beside: Callable[[int, int], Any],
 ) -> UnprofiledSteps:
     """The steps of ranks that wait for the last one at the end of backward.
@@ -52,6 +55,7 @@ def shared(
         plants: What one rank takes longer for, by rank and phase.
         ranks: How many there are.
         seed: Of the jitter.
+        preempted: How long a rank waits for its core, by rank and phase; each rank knows it.
         beside: Further fields of a step, by rank and step.
     """
     draw, kept = random.Random(seed), UnprofiledSteps()  # noqa: S311 - nothing is secret
@@ -64,11 +68,25 @@ def shared(
             }
             for rank in of_rank
         }
+        waits = {
+            rank: {
+                phase: plant(step)
+                for (of_rank_, phase), plant in (preempted or {}).items()
+                if of_rank_ == rank
+            }
+            for rank in of_rank
+        }
+        for rank, of_phase in waits.items():
+            for phase, seconds in of_phase.items():
+                took[rank][phase] += seconds
         busy = {rank: sum(phases.values()) - phases["optimizer"] for rank, phases in took.items()}
         for rank, phases in took.items():
             waiting = max(busy.values()) - busy[rank] + 0.5e-3
             phases["backward"] += waiting
             more = {name: value(rank, step) for name, value in beside.items()}
+            if preempted is not None:
+                more["waited_by_phase"] = waits[rank]
+                more["thread_waited"] = sum(waits[rank].values())
             of_rank[rank].append(
                 Step(
                     index=step + 1,
@@ -317,10 +335,10 @@ def test_the_cause_is_named_with_its_evidence() -> None:
         "cpu_system": lambda *_: 0.0,
         "thread_waited": lambda rank, _: 8e-3 * rank,
     }
-    preempted = first(given(shared(30, everywhere, **of_system)))
+    preempted = first(given(shared(60, everywhere, **of_system)))
     assert ("all", "preempted") == (preempted.phase, preempted.cause)
     seldom = first(
-        given(shared(30, everywhere, **of_system | {"thread_waited": lambda rank, _: 3e-3 * rank}))
+        given(shared(60, everywhere, **of_system | {"thread_waited": lambda rank, _: 3e-3 * rank}))
     )
     assert ("all", None) == (seldom.phase, seldom.cause)  # it explains 3 of 10 ms
     asleep = first(
@@ -363,7 +381,7 @@ def test_the_cause_is_named_with_its_evidence() -> None:
             == first(
                 given(
                     shared(
-                        30,
+                        60,
                         everywhere,
                         **both,
                         thread_waited=lambda rank, _, waited=waited: waited * rank,
@@ -589,3 +607,241 @@ def test_a_cause_in_no_single_place_has_one_row_with_all_that_it_costs() -> None
     assert [(1, 10e-3), (2, 4e-3)] == [
         (each.slow_rank, each.seconds_lost) for each in (first, other)
     ]
+
+
+def uneven(most: float) -> Plant:
+    """Waits for a core as they come: from nothing up to `most`, in no regular order."""
+    return lambda step: most * ((7 * step + step // 5) % 13) / 12
+
+
+OWN = ("", "forward", 1, None)
+
+
+@pytest.mark.parametrize("steps", [7, 20, 106])
+def test_a_delay_outside_the_layers_is_no_preemption(steps: int) -> None:
+    """8 ms in rank 1's own forward, in each step; its thread waits 6 ms on average in backward.
+
+    What is there in each step is no preemption, whatever the rank waits for elsewhere.
+    """
+    clean = shared(
+        steps, {(1, "forward"): every(1, 8e-3)}, preempted={(1, "backward"): uneven(12e-3)}
+    )
+    rows = lflops.stragglers(given(clean)).rows
+    row = rows[0]
+    assert OWN == (row.module, row.phase, row.slow_rank, row.cause)
+    assert pytest.approx(8e-3, rel=0.05) == row.seconds_lost
+    assert {"preempted"} >= {each.cause for each in rows[1:]}
+
+
+def test_where_only_whole_steps_are_known_a_delay_in_each_of_them_is_no_preemption() -> None:
+    """The same, on ranks that know how long their threads waited, and not in which phase."""
+    waiting = uneven(12e-3)
+    clean = shared(
+        60,
+        {(1, "forward"): every(1, 8e-3), (1, "backward"): waiting},
+        thread_waited=lambda rank, step: rank * waiting(step),
+    )
+    row = lflops.stragglers(given(clean)).rows[0]
+    assert OWN == (row.module, row.phase, row.slow_rank, row.cause)
+
+
+@pytest.mark.parametrize("phase", USUAL)
+def test_preemption_accuses_no_phase(phase: str) -> None:
+    """10 ms in each of 7 steps, in whatever phase: too few to say anything of the rank.
+
+    In each of 60, its core is shared.
+    """
+    for steps, causes in ((7, []), (60, ["preempted"])):
+        clean = shared(steps, {}, preempted={(1, phase): every(1)})
+        rows = lflops.stragglers(given(clean)).rows
+        assert causes == [row.cause for row in rows]
+        assert ["all"] * len(causes) == [row.phase for row in rows]
+
+
+@pytest.mark.parametrize("phase", ["data", "optimizer"])
+def test_preemption_accuses_no_phase_where_only_whole_steps_are_known(phase: str) -> None:
+    """7 ms on average, as much as the thread waited in these steps."""
+    waiting = uneven(14e-3)
+    for steps, causes in ((7, []), (60, ["preempted"])):
+        clean = shared(
+            steps,
+            {(1, phase): waiting},
+            thread_waited=lambda rank, step: rank * waiting(step),
+        )
+        assert causes == [row.cause for row in lflops.stragglers(given(clean)).rows]
+
+
+def test_a_preempted_rank_does_not_hide_a_slow_one() -> None:
+    """Rank 1's backward takes 20 ms longer, and rank 0 waits 23 ms for its core in the optimizer.
+
+    Both are in one interval, since nothing synchronizes a custom loop after its optimizer. Then
+    rank 0 is the last in each step, and without the waits rank 1.
+    """
+    clean = shared(
+        106, {(1, "backward"): every(1, 20e-3)}, preempted={(0, "optimizer"): every(1, 23e-3)}
+    )
+    row = lflops.stragglers(given(clean)).rows[0]
+    assert (1, "backward", None) == (row.slow_rank, row.phase, row.cause)
+    assert pytest.approx(20e-3, rel=0.05) == row.seconds_lost
+
+
+def test_a_slow_phase_of_a_rank_that_is_slow_in_everything_comes_first() -> None:
+    """Loading data takes 21.5 ms longer, and all else 30 % of 32 ms: 9.6 ms.
+
+    The second row does not count the first one's time again.
+    """
+    plants: dict[tuple[int, str], Plant] = {
+        (1, phase): every(1, 0.3 * seconds) for phase, seconds in USUAL.items()
+    }
+    plants[1, "data"] = every(1, 21.5e-3)
+    data, rest = lflops.stragglers(given(shared(106, plants))).rows
+    assert ("data", "all") == (data.phase, rest.phase)
+    assert (pytest.approx(21.5e-3, rel=0.03), pytest.approx(9.6e-3, rel=0.1)) == (
+        data.seconds_lost,
+        rest.seconds_lost,
+    )
+    assert pytest.approx(1.3, rel=0.02) == rest.ratio
+
+
+@pytest.mark.parametrize("first_step", [0, 1, 2])
+def test_every_third_of_ten_steps_is_named(first_step: int) -> None:
+    """As two unprofiled and eight module-timing steps have it; 20 ms."""
+    third: Plant = lambda step: 0.0 if (step - first_step) % 3 else 20e-3  # noqa: E731
+    row = first(given(shared(10, {(1, "forward"): third})))
+    assert ("forward", 1, "intermittent") == (row.phase, row.slow_rank, row.pattern)
+    assert (4 if first_step == 0 else 3) == row.slow_steps
+
+
+def hooked_steps(*excesses: tuple[str, tuple[float, ...]]) -> RankComparison:
+    """Rank 1 beyond the others in forward, by module, in module-timing steps of 43 ms."""
+    delays = tuple(
+        RankDelay(
+            module=module,
+            phase="forward",
+            rank=1,
+            seconds=5e-3 + sorted(excess)[len(excess) // 2],
+            usual=5e-3,
+            excess=excess,
+            late=excess,
+            intervals=(0,),
+        )
+        for module, excess in excesses
+    )
+    return RankComparison(
+        steps=len(delays[0].excess),
+        seconds=43e-3,
+        lost_seconds=0.0,
+        delays=delays,
+        waits=(),
+        places=4,
+    )
+
+
+def test_one_hooked_step_shows_in_which_module_a_known_delay_is() -> None:
+    """Every third of 120 steps, and one of three hooked ones. Two modules that share it: unknown."""
+    clean = shared(120, {(1, "forward"): every(3, 20e-3)})
+    once = (0.0, 20e-3, 0.1e-3)
+    noise = (0.2e-3, 1e-3, 0.0)
+    named = first(given(clean, hooked=hooked_steps(("slow", once), ("other", noise))))
+    assert ("slow", "forward", 40) == (named.module, named.phase, named.slow_steps)
+    shared_by_two = first(given(clean, hooked=hooked_steps(("slow", once), ("other", once))))
+    assert ("", "forward", 40) == (
+        shared_by_two.module,
+        shared_by_two.phase,
+        shared_by_two.slow_steps,
+    )
+
+
+@pytest.mark.parametrize(("phase", "module"), [("optimizer", ""), ("forward", "slow")])
+def test_hooked_steps_do_not_overrule_unprofiled_ones(phase: str, module: str) -> None:
+    """Seven hooked steps in which rank 1 takes three times as long, in 60 in which it does not."""
+    hooked = hooked_steps((module, (10e-3,) * 7))
+    delay = replace(hooked.delays[0], phase=phase)
+    found = given(shared(60, {}), hooked=replace(hooked, delays=(delay,)))
+    assert () == lflops.stragglers(found).rows
+
+
+def test_a_phase_whose_module_is_unknown_is_not_the_model_s_own() -> None:
+    """Only module-timing steps can show that the delay is outside the layers."""
+    clean = shared(60, {(1, "forward"): every(1)})
+    assert "in forward (module unknown), in 60 of 60 steps" in said(given(clean))
+    own = hooked_steps(("", (10e-3, 10e-3, 10e-3)), ("slow", (0.2e-3, 0.0, 0.1e-3)))
+    assert "in the model's own forward, in 60 of 60 steps" in said(given(clean, hooked=own))
+
+
+def test_the_end_of_backward_is_no_work_where_ranks_wait_in_its_modules_too() -> None:
+    """As under FSDP: in every tenth step the last collective takes 20 ms longer on rank 0."""
+    clean = shared(60, {}, waiting=lambda rank, step: 0.5e-3 if rank or step % 10 else 20.5e-3)
+    waits = WAITS | {ModulePhase("slow", "forward"), ModulePhase("slow", "backward")}
+    assert () == lflops.stragglers(given(clean, waits=waits)).rows
+
+
+REPORTED = FlaggedRank(
+    module="slow",
+    phase="backward",
+    modules=1,
+    rank=1,
+    seconds_lost=20e-3,
+    pattern="steady",
+    slow_steps=70,
+    steps=70,
+    seconds=30e-3,
+    usual=10e-3,
+    first_step=1,
+    last_step=70,
+)
+
+
+def ended_with(plants: Mapping[tuple[int, str], Plant], *flagged: FlaggedRank) -> Profile:
+    """A run whose log reported stragglers, and its last comparison."""
+    found = given(shared(106, plants))
+    compared = found.unprofiled_comparison
+    assert compared is not None
+    return replace(found, unprofiled_comparison=replace(compared, flagged=flagged))
+
+
+def test_what_the_log_reported_is_in_the_last_answer() -> None:
+    """A module's backward, up to step 70; then rank 0 is slow in the optimizer."""
+    found = ended_with({(0, "optimizer"): every(1)}, REPORTED)
+    earlier, current = lflops.stragglers(found).rows
+    assert ("slow", "backward", 1, 70) == (
+        earlier.module,
+        earlier.phase,
+        earlier.slow_rank,
+        earlier.until,
+    )
+    assert ("optimizer", 0, None) == (current.phase, current.slow_rank, current.until)
+    assert "in slow backward, in 70 of 70 steps, up to step 70: costs 20.0 ms a step" in said(found)
+
+
+def test_what_is_still_slow_has_the_module_that_the_log_knew() -> None:
+    """One row, with the cost of the last comparison."""
+    row = first(ended_with({(1, "backward"): every(1)}, REPORTED))
+    assert ("slow", "backward", None) == (row.module, row.phase, row.until)
+    assert pytest.approx(10e-3, rel=0.05) == row.seconds_lost
+
+
+def test_a_rank_that_was_slow_in_everything_is_not_named_twice() -> None:
+    """Its data is slow, and that says more."""
+    everything = replace(REPORTED, module="", phase="all")
+    assert "data" == first(ended_with({(1, "data"): every(1)}, everything)).phase
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(19, []), (20, [(1, "forward", 1, 20)])])
+def test_what_a_few_steps_show_is_not_kept(steps: int, kept: list[Any]) -> None:
+    """The many that follow say it better."""
+    reported = ReportedStragglers()
+    found = given(shared(steps, {(1, "forward"): every(1)}))
+    reported.keep(found, lflops.stragglers(found))
+    compared = found.unprofiled_comparison
+    assert compared is not None
+    later = reported.added_to(compared, found.run.stage)
+    assert kept == [
+        (each.rank, each.phase, each.first_step, each.last_step) for each in later.flagged
+    ]
+
+
+def test_macs_that_read_the_same_are_not_said_to_differ() -> None:
+    """427,820,001 and 427,820,002."""
+    found = given(shared(60, {}), macs=(427_820_001, 427_820_002))
+    assert "855.64 M MACs forward and backward" == dict(lines(analyze(found)))["all ranks"]

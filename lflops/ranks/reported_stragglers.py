@@ -1,0 +1,127 @@
+"""Keep the stragglers that the log reported during a run, so that its end does not lose them.
+
+The comparison at the end of a run has the last steps only, and may have other delays in them.
+"""
+
+from collections.abc import Iterable
+from typing import get_args
+
+from msgspec.structs import replace
+
+from lflops.profile.profile import Profile
+from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_phase
+from lflops.ranks.straggler import Cause, Straggler, Stragglers
+from lflops.ranks.straggler_search import WORTH_SAYING
+
+# Stragglers are kept if so many steps were compared. Fewer steps are superseded by those after.
+ENOUGH_TO_KEEP = 20
+
+
+class ReportedStragglers:
+    """The stragglers that the log reported, by stage and place."""
+
+    def __init__(self) -> None:
+        self._flagged: dict[str | None, dict[tuple[int, str, str], FlaggedRank]] = {}
+
+    def keep(self, profile: Profile, found: Stragglers) -> None:
+        """Keep the stragglers of a profile that was reported."""
+        compared = profile.unprofiled_comparison
+        if compared is None or len(compared.at) < ENOUGH_TO_KEEP:
+            return
+        of_stage = self._flagged.setdefault(profile.run.stage, {})
+        for row in found.rows:
+            # A row that was kept before is not slow in these steps.
+            if row.steps is not None and row.slow_steps is not None and row.until is None:
+                place = (row.slow_rank, row.module, row.phase)
+                of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
+
+    def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
+        """Return a comparison with the stragglers that were kept for the stage."""
+        return replace(compared, flagged=tuple(self._flagged.get(stage, {}).values()))
+
+
+def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
+    """Add what the log reported during the run, where the last comparison says less.
+
+    A rank that is slow in a phase now was slow in the module that was known then. A place in which
+    a rank was slow then is no longer a part of everything that the rank is slow in. Where the rank
+    was slow in everything, any place says more.
+    """
+    current = list(rows)
+    for flagged in unprofiled.flagged:
+        earlier = _straggler(flagged)
+        is_rank_slow = any(row.slow_rank == earlier.slow_rank for row in current)
+        if earlier.phase == "all" and is_rank_slow:
+            continue
+        same_phase = [row for row in current if _is_same_phase(row, earlier)]
+        if not same_phase:
+            current = _without_cost(current, earlier, WORTH_SAYING * unprofiled.seconds)
+            current.append(earlier)
+        elif earlier.module and not any(row.module for row in same_phase):
+            current[current.index(same_phase[0])] = replace(
+                same_phase[0],
+                module=earlier.module,
+                phase=earlier.phase,
+                modules=earlier.modules,
+                is_whole_phase=False,
+            )
+    return current
+
+
+def _is_same_phase(row: Straggler, earlier: Straggler) -> bool:
+    if row.slow_rank != earlier.slow_rank:
+        return False
+    return step_phase(row.phase) == step_phase(earlier.phase)
+
+
+def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -> list[Straggler]:
+    """Subtract the cost of a place from the row that says its rank is slow in everything."""
+    left = []
+    for row in rows:
+        rest = row.seconds_lost
+        if row.slow_rank == earlier.slow_rank and row.phase == "all" and row.cause is None:
+            rest -= earlier.seconds_lost
+        if rest >= least:
+            left.append(replace(row, seconds_lost=rest))
+    return left
+
+
+def _flagged_rank(
+    row: Straggler, slow_steps: int, steps: int, compared: RankComparison
+) -> FlaggedRank:
+    return FlaggedRank(
+        module=row.module,
+        phase=row.phase,
+        modules=row.modules,
+        rank=row.slow_rank,
+        seconds_lost=row.seconds_lost,
+        pattern=row.pattern,
+        slow_steps=slow_steps,
+        steps=steps,
+        seconds=row.seconds,
+        usual=row.usual,
+        first_step=compared.at[0] if row.since is None else row.since,
+        last_step=compared.at[-1],
+        cause=row.cause,
+        work_ratio=row.work_ratio,
+    )
+
+
+def _straggler(flagged: FlaggedRank) -> Straggler:
+    causes: dict[str | None, Cause] = {cause: cause for cause in get_args(Cause)}
+    return Straggler(
+        module=flagged.module,
+        phase=flagged.phase,
+        modules=flagged.modules,
+        slow_rank=flagged.rank,
+        seconds_lost=flagged.seconds_lost,
+        pattern=flagged.pattern,
+        slow_steps=flagged.slow_steps,
+        steps=flagged.steps,
+        seconds=flagged.seconds,
+        usual=flagged.usual,
+        cause=causes.get(flagged.cause),
+        work_ratio=flagged.work_ratio,
+        until=flagged.last_step,
+        is_whole_phase=not flagged.module and flagged.phase in PASSES,
+    )

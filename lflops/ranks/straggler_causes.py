@@ -1,0 +1,198 @@
+"""Find out why a rank is slow, and find ranks that are slow for a reason in no single place."""
+
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from lflops.profile.profile import Profile
+from lflops.profile.records import PREEMPTED, Rank, RankActivity, RankComparison, RankDelay
+from lflops.profile.steps import EVENTS
+from lflops.ranks.significant_delay import NEARLY_ALL, PRESENT, SignificantDelay, significant
+from lflops.ranks.straggler import Cause, Straggler, straggler_of
+from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
+
+# Share of a step. If threads wait this long for a core, other programs use the machine.
+BUSY = 0.05
+# A rank with this many times the work of the others is slow because of its work,
+MORE_WORK = 1.15
+# unless it takes longer than this multiple of what the additional work explains.
+AS_MUCH_LONGER = 1.5
+# A rank whose core alone is shared waits this many times as long for it as the other ranks.
+ALONE = 4.0
+# A cause explains at least this share of the seconds by which a rank is late.
+EXPLAINED = 0.5
+# Waits for a core that do not explain an excess make it vary more if they are subtracted.
+VARIES_MORE = 1.1
+# A rank whose core is shared waits for it in each of these parts of the run, of so many steps.
+PARTS = 8
+FEWEST_OF_PART = 4
+
+OUTSIDE_MODULES = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
+"""The phases outside modules, in which the work of the model and the chip explain nothing."""
+
+
+def is_busy(unprofiled: RankComparison | None) -> bool:
+    """Return whether the threads of all ranks wait long for a core."""
+    if unprofiled is None:
+        return False
+    return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
+
+
+def with_cause(row: Straggler, profile: Profile) -> Straggler:
+    """Return a straggler with its cause, and with its place widened to what the cause slows."""
+    is_work = row.phase not in OUTSIDE_MODULES
+    work_ratio = _explaining_work_ratio(row, profile) if is_work else None
+    if work_ratio is not None:
+        return replace(row, cause="work", work_ratio=work_ratio)
+    cause = _cause(row, profile, is_work=is_work)
+    # Another chip and a lost core slow everything, so they do not explain a single module.
+    if cause is None or (row.module and cause in {"chip", "preempted"}):
+        return row
+    return _in_no_place(row, cause)
+
+
+def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
+    """Return the cause of a delay other than more work, if it is known."""
+    if is_work and _has_other_chip(row.slow_rank, profile.ranks):
+        return "chip"
+    unprofiled = profile.unprofiled_comparison
+    if unprofiled is None:
+        return None
+    if is_work and _do_other_threads_explain(row.slow_rank, unprofiled):
+        return "thread"
+    return "preempted" if _do_waits_explain(row, unprofiled) else None
+
+
+def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
+    return replace(row, cause=cause, module="", phase="all", modules=1, is_whole_phase=False)
+
+
+def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggler]:
+    """Yield the ranks whose core is shared with another process during the whole run.
+
+    Sharing a core delays some steps by much and others not at all, so it is neither steady nor
+    intermittent. But the system counts the time that a thread waits for its core.
+    """
+    if unprofiled.steps < MANY_STEPS:
+        return
+    for delay in unprofiled.delays:
+        if delay.phase != PREEMPTED or not _is_core_shared(delay, unprofiled, ranks):
+            continue
+        waited = statistics.fmean(delay.excess)
+        cost = min(waited, statistics.fmean(delay.late))
+        if cost < BUSY * unprofiled.seconds:
+            continue
+        slow_steps = sum(seconds >= PRESENT * waited for seconds in delay.excess)
+        found = SignificantDelay(delay=delay, pattern="steady", seconds=cost, slow_steps=slow_steps)
+        yield _in_no_place(straggler_of(found, unprofiled), "preempted")
+
+
+def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) -> bool:
+    """Return whether this rank alone waits for its core, throughout the run.
+
+    If the other ranks wait for their cores too, it is chance which rank waits longest.
+    """
+    size = len(delay.excess) // PARTS
+    if size < FEWEST_OF_PART:
+        return False
+    waited = statistics.fmean(delay.excess)
+    waited_by_others = (unprofiled.waited or 0.0) - waited / ranks
+    if waited <= 0 or waited < ALONE * waited_by_others:
+        return False
+    if not unprofiled.excludes_waits and waited < EXPLAINED * statistics.fmean(delay.late):
+        return False
+    parts = [
+        statistics.fmean(delay.excess[part * size : (part + 1) * size]) for part in range(PARTS)
+    ]
+    return sum(part >= PRESENT * waited for part in parts) >= NEARLY_ALL * PARTS
+
+
+def larger_stages(
+    hooked: RankComparison, flagged: Collection[int], profile: Profile
+) -> Iterator[Straggler]:
+    """Yield the ranks of a pipeline that are slow because they have more layers."""
+    for delay in hooked.delays:
+        if delay.phase != "stage" or delay.rank in flagged:
+            continue
+        found = significant(delay, hooked, len(profile.ranks))
+        if found is None or found.seconds < WORTH_SAYING * hooked.seconds:
+            continue
+        row = with_cause(straggler_of(found, hooked), profile)
+        if row.cause == "work":
+            yield row
+
+
+def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
+    """Return how many times the others' work the rank has, if that explains its time."""
+    ratio = _macs_ratio(profile.ranks, row.slow_rank)
+    if ratio is None or ratio < MORE_WORK:
+        activity = _activity(row.slow_rank, profile.unprofiled_comparison)
+        ratio = None if activity is None else activity.units_ratio
+    if ratio is None or ratio < MORE_WORK:
+        return None
+    if row.ratio is not None and row.ratio > AS_MUCH_LONGER * ratio:
+        return None
+    return ratio
+
+
+def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
+    """Return the ratio of a rank's MACs to the median of the others' MACs."""
+    macs = {each.rank: each.macs for each in ranks}
+    own = macs.pop(rank, None)
+    others = [each for each in macs.values() if each is not None]
+    usual = statistics.median(others) if others else 0
+    if own is None or not usual:
+        return None
+    return own / usual
+
+
+def _has_other_chip(rank: int, ranks: Iterable[Rank]) -> bool:
+    devices = {each.rank: each.device for each in ranks}
+    device = devices.pop(rank, None)
+    other_devices = {each for each in devices.values() if each is not None}
+    return device is not None and bool(other_devices) and device not in other_devices
+
+
+def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | None:
+    if unprofiled is None:
+        return None
+    return next((each for each in unprofiled.activity if each.rank == rank), None)
+
+
+def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
+    """Return whether other threads of the process computed while the rank was late.
+
+    While a process waits for a core, its other threads run, so they must have run for longer.
+    """
+    activity = _activity(rank, unprofiled)
+    if activity is None or not activity.late:
+        return False
+    other_threads = activity.other_threads or 0.0
+    return other_threads >= max(EXPLAINED * activity.late, activity.waited or 0.0)
+
+
+def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
+    """Return whether waits for a core explain an excess that may contain them.
+
+    Where only the waits of whole steps are known, they may have been in another phase. Waits come
+    and go, so waits in another phase do not follow the excess from step to step.
+    """
+    if unprofiled.excludes_waits:
+        return False
+    excess = _excess_of(row.slow_rank, row.phase, unprofiled)
+    waited = _excess_of(row.slow_rank, PREEMPTED, unprofiled)
+    if not excess or not waited:
+        return False
+    left = [seconds - each for seconds, each in zip(excess, waited, strict=True)]
+    if statistics.fmean(left) > (1 - EXPLAINED) * statistics.fmean(excess):
+        return False
+    return statistics.pstdev(left) <= VARIES_MORE * statistics.pstdev(excess)
+
+
+def _excess_of(rank: int, phase: str, unprofiled: RankComparison) -> Sequence[float]:
+    """Return a rank's excess in a phase in each step; empty if there is none."""
+    for delay in unprofiled.delays:
+        if delay.rank == rank and delay.phase == phase and not delay.module:
+            return delay.excess
+    return ()

@@ -1,0 +1,214 @@
+"""Search the delays of one comparison for stragglers, without their causes."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+
+from msgspec.structs import replace
+
+from lflops.profile.records import PASSES, PREEMPTED, RankComparison, RankDelay
+from lflops.profile.series import grouped
+from lflops.ranks.significant_delay import SignificantDelay, significant, step_costs
+from lflops.ranks.straggler import Straggler, straggler_of
+
+# A straggler that costs a smaller share of a step is dropped.
+WORTH_SAYING = 0.01
+# A module that has at least this share of a cost is named alone.
+MOST_OF = 0.6
+# A phase that has at least this share of the cost of a whole step is named apart from the rest.
+MUCH_OF = 0.3
+# Number of steps that are needed to flag a rank.
+ENOUGH = 6
+
+# With at least this many unprofiled steps, a straggler is reported from the smaller share of a step
+# on, with fewer from the larger one on.
+MANY_STEPS = 50
+MANY_STEPS_COST = 0.015
+FEW_STEPS_COST = 0.04
+
+# Numbers of last unprofiled steps that are compared separately.
+RECENT = (64, 32)
+# A delay that began during the run is present in this share of the steps since then.
+MOST_STEPS_OF = 0.8
+
+# Delays that `find_stragglers` leaves to the search for causes.
+_OTHER_PHASES = {"stage", PREEMPTED}
+
+
+def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ...]:
+    """Return the excesses that are more than noise, the most expensive first."""
+    delays = [delay for delay in compared.delays if delay.phase not in _OTHER_PHASES]
+    rows: list[Straggler] = []
+    for of_rank in grouped(delays, attrgetter("rank")).values():
+        rows += _stragglers_of_rank(of_rank, compared, ranks)
+    return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
+
+
+def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
+    """Return the stragglers of all unprofiled steps.
+
+    If there are none, a steady delay may have begun late, and is in the last steps.
+    """
+    rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
+    for steps in RECENT:
+        if not rows and 2 * steps <= unprofiled.steps:
+            recent = _last_steps(unprofiled, steps)
+            late = _expensive(find_stragglers(recent, ranks), unprofiled)
+            rows = [row for row in late if row.pattern == "steady"]
+    return [
+        replace(_with_onset(row, unprofiled), is_whole_phase=row.phase in PASSES) for row in rows
+    ]
+
+
+def _stragglers_of_rank(
+    delays: Sequence[RankDelay], compared: RankComparison, ranks: int
+) -> Iterator[Straggler]:
+    """Yield the stragglers of one rank one after the other.
+
+    The lateness that the worst one explains is subtracted before the next one is searched.
+    """
+    left = list(delays)
+    while left:
+        expensive = _expensive_delays(left, compared, ranks)
+        if not expensive:
+            return
+        found = _most_specific(expensive, compared)
+        yield straggler_of(found, compared)
+        left = [
+            _remaining(delay, found.delay, compared) for delay in left if delay is not found.delay
+        ]
+
+
+def _expensive_delays(
+    delays: Iterable[RankDelay], compared: RankComparison, ranks: int
+) -> list[SignificantDelay]:
+    """Return the delays that are more than noise and cost enough."""
+    expensive = []
+    for delay in delays:
+        found = significant(delay, compared, ranks)
+        if found is not None and found.seconds >= WORTH_SAYING * compared.seconds:
+            expensive.append(found)
+    return expensive
+
+
+def _most_specific(
+    expensive: Sequence[SignificantDelay], compared: RankComparison
+) -> SignificantDelay:
+    """Return the worst excess, or the single place that has most of it."""
+    worst = max(expensive, key=attrgetter("seconds"))
+    is_whole_step = worst.delay.phase == "all" and compared.compares_phases
+    least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
+    single = [
+        each for each in expensive if each.seconds >= least and _stands_out(each.delay, worst.delay)
+    ]
+    return max(single, key=attrgetter("seconds"), default=worst)
+
+
+def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
+    """Return whether a single place is slowed at least twice as much as the rest of `several`."""
+    if delay.modules > 1 or delay.phase == "all":
+        return False
+    rest_usual = several.usual - delay.usual
+    if several.phase != "all" or rest_usual <= 0:
+        return True
+    excess = statistics.fmean(delay.excess)
+    rest_excess = statistics.fmean(several.excess) - excess
+    return rest_excess * delay.usual <= excess / 2 * rest_usual
+
+
+def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> RankDelay:
+    """Return a delay without what a found delay of the same rank explains.
+
+    The found delay explains the rank's lateness in its intervals. If it is a part of the delay, its
+    time is subtracted too.
+    """
+    if set(delay.intervals).isdisjoint(found.intervals):
+        return delay
+    explained = [max(cost, 0.0) for cost in step_costs(found)]
+    late = tuple(late - known for late, known in zip(delay.late, explained, strict=True))
+    if not _is_part_of(found, delay, compared):
+        return replace(delay, late=late)
+    return replace(
+        delay,
+        late=late,
+        excess=tuple(all_ - one for all_, one in zip(delay.excess, found.excess, strict=True)),
+        seconds=max(delay.seconds - found.seconds, 0.0),
+        usual=max(delay.usual - found.usual, 0.0),
+    )
+
+
+def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison) -> bool:
+    """Return whether the time of `several` contains the time of a single place.
+
+    The whole of an unprofiled step contains each phase. `layers.*.mlp` contains `layers.0.mlp`.
+    """
+    if several.phase == "all" and single.phase != "all":
+        return compared.compares_phases
+    if several.modules <= single.modules or single.phase != several.phase:
+        return False
+    names = single.module.split(".")
+    pattern = several.module.split(".")
+    if len(names) != len(pattern):
+        return False
+    return all(part in {name, "*"} for name, part in zip(names, pattern, strict=True))
+
+
+def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
+    """Return the stragglers that cost enough for the number of steps."""
+    if unprofiled.steps < MANY_STEPS:
+        least = FEW_STEPS_COST * unprofiled.seconds
+        return [row for row in rows if row.seconds_lost >= least]
+    least = MANY_STEPS_COST * unprofiled.seconds
+    # An intermittent straggler has already been tested against chance.
+    return [row for row in rows if row.pattern == "intermittent" or row.seconds_lost >= least]
+
+
+def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
+    """Return the comparison of the last steps alone."""
+    delays = []
+    for delay in unprofiled.delays:
+        excess = delay.excess[-steps:]
+        seconds = max(delay.usual + statistics.median(excess), 0.0)
+        delays.append(replace(delay, excess=excess, late=delay.late[-steps:], seconds=seconds))
+    return replace(unprofiled, delays=tuple(delays), steps=steps)
+
+
+def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
+    """Return the row with its first slow step, if the rank became slow during the run."""
+    if not unprofiled.at:
+        return row
+    for delay in unprofiled.delays:
+        if delay.rank == row.slow_rank and delay.phase == row.phase:
+            limit = (row.seconds - row.usual) / 2
+            first = change_point([limit > 0 and excess >= limit for excess in delay.excess])
+            if first is None:
+                return row
+            return replace(row, since=unprofiled.at[first], pattern="steady")
+    return row
+
+
+def change_point(is_slow: Sequence[bool]) -> int | None:
+    """Return the index of the step at which a rank becomes slow for good; `None` if it does not.
+
+    Scores each split: a slow step after it and a normal step before it count for it, a slow step
+    before it counts against it three times.
+    """
+    best = None
+    best_score = 0
+    slow_steps = sum(is_slow)
+    slow_before = 0
+    for place in range(1, len(is_slow)):
+        slow_before += is_slow[place - 1]
+        normal_before = place - slow_before
+        score = (slow_steps - slow_before) - 3 * slow_before + normal_before
+        if best is None or score > best_score:
+            best = place
+            best_score = score
+    if best is None:
+        return None
+    before = is_slow[:best]
+    after = is_slow[best:]
+    if len(before) < ENOUGH or len(after) < ENOUGH:
+        return None
+    is_clear = sum(after) >= MOST_STEPS_OF * len(after) and sum(before) <= len(before) / 10
+    return best if is_clear else None

@@ -1,0 +1,112 @@
+"""Divide the time in which the training thread waits for a core among the phases of a step.
+
+Ranks are compared by the time they take in each phase. Time in which the system gave a rank's core
+to another thread says nothing about the rank, so the comparison needs to know where it was.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from lflops.phase_log import WAIT
+from lflops.timing.clock import Clock, ThreadSchedule
+from lflops.timing.step_phases import OTHER
+
+# Changes of phase within this many seconds share one reading of the counters. A phase ends where
+# the next one begins, and a reading takes 2 to 4 µs.
+ADJACENT = 20e-6
+# Most steps that are kept, and most changes of phase until they are divided into steps.
+MOST_STEPS = 1_000
+MOST_CHANGES = 20_000
+
+
+class _Change(NamedTuple):
+    """A change of phase: its moment, the phase that begins, and the scheduler counters."""
+
+    moment: Any
+    phase: str
+    counters: bytes | None
+
+
+class PhaseWaits:
+    """Listens to the phases of a stage, and reads the scheduler counters where they change.
+
+    The thread that makes it must be the training thread.
+
+    Args:
+        clock: The host clock that marks the steps.
+        read: Reads the scheduler counters of the training thread.
+    """
+
+    def __init__(self, clock: Clock, read: Callable[[], bytes | None] | None = None) -> None:
+        self._clock = clock
+        self._read = ThreadSchedule().read if read is None else read
+        self._running = [OTHER]
+        self._changes: deque[_Change] = deque(maxlen=MOST_CHANGES)
+        self._by_step: dict[int, Mapping[str, float] | None] = {}
+
+    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
+        self._running.append(phase)
+        self._record(phase)
+
+    def leave(self) -> None:
+        self.drop()
+        self._record(self._running[-1])
+
+    def drop(self) -> None:
+        """Leave a phase because of an exception, without a reading."""
+        if len(self._running) > 1:
+            self._running.pop()
+
+    def wait(self) -> None:
+        """Begin the wait for other ranks at the end of backward."""
+        self._record(WAIT)
+
+    def end_step(self, number: int, start: Any, end: Any) -> None:
+        """Keep the waits of a step, from its first to its last moment. Steps come in their order."""
+        self._by_step[number] = self._of_step(start, end)
+        if len(self._by_step) > MOST_STEPS:
+            del self._by_step[next(iter(self._by_step))]
+
+    def of_step(self, number: int) -> Mapping[str, float] | None:
+        """Return the seconds of waiting in a step by phase; phases without waiting are left out.
+
+        `None` if the step is unknown, or if the system has no counters.
+        """
+        return self._by_step.get(number)
+
+    def _of_step(self, start: Any, end: Any) -> Mapping[str, float] | None:
+        waits: dict[str, int] = {}
+        changes = self._changes
+        while len(changes) > 1 and changes[0].moment < start:
+            changes.popleft()
+        is_known = False
+        waited_before = None
+        while len(changes) > 1 and changes[0].moment < end:
+            change = changes.popleft()
+            if waited_before is None:
+                waited_before = _waited(change.counters)
+            waited = _waited(changes[0].counters)
+            if waited is None or waited_before is None:
+                return None
+            is_known = True
+            if waited > waited_before:
+                waits[change.phase] = waits.get(change.phase, 0) + waited - waited_before
+            waited_before = waited
+        if not is_known:
+            return None
+        return {phase: nanoseconds / 1e9 for phase, nanoseconds in waits.items()}
+
+    def _record(self, phase: str) -> None:
+        moment = self._clock.mark()
+        changes = self._changes
+        if changes and self._clock.seconds(changes[-1].moment, moment) < ADJACENT:
+            counters = changes[-1].counters
+        else:
+            counters = self._read()
+        changes.append(_Change(moment, phase, counters))
+
+
+def _waited(counters: bytes | None) -> int | None:
+    """Nanoseconds that a thread has waited for a core, from its scheduler counters."""
+    return int(counters.split(None, 2)[1]) if counters else None
