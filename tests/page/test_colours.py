@@ -59,7 +59,7 @@ def test_the_bars_of_a_step_have_the_table_s_colours(page_of: Callable[..., Seen
     )
     pairs = {tuple(each) for each in [*slices, *keys]}
     names, colours = {name for name, _ in pairs}, {colour for _, colour in pairs}
-    assert {"forward", "backward", "optimizer", "ideal-compute", "memory-bound", "other"} <= names
+    assert {"forward", "backward", "optimizer", "ideal compute", "memory-bound", "other"} <= names
     assert len(pairs) == len(names) == len(colours)
 
 

@@ -15,6 +15,7 @@ class DataWait(PartRule):
     """
 
     name = "data"
+    label = "data wait"
     threshold = Threshold(share=0.09)
     verb = "is spent"
     phrase = "waiting for data"
