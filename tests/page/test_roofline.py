@@ -186,7 +186,8 @@ def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Se
         seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
     )
     assert (
-        "3 points without a time are marks on the axis" in seen.page.locator(".side-by-side").inner_text()
+        "3 points without a time are marks on the axis"
+        in seen.page.locator(".side-by-side").inner_text()
     )
     assert "mm float32" in seen.page.locator(SHEET).first.inner_text()
     seen = roofline_of(profile_of(50))
