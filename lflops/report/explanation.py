@@ -255,13 +255,17 @@ def _explained(
     path: Path | None = None,
     window: Path | None = None,
 ) -> Explanation:
-    analysis = None if profile is None else analyze(profile)
-    verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
+    analysis = None
+    verdict = _NO_WINDOW
+    unseen: str | None = ""
+    if profile is not None:
+        analysis = analyze(profile)
+        verdict = report_of(analysis).verdict
+        unseen = unseen_because(analysis)
     findings = list(verdict.findings)
     if ledger is not None:
         findings = _with_run_findings(findings, ledger, profile)
     findings = ordered(findings)
-    unseen = "" if analysis is None else unseen_because(analysis)
     was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
     if unseen is None and was_preempted:
         unseen = _PREEMPTED
@@ -271,18 +275,26 @@ def _explained(
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
         because += f"; {_PREEMPTED}"
-    return Explanation(
+    found = Explanation(
         status=judge("", findings, unseen, "").status,
         said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
         because=because,
         unseen=unseen,
-        measured={} if analysis is None else dict(_measured(analysis)),
-        modules=() if analysis is None else tuple(_modules(analysis)),
-        ranks=() if analysis is None else tuple(_rank_lines(analysis)),
+        measured={},
+        modules=(),
+        ranks=(),
         figures=dict(_figures(analysis, ledger)),
         run=None if ledger is None else _seconds_by_group(ledger),
         more=dict(_more(path, window, ledger)),
+    )
+    if analysis is None:
+        return found
+    return replace(
+        found,
+        measured=dict(_measured(analysis)),
+        modules=tuple(_modules(analysis)),
+        ranks=tuple(_rank_lines(analysis)),
     )
 
 

@@ -166,7 +166,7 @@ def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) 
         if part.find(f"{SVG}title") is not None
     }
     assert (pytest.approx(5, rel=0.02), pytest.approx(1.5, rel=0.02)) == (
-        widths["forward"] / widths["data"],
+        widths["forward"] / widths["data wait"],
         widths["backward"] / widths["forward"],
     )
     assert "var(" not in ET.tostring(drawing, "unicode")

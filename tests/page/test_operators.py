@@ -145,14 +145,14 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
     seen = operators_of(replace(given, trace=replace(given.trace, operators=(copy,))))
     assert {"calls": "–", "host, traced": "100 µs"}.items() <= cells(seen, "copy_").items()
     seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='copy_']")).click()
-    assert "which modules ran it is unknown" in seen.page.locator(".within").inner_text()
+    assert "the modules that ran it are unknown" in seen.page.locator(".within").inner_text()
 
 
 def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> None:
     """And what does count."""
     seen = page_of(profile({"": {}}, []))
     seen.view("Operators")
-    assert "Unknown: nothing was counted here" in seen.page.locator(".message").inner_text()
+    assert "Unknown: this profile has no counts" in seen.page.locator(".message").inner_text()
 
 
 def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:

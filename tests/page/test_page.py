@@ -223,7 +223,8 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
     for key in ("ArrowDown", "ArrowRight"):
         chart.press(key)
     assert (
-        "head Linear: total time 12.0 ms · own 12.0 ms · 12.0 % of the step" == caption.inner_text()
+        "head Linear: total time 12.0 ms · self 12.0 ms · 12.0 % of the step"
+        == caption.inner_text()
     )
     chart.press("Enter")
     assert "head" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")

@@ -199,16 +199,16 @@ def test_1_024_ranks_fit_64_columns(page_of: Callable[..., Seen]) -> None:
 def test_one_rank_alone_is_compared_with_nobody(page_of: Callable[..., Seen]) -> None:
     """Nor is there anything to choose."""
     seen = shown(page_of, replace(small_profile(), ranks=()))
-    assert "There is one rank here" in seen.page.locator(".ranks").inner_text()
+    assert "This profile has one rank" in seen.page.locator(".ranks").inner_text()
     assert 0 == seen.page.get_by_label("rank", exact=True).count()
 
 
 def test_what_no_rank_told_is_said_to_be_unknown(page_of: Callable[..., Seen]) -> None:
     """An older file has no times by rank; a count none at all."""
     seen = shown(page_of, small_profile())
-    assert "was written by an earlier lflops" in seen.page.locator(".ranks").inner_text()
+    assert "An earlier version of lflops wrote it" in seen.page.locator(".ranks").inner_text()
     seen = shown(page_of, replace(small_profile(), rank_stats=()))
-    assert "no module's time is known of two ranks" in seen.page.locator(".ranks").inner_text()
+    assert "no module has times of two ranks" in seen.page.locator(".ranks").inner_text()
     assert 0 == seen.page.locator(".heat").count()
 
 

@@ -186,7 +186,8 @@ def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Se
         seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
     )
     assert (
-        "3 without a time are marks on the axis" in seen.page.locator(".side-by-side").inner_text()
+        "3 points without a time are marks on the axis"
+        in seen.page.locator(".side-by-side").inner_text()
     )
     assert "mm float32" in seen.page.locator(SHEET).first.inner_text()
     seen = roofline_of(profile_of(50))
@@ -214,14 +215,14 @@ def test_a_roof_that_nothing_is_judged_by_is_dashed(roofline_of: Callable[..., S
     assert (2, 1) == tuple(
         seen.page.locator(f".picture {kind}").count() for kind in (".roof", ".roof.other")
     )
-    assert "not what is judged by" in seen.page.locator(".roofs li").last.inner_text()
+    assert "not used as the limit" in seen.page.locator(".roofs li").last.inner_text()
 
 
 def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> None:
     """And what does count."""
     seen = page_of(profile({"": {}}, []))
     seen.view("Roofline")
-    assert "Unknown: nothing was counted here" in seen.page.locator(".message").inner_text()
+    assert "Unknown: this profile has no counts" in seen.page.locator(".message").inner_text()
 
 
 def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
@@ -305,7 +306,7 @@ def test_what_fusion_saves_is_in_the_table_and_said(roofline_of: Callable[..., S
     seen = roofline_of(compiled_profile())
     assert "fusion saves 20.0 %" in seen.page.locator(".roofline .fusion").inner_text()
     rows = [each.inner_text().split("\n") for each in seen.page.locator(SHEET).all()]
-    ends = {(row[0], row[1] if row[1] != "itself" else row[2]): row[-2:] for row in rows}
+    ends = {(row[0], row[1] if row[1] != "self" else row[2]): row[-2:] for row in rows}
     assert (["960 B", "960 B"], ["512 B", "256 B"]) == (
         ends["encoder.0", "forward"],
         ends["encoder.1", "forward"],

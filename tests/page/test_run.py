@@ -47,9 +47,9 @@ RESUMED = {
         "slow steps: 2.00 s, 3.3 %",
     ],
     "dots": [
-        "step 5: 2.00 s in place of 100 ms, waiting for the data loader",
-        "step 8: 2.00 s in place of 100 ms, waiting for the data loader",
-        "step 15: 2.00 s in place of 100 ms, Python's garbage collector",
+        "step 5: 2.00 s instead of 100 ms, waiting for the data loader",
+        "step 8: 2.00 s instead of 100 ms, waiting for the data loader",
+        "step 15: 2.00 s instead of 100 ms, Python's garbage collector",
     ],
     "down": ["down for 10.0 s; start 1: killed"],
     "slow steps": [

@@ -78,7 +78,7 @@ def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
     seen.page.get_by_label("rank").select_option("1")
     seen.page.locator(".tick-label", has_text="modules").wait_for()
     assert not {"operators", "kernels"} & set(view.locator("svg .tick-label").all_text_contents())
-    assert "A step timed by module" in view.inner_text()
+    assert "A module-timing step" in view.inner_text()
 
 
 def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen]) -> None:
@@ -177,7 +177,7 @@ def test_without_a_step_it_says_what_records_one(page_of: Callable[..., Seen]) -
     seen = page_of(replace(small_profile(), timelines=()))
     seen.view("Timeline")
     assert (
-        "Unknown: no step was traced or timed by module"
+        "Unknown: there was no traced step and no module-timing step"
         in seen.page.locator(".timeline-view").inner_text()
     )
 
@@ -199,6 +199,6 @@ def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Pat
             frame.locator("svg .tick-label").all_text_contents()
         )
         phases = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
-        assert ["data", "transfer", "forward", "backward", "optimizer"] == list(
+        assert ["data wait", "host-to-device copy", "forward", "backward", "optimizer"] == list(
             dict.fromkeys(phases)
         )

@@ -15,6 +15,7 @@ class DataWait(PartRule):
     """
 
     name = "data"
+    label = "data wait"
     threshold = Threshold(share=0.09)
     is_overhead = True
     verb = "is spent"

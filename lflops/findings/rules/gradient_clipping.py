@@ -12,6 +12,7 @@ class GradientClipping(PartRule):
     """
 
     name = "clip"
+    label = "gradient clipping"
     threshold = Threshold(share=0.10, seconds=0.0005)
     verb = "is spent on"
     phrase = "gradient clipping"

@@ -177,7 +177,7 @@ function nameOf(point, enter) {
     "div", { class: "name", role: "gridcell", title: name }, label,
     times > 1 ? element("span", { class: "kind" }, `×${times}`) : null,
     hasBelow ? element("span", { class: "kind", title: "without its submodules" }, "self") : null,
-    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is above its limit" : "above its limit") : null,
+    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one above limit" : "above limit") : null,
   );
 }
 
