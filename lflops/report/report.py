@@ -19,7 +19,7 @@ from lflops.analysis.step_times import StepTimes
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.findings.registry import part_rule
 from lflops.profile.module_names import added_up, fold_repeats, plain
-from lflops.profile.notes import are_times_far_off, sentence
+from lflops.profile.notes import are_times_far_off, notes_with, sentence
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
 from lflops.profile.steps import WITHIN_FORWARD
@@ -370,7 +370,10 @@ def _no_memory_because(analysis: Analysis) -> str:
         return ""
     if not analysis.profile.is_counted:
         return "no step was counted"
-    return "compiled code allocated memory that was not seen; torch.compiler.set_stance('force_eager') shows it"
+    has_compiled_module = any(module.compiled for module in analysis.profile.modules.values())
+    if has_compiled_module or any(notes_with("compiled_unsupported", analysis.profile.notes)):
+        return "compiled code allocated memory that was not seen; run it eagerly to see it"
+    return ""
 
 
 def _by_category(profile: Profile) -> str:

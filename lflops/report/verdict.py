@@ -161,7 +161,8 @@ def unseen_because(analysis: Analysis) -> str | None:
     if lost_share(analysis.profile) >= VERY_BUSY:
         return CAVEATS["busy"]
     if times.steps < FEWEST_STEPS:
-        return few_steps_because(analysis.profile)
+        said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
+        return said + disturbed_by(analysis.profile)
     if (times.spread or 0.0) >= VARYING_SHARE:
         return "the steps vary too much"
     caveat = analysis.outliers.caveat
@@ -177,15 +178,14 @@ DISTURBED_BY = {
 """Disturbances of steps, with what helps against each."""
 
 
-def few_steps_because(profile: Profile) -> str:
-    """Why few unprofiled steps were timed."""
-    said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
+def disturbed_by(profile: Profile) -> str:
+    """The most frequent disturbance of the steps, as text to append, or the empty string."""
     marks = Counter(mark for step in profile.steps for mark in step.marks if mark in DISTURBED_BY)
     if not marks:
-        return said
+        return ""
     mark, number = marks.most_common(1)[0]
     what, remedy = DISTURBED_BY[mark]
-    return f"{said}: {number} of {counted(len(profile.steps), 'step')} {what} ({remedy})"
+    return f": {number} of {counted(len(profile.steps), 'step')} {what} ({remedy})"
 
 
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
@@ -231,7 +231,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
         yield sentences[fit.verdict]
     if bound is None and fit is None:
         macs = sum(counts.macs for counts in analysis.totals.values())
-        yield f"A step has {units.count(macs)} MACs. Nothing was timed."
+        yield f"A step has {units.count(macs)} MACs. Nothing was timed{disturbed_by(analysis.profile)}."
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from lflops.profile.records import Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
 from lflops.report.report import report_of
-from lflops.report.verdict import few_steps_because
+from lflops.report.verdict import unseen_because
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 30e-3, "backward": 60e-3, "optimizer": 4e-3, "other": 5e-3}
@@ -375,9 +375,23 @@ def test_cannot_tell_is_no_headline() -> None:
     ],
 )
 def test_few_steps_have_a_reason(marks: tuple[str, ...], reason: str) -> None:
-    """Of 9 steps, 3 are timed by module."""
-    said = few_steps_because(trained(marks=marks))
-    assert f"fewer than 5 unprofiled steps were timed{reason}" == said
+    """Of 9 steps, 3 are timed by module, of 6 the latter 3."""
+    given = trained(marks=marks) if marks else trained(steps=3)
+    said = [unseen_because(analyze(given)), report_of(analyze(given)).verdict.said]
+    if marks:
+        assert ["nothing was timed", f"A step has 3.00 k MACs. Nothing was timed{reason}."] == said
+    else:
+        assert ["fewer than 5 unprofiled steps were timed", "A step takes 100 ms."] == said
+
+
+def test_steps_of_new_shapes_are_the_reason_for_few_steps() -> None:
+    """6 of 13 steps; 4 are unprofiled and undisturbed."""
+    given = trained(marks=("new_shapes",))
+    more = [replace(step, marks=()) for step in given.steps[:4]]
+    assert (
+        "fewer than 5 unprofiled steps were timed: 6 of 13 steps have batches of new shapes (pad "
+        "batches to a few shapes)"
+    ) == unseen_because(analyze(replace(given, steps=(*given.steps, *more))))
 
 
 # Names.

@@ -34,6 +34,7 @@ class OutsideLayers(ModuleRule):
         "Keep .item(), images, prints and loops in Python out of the model's forward and of the "
         "loss, and name the parts of them with lflops.scope"
     )
+    fix_if_unknown = "Name the parts of the model's forward and of the loss with lflops.scope"
     fix_of_operators = (
         "Fuse the operators that the model calls outside its layers, for example with "
         "torch.compile, and name its parts with lflops.scope"
@@ -65,7 +66,7 @@ class OutsideLayers(ModuleRule):
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         if not _is_python(candidate, step):
-            return self.fix_of_operators
+            return self.fix_of_operators if candidate.facts["operators"] else self.fix_if_unknown
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
 

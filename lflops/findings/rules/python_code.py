@@ -18,7 +18,7 @@ class PythonCode(StepRule):
     """Modules take time in forward that none of their own operators need.
 
     Forward hooks, prints and loops in Python take it. A module with operators must take at least
-    three times as long as they need.
+    three times as long as they need, as a trace shows.
     """
 
     name = "python"
@@ -58,8 +58,8 @@ def _seconds_of_python(
         if not name or name in explained or took is None:
             continue
         operators = step.operator_times.of({name}, {"forward"})
-        if module.forward.self_macs and not operators.traced:
-            # How long its matmuls take is unknown.
+        if operators.names and not operators.traced:
+            # How long its operators take is unknown.
             continue
         usual = SECONDS_PER_MODULE * (1 + len(step.children[name])) + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:

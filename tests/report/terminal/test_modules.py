@@ -432,7 +432,7 @@ def test_a_long_ledger_ends_in_the_sum_of_the_rest() -> None:
 
 def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
     """`pooler` has one module below it, `probe` none."""
-    idle = {"class_name": "Linear", "calls": 0}
+    idle = {"class_name": "Linear", "calls": 0} | weights(8)
     given = profile({"": {}, "pooler": idle, "pooler.dense": idle, "probe": idle}, [])
     assert "never called pooler, probe and 1 below them" == line_of("never called", drawn(given))
     assert not [line for line in drawn(gpt()) if line.startswith("never called")]
@@ -440,15 +440,15 @@ def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
 
 def test_numbers_that_were_never_called_are_named() -> None:
     """A pattern without a word would say nothing."""
-    idle = {"class_name": "Linear", "calls": 0}
+    idle = {"class_name": "Linear", "calls": 0} | weights(8)
     assert "never called 0, 1" == line_of(
         "never called", drawn(profile({"": {}, "0": idle, "1": idle}, []))
     )
 
 
 def test_modules_that_were_never_called_in_every_block_are_one() -> None:
-    """Names that differ in their numbers alone; after 12 others the rest is a number."""
-    idle = {"class_name": "Dropout", "calls": 0}
+    """Names that differ in their numbers alone; after 4 others the rest is a number."""
+    idle = {"class_name": "Adapter", "calls": 0} | weights(8)
     blocks = {
         name: {} if name.isdecimal() else idle
         for block in range(12)
@@ -458,7 +458,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
     assert "never called *.drop ×12" == line_of(
         "never called", drawn(profile({"": {}, **blocks}, []))
     )
-    assert "probe_l and 1 more" in "\n".join(drawn(profile({"": {}, **probes}, []), 200))
+    assert "probe_d and 9 more" in "\n".join(drawn(profile({"": {}, **probes}, []), 200))
 
 
 @pytest.mark.parametrize(
