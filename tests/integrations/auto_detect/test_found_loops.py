@@ -281,6 +281,29 @@ def test_validations_are_seen_in_loops_of_all_kinds(
     )
 
 
+ROLLOUTS = f"""{ASKED}{HEARD}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(10):
+    model.eval()
+    with torch.no_grad():
+        for _ in range(300):
+            loss(torch.randn(1, 64))
+    model.train()
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss(torch.randn(32, 64)).backward()
+        optimizer.step()
+"""
+
+
+def test_rollouts_are_no_validation(tmp_path: Path, warm_python: WarmPython) -> None:
+    """A policy acts in eval mode without gradients, and no loader says that it is validated."""
+    ended(warm_python, ROLLOUTS, tmp_path)
+    spent = load_run(tmp_path).by_group()
+    assert "validation" not in spent
+    assert spent["inference"] > 0
+
+
 LOADED = f"""{ASKED}{MODEL}
 from lflops.monitoring.run import MonitoredRun
 MonitoredRun.belongs = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
