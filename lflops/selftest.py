@@ -16,6 +16,7 @@ from lflops.flop_counter.count import count
 from lflops.inputs.devices import allocator_stats, memory_of, profiler_activity, runtime
 from lflops.inputs.run_info import device_name
 from lflops.profile.profile import Profile
+from lflops.profile.records import PASS_PHASES
 from lflops.timing.clock import StreamClock, WaitingClock, clock_of, seconds_of
 from lflops.timing.measure import measure
 
@@ -29,8 +30,6 @@ MOST_RATIO = 1.25
 
 The latter includes the latency of launches.
 """
-
-COMPARED_PHASES = ("forward", "backward", "recompute")
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -158,7 +157,7 @@ def _check_work(profile: Profile) -> Check:
     number = 0
     different = 0
     for name in on_cpu.modules:
-        for phase in COMPARED_PHASES:
+        for phase in PASS_PHASES:
             number += 1
             different += profile.total(name, phase) != on_cpu.total(name, phase)
     return Check(
