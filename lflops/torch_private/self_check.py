@@ -85,7 +85,7 @@ def check_fake_group() -> None:
             "a fake group has other ranks": ranks == 2,
             "collectives are not waited for": wait_name.endswith("wait_tensor"),
             "received tensors are not seen": distributed.receive_operator() in receives.seen,
-            "every received tensor is a pipeline vote": not distributed.is_pipeline_vote(),
+            "every received tensor is a vote in a pipeline": not distributed.is_pipeline_vote(),
             "a fake group stays open": not torch.distributed.is_initialized(),
         }
     )
