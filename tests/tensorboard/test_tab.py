@@ -294,7 +294,7 @@ def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
     for given in (writer, None):
         with pytest.raises(
             TypeError,
-            match=f"writer={type(given).__name__}: give a torch.utils.tensorboard.SummaryWriter",
+            match=f"writer={type(given).__name__}: pass a torch.utils.tensorboard.SummaryWriter",
         ):
             lflops.tensorboard.log(given, small_profile(), 0)
 
