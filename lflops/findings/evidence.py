@@ -156,14 +156,18 @@ class StepEvidence:
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
             return None
-        unexplained = summed(
-            (self.patterns.get(name, name), self._beyond_operators(name))
-            for name in self.profile.modules
+        by_module = {name: self._beyond_operators(name) for name in self.profile.modules}
+        by_pattern = summed(
+            (self.patterns.get(name, name), seconds) for name, seconds in by_module.items()
         )
-        place = max(unexplained, key=unexplained.__getitem__)
-        if unexplained[place] < SLEEP_IN_ONE_PLACE * seconds:
-            return None
-        return Sleep(module=place, seconds=min(seconds, unexplained[place]))
+        least = SLEEP_IN_ONE_PLACE * seconds
+        module = max(by_module, key=by_module.__getitem__)
+        if by_module[module] >= least:
+            return Sleep(module=module, seconds=min(seconds, by_module[module]))
+        pattern = max(by_pattern, key=by_pattern.__getitem__)
+        if by_pattern[pattern] >= least:
+            return Sleep(module=pattern, seconds=min(seconds, by_pattern[pattern]))
+        return None
 
     def _beyond_operators(self, module: str) -> float:
         """Seconds of a module's own forward beyond what its operators need."""
@@ -178,7 +182,10 @@ class StepEvidence:
 
     def sleeping_in(self, module: str) -> float:
         """Seconds in which the training thread uses no CPU in a module, or modules of a pattern."""
-        if self.sleep is None or self.sleep.module != module:
+        if self.sleep is None:
+            return 0.0
+        place = self.sleep.module
+        if module not in {place, self.patterns.get(place, place)}:
             return 0.0
         return self.sleep.seconds
 

@@ -84,9 +84,9 @@ RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
 """Rules about ranks. Their costs are subtracted from those of modules and parts."""
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
-    SleepingThread(),
     SlowModule(),
     MoreOperators(),
+    SleepingThread(),
     WideDtype(),
     OutsideLayers(),
 )

@@ -32,7 +32,7 @@ MADE_ONCE = {
         "operator_rows",
         "unsupported_operators",
         "peak_moment",
-        "holders",
+        "memory_holders",
         "fold_storages",
         "stragglers",
         "slowest_first",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lflops import Hardware
 from lflops.schedule import Schedule
+from lflops.timing.clock import ThreadSchedule
 from tests.support.browser import Seen
 from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import (
@@ -87,6 +88,8 @@ def test_the_first_screen_names_the_planted_cause(
     """At 1024 x 768 the sentence is in sight as soon as the page is drawn, and it is the first cause."""
     clock = StillClock()
     use_clock(monkeypatch, clock)
+    # The clock says nothing about the CPU time of the thread.
+    monkeypatch.setattr(ThreadSchedule, "between", lambda *_: None)
     planted = Planted(
         clock,
         10.0 if cause == "block" else 0.1,

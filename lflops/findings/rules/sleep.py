@@ -4,10 +4,13 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, ModuleRule, Threshold
+from lflops.findings.rules.python_code import modules_of
 
 
 class SleepingThread(ModuleRule):
     """The training thread uses no CPU in the forward of a module: it sleeps or waits.
+
+    A module that is slower than identical modules has a finding already.
 
     It is found on a CPU and one rank, where the thread waits for nothing else: waiting for a core
     and for a batch are subtracted.
@@ -25,5 +28,5 @@ class SleepingThread(ModuleRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        if step.sleep is not None:
+        if step.sleep is not None and step.sleep.module not in modules_of(earlier):
             yield Candidate(rule=self, seconds=step.sleep.seconds, module=step.sleep.module)
