@@ -34,7 +34,7 @@ def test_the_script_runs_as_a_reader_pastes_it(
     assert images * inputs * classes == monitor.profiles[0].total()
     explained = lflops.explain(monitor.profiles[0])
     # On a busy machine it may not be certain, but it is never another cause.
-    assert {each.cause for each in explained.findings if each.is_fault} <= {"data"}
+    assert {each.cause for each in explained.findings if each.is_issue} <= {"data"}
 
 
 def test_it_is_one_screen_and_a_half_and_says_how_to_install() -> None:

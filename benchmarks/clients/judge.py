@@ -104,7 +104,7 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     watched = read(results, name, WATCHED)
     why = watched.get("why", {})
     units = watched.get("units") or {}
-    issues = [finding for finding in why.get("findings", []) if finding["is_fault"]]
+    issues = [finding for finding in why.get("findings", []) if finding["is_issue"]]
     plain_step = plain.get("truth", {}).get("mean step")
     false = list(_false(issues, client, repeated))
     false_causes = frozenset(reason.partition(":")[0] for reason in false)
@@ -188,7 +188,7 @@ def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) 
             yield "validation: there is none"
         elif cause == "padding":
             yield from _false_padding(issue, client)
-        elif cause == "outside" and ".item()" in issue["next"] and client.watch != "lightning":
+        elif cause == "outside" and ".item()" in issue["fix"] and client.watch != "lightning":
             yield "outside: this loop and its forward have no .item(), images, prints or loops"
         elif cause in phases and issue["share"] > phases[cause] + SHARE_TOLERANCE:
             yield f"{cause}: {issue['share']:.0%}, by the stopwatch {phases[cause]:.0%}"
@@ -197,7 +197,7 @@ def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) 
 def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
     """The claimed share of padding, if it is not the true one."""
     least, most = client.padding
-    claimed = re.search(r"([0-9.]+) % of each batch is padding", issue["said"])
+    claimed = re.search(r"([0-9.]+) % of each batch is padding", issue["sentence"])
     if most == 0:
         yield "padding: there is none"
     elif claimed is not None and not least <= float(claimed[1]) / 100 <= most:
@@ -226,7 +226,7 @@ def _fault_row(
     truth = result["truth"]
     module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
-    issues = [finding for finding in result["why"]["findings"] if finding["is_fault"]]
+    issues = [finding for finding in result["why"]["findings"] if finding["is_issue"]]
     names_it = [finding for finding in issues if _names(finding, causes, module)]
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
@@ -243,7 +243,7 @@ def _fault_row(
         planted=planted,
         share=planted / (planted + plain_step) if planted and plain_step else None,
         first=f"{first['cause']} {first['module']}".strip() if first else result["why"]["status"],
-        said=first["said"] if first else result["why"].get("because", ""),
+        said=first["sentence"] if first else result["why"].get("because", ""),
         is_first=first is not None and _names(first, causes, module),
         ratio=ratio,
     )
@@ -283,7 +283,7 @@ def _ratio(cost: float, least: float, most: float) -> float:
 def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
     """Whether an issue is in the run without the fault, too, and costs more than the fault."""
     same = _same_finding(issue, clean)
-    if same is None or not same["is_fault"] or not planted:
+    if same is None or not same["is_issue"] or not planted:
         return False
     return (issue["seconds"] or 0.0) > planted and (same["seconds"] or 0.0) > planted / 2
 

@@ -155,8 +155,8 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
 def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequence[Tensor]:
     """The tensors that a mask may mask.
 
-    A mask with the prefix of its own, as in `anchor_attention_mask`, masks the ids with this
-    prefix: `global_attention_mask` has no `global_input_ids`.
+    A mask with a prefix, such as an attention mask of the anchors, masks the ids with the same
+    prefix. A global attention mask has no such ids.
     """
     name = path.lower()
     if name.endswith(MASK):

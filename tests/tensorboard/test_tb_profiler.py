@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lflops.schedule import Schedule
-from lflops.trace.convert import compat
+from lflops.trace.convert import convert_for_tb_profiler
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.quarters import DAY, MOMENTS, exact, moved, span, write
 from tests.support.tensorboard_server import Board, profiler_board
@@ -65,12 +65,12 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written.write_text(
         json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events})
     )
-    compat(written)
+    convert_for_tb_profiler(written)
     (recorded,) = (logs / TRUE).iterdir()
     for run, moment in LATE.items():
         trace = logs / run / "window" / recorded.name
         write(moved(exact(recorded), moment), trace)
-        compat(trace)
+        convert_for_tb_profiler(trace)
         trace.unlink()
     return logs
 

@@ -221,8 +221,8 @@ def _aligned(
 ) -> list[tuple[int, _Operator]]:
     """Match allocations with operators so that both orders are kept and the most bytes match.
 
-    It is an alignment of two sequences by dynamic programming: `best[i][j]` is the most bytes that
-    the first `i` allocations and the first `j` operators can match.
+    It is an alignment of two sequences by dynamic programming: for each number of
+    first allocations and first operators, it has the most bytes that they can match.
 
     Args:
         made: For each allocation, whether it is made in backward, and its bytes.

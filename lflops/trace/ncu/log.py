@@ -135,6 +135,6 @@ def _number(value: str, unit: str) -> float | None:
         return None
     if unit in _SECONDS:
         return number * _SECONDS[unit]
-    # Such as `Kbyte`, but not `K` alone.
+    # A prefix has a unit after it: Kbyte, but not K alone.
     has_prefix = len(unit) > 1 and unit[1:].islower()
     return number * _PREFIXES.get(unit[0], 1.0) if has_prefix else number
