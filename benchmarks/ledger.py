@@ -20,12 +20,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from lflops.ledger.book import StepAccountant
+from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
 from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
-from lflops.ledger.book import StepAccountant
-from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 from lflops.timing.clock import ThreadSchedule
 
