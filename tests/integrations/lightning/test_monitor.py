@@ -92,7 +92,7 @@ def test_after_the_last_window_nobody_listens() -> None:
         ) -> None:
             seen.append(
                 (
-                    bool(phases_of(trainer)._ears.get("train")),
+                    bool(phases_of(trainer).log._readers),
                     monitor._run.sessions["train"] is None,
                 )
             )
