@@ -14,19 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from lflops.ledger.book import StepAccountant
-from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
 from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
+from lflops.ledger.accountant import StepAccountant
+from lflops.ledger.marks import CategoryMarks, EventQueue
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
+from lflops.ledger.writer import LedgerWriter
+from lflops.monitoring.inputs.phases import Phases
+from lflops.phase_log import BEGIN, END
 from lflops.timing.clock import ThreadSchedule
 
 SETTINGS: dict[str, Any] = {
@@ -298,12 +302,13 @@ def cost(times: int) -> str:
 
     The marks of a Lightning step, the account of them, and the thread's rows.
     """
-    keeper = LedgerWriter()
-    keeper.start(None)
-    keeper.stop("finished")
-    book: StepAccountant = keeper._book  # noqa: SLF001 - to measure its parts
-    recorder = Recorder(DeferredCalls(), ThreadSchedule().read)
-    phases = TrainPhases(recorder)
+    phases = Phases()
+    log = phases.log
+    queue = EventQueue()
+    log.connect(queue)
+    writer = LedgerWriter(log, schedule=ThreadSchedule().read)
+    accountant = StepAccountant(log.clock(), deque())
+    marks = CategoryMarks()
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
     at_once = 10  # of 100 ms, between two looks of the thread
@@ -312,25 +317,26 @@ def cost(times: int) -> str:
         model(batch).square().mean().backward()  # caches are as cold as after a step
         start = time.thread_time_ns()
         for name in ("data", "transfer", "forward", "backward", "clip", "optimizer"):
-            phases.enter(name)
-            phases.leave()
-        recorder.enter("lflops")
-        recorder.leave_last("lflops")
-        recorder.step_ends(recorder.read(step), shapes, touched=False)
+            phases.enter(name, "train")
+            phases.leave(0)
+        log.append((log.clock(), BEGIN, "lflops", None))
+        writer.end_step(step, shapes)
+        log.append((log.clock(), END, "lflops", None))
         middle = time.thread_time_ns()
         marking.append(middle - start)
         if step % at_once == at_once - 1:
             middle = time.thread_time_ns()
-            book.read(recorder.marks, time.perf_counter_ns())
+            log.deliver()
+            accountant.read(marks.of(queue.pop(), writer), log.clock())
             reading.append((time.thread_time_ns() - middle) / at_once)
     own, thread = median(marking) / 1e3, median(reading) / 1e3
     with tempfile.TemporaryDirectory() as folder:
-        keeper = LedgerWriter()
-        keeper.start(Path(folder))
+        writer = LedgerWriter()
+        writer.start(Path(folder))
         before = time.process_time()
         time.sleep(10)
         idle = (time.process_time() - before) / 10
-        keeper.stop("finished")
+        writer.stop("finished")
     return (
         f"CPU time for a step, {times} times after a real one: {own:.0f} µs of marks in the training's thread, {thread:.0f} µs of account "
         f"in the ledger's thread; that thread takes {idle * 1e6:.0f} µs a second besides. Of a step of 100 ms that is "

@@ -205,7 +205,7 @@ def taken_of_training(profile: Profile, folder: Path) -> float:
             device=torch.device("cpu"),
             loggers=[TensorBoardLogger(folder, version=number)],
             logged_step=lambda: 1,
-            say=str,
+            log=str,
         )
         results = WindowPublisher(training, settings, str(folder), monitor=1, store=None)
         window = replace(profile, run=replace(profile.run, stage="train", window=number))

@@ -39,10 +39,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import lflops
+from lflops.inputs.batch import BatchReader
+from lflops.monitoring.inputs.phases import Phases
 from lflops.monitoring.window.step_timer import StepTimer
 from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps
 from lflops.timing.clock import HostClock, seconds_of
-from lflops.timing.step_phases import StepPhases
+from lflops.timing.step_phases import LoggedPhases
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
 NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
@@ -646,7 +648,10 @@ def costs() -> Iterator[str]:
     """What a clean step costs that is compared with those of other ranks, and how much is kept of it."""
     batch, taken = torch.zeros(4, 3), {}
     for on_ranks in (False, True):
-        phases = StepPhases(HostClock())
+        run = Phases()
+        phases = LoggedPhases(run.log, "train", HostClock())
+        phases.connect()
+        shapes = BatchReader().shapes(batch)
         clock = StepTimer(
             phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
         )
@@ -657,9 +662,9 @@ def costs() -> Iterator[str]:
         ends = []
         for _ in range(200):
             for phase in ("data", "transfer", "forward", "backward", "clip", "optimizer"):
-                phases.enter(phase)
-                phases.leave()
-            ends.append(seconds_of(HostClock(), partial(clock.fast_path.note, batch)))
+                run.enter(phase, "train")
+                run.leave(0)
+            ends.append(seconds_of(HostClock(), partial(clock.fast_path.note, shapes)))
         clock.flush_fast_path(204)
         steps = [*clock.read()]
         read = [seconds_of(HostClock(), partial(clock.step, step)) for step in steps]

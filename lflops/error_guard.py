@@ -218,7 +218,12 @@ class _Wrapper:
         return self._lflops_bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._lflops_around(self.__wrapped__, *args, **kwargs)
+        # What `__wrapped__` returns, without a call of it in every step.
+        method = self._lflops_before
+        if method is _ABSENT:
+            found = getattr(type(self._lflops_owner), self._lflops_name)
+            method = self._lflops_bound if found is self._lflops_found else self.__wrapped__
+        return self._lflops_around(method, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)

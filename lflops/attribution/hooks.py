@@ -19,6 +19,7 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -26,7 +27,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lflops.error_guard import CleanupStack, Guard, unguarded
+from lflops.error_guard import CleanupStack, ErrorGuard, Guard, unguarded
 from lflops.model.compile_guard import uncompiled, unremark_hooks
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.modules import (
@@ -201,17 +202,15 @@ class _ModelHook(partial[None]):
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_models(
-    undo: CleanupStack, models: Iterable[nn.Module], action: Callable[..., None]
-) -> None:
-    """Run an action before each call of these modules, until `undo` is closed.
+def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
+    """Call a hook before each call of these modules, until `undo` is closed.
 
-    The action receives the arguments of a forward pre-hook. A module that was compiled in place
-    gets no hook: hooks are compiled with the module, so it would be compiled again. `undo` keeps
-    no module alive.
+    It receives the arguments of a forward pre-hook, and must do nothing while dynamo compiles the
+    code that calls it. A module that was compiled in place gets no hook: hooks are compiled with
+    the module, so it would be compiled again. `undo` keeps no module alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
-    hook = _ModelHook(_unless_compiled, action)
+    hook = _ModelHook(hook)
     for module in itertools.filterfalse(compiles_its_hooks, models):
         if type(module) not in copyreg.dispatch_table:
             undo.add(_reduce_as_before, type(module))
@@ -220,10 +219,22 @@ def hook_models(
         module.register_forward_pre_hook(hook)
 
 
-def _unless_compiled(action: Callable[..., None], *args: Any) -> None:
-    """Run an action, except while dynamo compiles the code that calls it."""
-    if not torch.compiler.is_compiling():
-        action(*args)
+def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:
+    """A hook that runs an action, except while dynamo compiles the code that calls it.
+
+    No error of the action reaches that code.
+    """
+
+    def hook(*args: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            action(*args)
+        except BaseException as error:
+            if not guard.contains(error):
+                raise
+
+    return hook
 
 
 def _reduced(module: nn.Module) -> Any:
@@ -259,18 +270,19 @@ def hook_optimizers(
     after: Callable[..., None] | None,
     only: Optimizer | None = None,
 ) -> None:
-    """Run actions before and after each step of all optimizers, until `undo` is closed.
+    """Call hooks before and after each step of all optimizers, until `undo` is closed.
 
-    With `only`, the actions run for that optimizer only.
+    The hooks must do nothing while dynamo compiles the code that calls them. With `only`, they are
+    called for that optimizer only.
     """
     register_before: Any = register_optimizer_step_pre_hook
     register_after: Any = register_optimizer_step_post_hook
     if only is not None:
         register_before = only.register_step_pre_hook
         register_after = only.register_step_post_hook
-    hooks = [(register_before, partial(_unless_compiled, before))]
+    hooks = [(register_before, before)]
     if after is not None:
-        hooks.append((register_after, partial(_unless_compiled, after)))
+        hooks.append((register_after, after))
     _hook(undo, only, *hooks)
 
 

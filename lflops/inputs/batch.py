@@ -90,6 +90,7 @@ class _Structure(NamedTuple):
 _TENSOR = True
 _UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
+_IS_STR = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
 """Types that may replace each other in a structure."""
 
@@ -122,16 +123,26 @@ class BatchReader:
     def shapes(self, batch: Any) -> Hashable:
         """The shapes of a batch's tensors by name, or `None` if they are unknown."""
         kind = type(batch)
-        # A short path for the lists that a data loader collates, because every step calls this.
-        if kind is list or kind is tuple:
+        # A short path for tensors and for what a data loader collates, because every step calls
+        # this.
+        names: tuple[str, ...] = ()
+        tensors: Any = ()
+        if kind is Tensor:
+            names = ("",)
+            tensors = (batch,)
+        elif kind is list or kind is tuple:
             names, _ = self._known.get((kind, len(batch)), ((), None))
-            if len(names) == len(batch) and all(map(_IS_PLAIN, map(type, batch))):
-                try:
-                    with without_overrides():
-                        return names, tuple(map(Tensor.size, batch))
-                except RuntimeError:
-                    # `Tensor.size` fails for a nested tensor of the older layout.
-                    pass
+            tensors = batch
+        elif kind is dict and all(map(_IS_STR, map(type, batch))):
+            names, _ = self._known.get((kind, len(batch)), ((), None))
+            tensors = batch.values() if names == tuple(batch) else ()
+        if names and len(names) == len(tensors) and all(map(_IS_PLAIN, map(type, tensors))):
+            try:
+                with without_overrides():
+                    return names, tuple(map(Tensor.size, tensors))
+            except RuntimeError:
+                # `Tensor.size` fails for a nested tensor of the older layout.
+                pass
         found = self.read(batch)
         return None if found is None else found.shapes()
 

@@ -57,7 +57,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._log = log
         self._settings = settings
         self._monitor: LoopMonitor | None = None
-        self._batch: Any = None
+        # the inputs of the running batch, if one is running
+        self._batch: tuple[Any] | None = None
         self._writer: Any = None
         self._account: Ledger | None = None
 
@@ -128,7 +129,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         watched.go_on_from(state.global_step)
         watched.__enter__()
         self.profiles = watched.profiles
-        with watched.boundary:
+        with watched.guard:
             self._install(watched, trainer)
         return watched
 
@@ -136,8 +137,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """End a batch, which may end a step."""
         batch = self._batch
         self._batch = None
-        if batch is not None:
-            batch.__exit__(None, None, None)
+        if batch is not None and self._monitor is not None:
+            self._monitor.batch_ends(*batch)
 
     on_substep_end = on_step_end
 
@@ -153,29 +154,33 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.close(None)
 
     def _install(self, watched: LoopMonitor, trainer: Any) -> None:
-        phase, stage = watched.phase, watched.stage
         around: dict[str, Callable[..., Any]] = {
-            "get_batch_samples": partial(_within, partial(phase, "data")),
-            "_prepare_inputs": partial(_within, partial(phase, "transfer")),
-            "training_step": partial(self._training_step, watched),
-            "prediction_step": partial(_prediction_step, watched),
+            "get_batch_samples": watched.caller_in("data"),
+            "_prepare_inputs": watched.caller_in("transfer"),
+            "training_step": partial(self._training_step, watched, watched.caller_in("forward")),
+            "prediction_step": partial(_prediction_step, watched, watched.caller_in("forward")),
             "_save_checkpoint": partial(_within, partial(watched.within, "checkpoint_save")),
             "log": partial(_within, partial(watched.within, "logging")),
-            "evaluation_loop": partial(_within, partial(stage, "validate")),
+            "evaluation_loop": partial(_within, partial(watched.stage, "validate")),
             # The Trainer calls no callback when an exception ends its loop.
             "_run_epoch": self._run_epoch,
         }
         for name, function in around.items():
             if hasattr(trainer, name):
-                wrap(watched.undo, trainer, name, function)
+                wrap(watched.cleanup, trainer, name, function)
 
     def _training_step(
-        self, watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any
+        self,
+        watched: LoopMonitor,
+        call_in_forward: Callable[..., Any],
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        self._batch = watched.step(_inputs_in(args, kwargs))
-        self._batch.__enter__()
-        with watched.phase("forward"):
-            return call(*args, **kwargs)
+        batch = args[1] if len(args) > 1 else kwargs.get("inputs")
+        self._batch = (batch,)
+        watched.batch_begins(batch)
+        return call_in_forward(call, *args, **kwargs)
 
     def _run_epoch(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -248,15 +253,15 @@ def _within(context: Callable[[], Any], call: Callable[..., Any], *args: Any, **
 
 
 def _prediction_step(
-    watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any
+    watched: LoopMonitor,
+    call_in_forward: Callable[..., Any],
+    call: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    with watched.step(_inputs_in(args, kwargs)), watched.phase("forward"):
-        return call(*args, **kwargs)
-
-
-def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument of a Trainer's step after the model."""
-    return args[1] if len(args) > 1 else kwargs.get("inputs")
+    batch = args[1] if len(args) > 1 else kwargs.get("inputs")
+    with watched.step(batch):
+        return call_in_forward(call, *args, **kwargs)
 
 
 def running_trainer() -> Any:

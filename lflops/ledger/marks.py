@@ -50,6 +50,11 @@ IDLE = 2_000_000
 A read takes as long as ten events.
 """
 
+
+def unknown() -> None:
+    """Stand in for counters that the system does not have."""
+
+
 Mark = tuple[int, str | StepEnd]
 
 
@@ -158,6 +163,10 @@ class StepCounters:
         self._counted: tuple[bytes | None, Any] = None, None
         # nanoseconds that the thread had been off its core by then
         self._idle = -1 << 62
+
+    def close(self) -> None:
+        """Stop reading the scheduler counters, which keep a file open."""
+        self._schedule = unknown
 
     def read(self, step: int) -> tuple[int, bytes | None, Any]:
         """The nanoseconds on a core and the counters of the calling thread, at a step's end."""

@@ -31,13 +31,9 @@ from typing import Any
 from lflops.ledger.account import Ledger
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.deferred import DeferredCalls
-from lflops.ledger.marks import AFTER_RUN, CategoryMarks, EventQueue, StepCounters
+from lflops.ledger.marks import AFTER_RUN, CategoryMarks, EventQueue, StepCounters, unknown
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 from lflops.phase_log import BATCH, COUNTERS, REST, STEP_END, PhaseLog
-
-
-def unknown() -> None:
-    """Stand in for counters that the system does not have."""
 
 
 class Collections:
@@ -168,17 +164,22 @@ class LedgerWriter:
         self._thread.start()
 
     def end_step(
-        self, step: int, counters: tuple[int, bytes | None, Any], shapes: Hashable, *, touched: bool
+        self,
+        step: int,
+        shapes: Hashable,
+        *,
+        touched: bool = False,
+        counters: tuple[int, bytes | None, Any] | None = None,
     ) -> None:
         """Log the end of a step.
 
         Args:
             step: Steps done, as the loggers count.
-            counters: The result of `counters.read`, which was called as the step ended.
             shapes: The shapes of the batch, if they are known.
             touched: Whether lflops counted, timed or traced the step.
+            counters: The result of `counters.read` as the step ended; `None` if it ends now.
         """
-        ran, schedule, usage = counters
+        ran, schedule, usage = counters or self.counters.read(step)
         now = self._log.clock()
         # fmt: off
         self._log.append((
@@ -198,8 +199,7 @@ class LedgerWriter:
         self._deferred.error = None
         self._log.append((self._log.clock(), REST, AFTER_RUN, None))
         self._log.disconnect(self._queue)
-        # The counters keep a file open.
-        self.counters = StepCounters(self._clock, unknown)
+        self.counters.close()
         self._collections.stop()
         self._is_over.set()
         if self._thread.is_alive():

@@ -5,7 +5,7 @@ Everything that a training loop calls goes through the run's error guard.
 
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.monitoring.session import Session
 from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.monitoring.window_requests import WindowRequests
-from lflops.phase_log import BEGIN, END, MOVE, PAST, REST
+from lflops.phase_log import BEGIN, END, MOVE, PAST, REST, PhaseLog
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.ranks.collect.store import shared_store
@@ -45,22 +45,25 @@ class RunLedger:
     """Marks the activities of one run for its ledger, from set-up to end.
 
     Attributes:
+        ends_step: Returns whether the batch that ends now ends a step of training; never before
+            training has begun.
+        logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
         requests: The requests for windows.
-        reader: Reads the shapes of batches.
+        listen_again: Listens to compilations again, if torch has removed the callback.
+        end_step: Logs the end of a step.
         curves: Returns metrics of the whole run, for a point of the curves.
     """
 
     def __init__(self, phases: Phases, rank: int, ranks: int, requests: WindowRequests) -> None:
-        # the device and the methods of the training, once it has begun
         self._device: torch.device | None = None
-        self._ends_step: Callable[[], bool] | None = None
-        self._logged_step: Callable[[], int] = int
+        self.ends_step: Callable[[], bool] = bool
+        self.logged_step: Callable[[], int] = int
         self._log = phases.log
-        self._tape = phases.tape
+        self._deferred = phases.deferred
         self._writer = LedgerWriter(
             phases.log,
-            phases.tape,
+            phases.deferred,
             rank=rank,
             ranks=ranks,
             retries=self._allocator_retries,
@@ -70,27 +73,28 @@ class RunLedger:
         self.counters = self._writer.counters
         self.requests = requests
         self._compilations = Compilations(
-            partial(phases.tape.note, self.begin, "compilation"),
-            partial(phases.tape.note, self.end, "compilation"),
+            partial(phases.deferred.note, self.begin, "compilation"),
+            partial(phases.deferred.note, self.end, "compilation"),
         )
-        self.reader = BatchReader()
+        self.listen_again = self._compilations.listen_again
+        self.end_step = self._writer.end_step
         self.curves = self._writer.curves
 
-    def install(self, folder: Path | None, boundary: ErrorGuard, undo: CleanupStack) -> None:
-        """Account for the run until `undo` is closed, in a file in `folder`, if any."""
-        undo.add(self.stop, "interrupted")
+    def install(self, folder: Path | None, guard: ErrorGuard, cleanup: CleanupStack) -> None:
+        """Account for the run until `cleanup` is closed, in a file in `folder`, if any."""
+        cleanup.add(self.stop, "interrupted")
         self._writer.start(folder)
-        boundary.passes = self._tape.plays_here
-        undo.add(self.requests.stop)
+        guard.passes = self._deferred.plays_here
+        cleanup.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
         if self._writer.is_first:
             # compilations of this process that nothing has recorded
             seconds = min(compile_seconds(), process_age())
             self._log.append((self._log.clock(), PAST, "compilation", int(seconds * 1e9)))
-        undo.add(self._compilations.stop)
-        self._compilations.listen(boundary.guard)
+        cleanup.add(self._compilations.stop)
+        self._compilations.listen(guard.guard)
         # closed first, while all of these still run
-        undo.add(self._tape.stop)
+        cleanup.add(self._deferred.stop)
 
     def begin(self, category: str) -> None:
         """Begin a category of the run's time."""
@@ -110,26 +114,9 @@ class RunLedger:
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """Account for the steps of this stage."""
-        self._ends_step = stage.ends_step
-        self._logged_step = training.logged_step
+        self.ends_step = stage.ends_step
+        self.logged_step = training.logged_step
         self._device = training.device
-
-    def batch_ends(self, batch: Any, *, touched: bool) -> None:
-        """End a batch of the training, and the step that may end with it.
-
-        Args:
-            batch: The batch.
-            touched: Whether lflops counted, timed or traced the step.
-        """
-        if self._ends_step is not None and self._ends_step():
-            step = self._logged_step() + 1
-            counters = self.counters.read(step)
-            self.step_ends(step, counters, self.reader.shapes(batch), touched=touched)
-
-    def step_ends(self, step: int, counters: Any, shapes: Hashable, *, touched: bool) -> None:
-        """Record a step's end with the counters that were read as it ended."""
-        self._compilations.listen_again()
-        self._writer.end_step(step, counters, shapes, touched=touched)
 
     def stop(self, ended: str) -> None:
         """End the ledger. Can be called repeatedly.
@@ -140,8 +127,8 @@ class RunLedger:
         Raises:
             OSError: If the file could not be written.
         """
-        self._ends_step = None
-        self._logged_step = int
+        self.ends_step = bool
+        self.logged_step = int
         self._writer.stop(ended)
         error = self._writer.error
         self._writer.error = None
@@ -180,8 +167,8 @@ class MonitoredRun:
         profiles: The last 32 closed windows, on the main process.
         log_dir: The run's folder, or `None`.
         store: A store that all ranks reach, or `None` if there is none or only one rank.
-        boundary: The error guard for all calls from the training.
-        undo: Removes what the driver has installed, at the end of the run.
+        guard: The error guard for all calls from the training.
+        cleanup: Removes what the driver has installed, at the end of the run.
     """
 
     begun = 0
@@ -198,8 +185,8 @@ class MonitoredRun:
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
-        self.boundary = ErrorGuard(self.fail)
-        self.undo = CleanupStack()
+        self.guard = ErrorGuard(self.fail)
+        self.cleanup = CleanupStack()
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
@@ -209,18 +196,21 @@ class MonitoredRun:
         # the training stage, if it has a session or had one
         self._trained: Stage | None = None
         self._next_window = 0
+        self._log = PhaseLog()
+        self._reader = BatchReader()
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
         """Accept requests for windows, and keep a ledger from now on if `is_kept`.
 
         The ledger's file is in the run's folder.
         """
+        self._log = phases.log
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
         self._requests = WindowRequests(rank, ranks, self.store, folder, self._can_open_window)
         if is_kept:
             self._ledger = RunLedger(phases, rank, ranks, self._requests)
-            self._ledger.install(folder, self.boundary, self.undo)
+            self._ledger.install(folder, self.guard, self.cleanup)
 
     def _can_open_window(self) -> bool:
         session = self.sessions["train"]
@@ -256,25 +246,25 @@ class MonitoredRun:
     def enters(self, category: str) -> None:
         """Account for the time from now on as this category, until `leaves(category)`."""
         if self._ledger is not None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
         """Account for the time from now on as before `enters(category)`."""
         if self._ledger is not None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 self._ledger.end(category)
 
-    def belongs(self, nanoseconds: int, phase: str, category: str) -> None:
+    def move_time(self, nanoseconds: int, phase: str, category: str) -> None:
         """Move a time of this step from its phase to a category of the ledger."""
         if self._ledger is not None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 self._ledger.move(nanoseconds, phase, category)
 
     def epoch_ends(self) -> None:
         """Account for the time until the next batch as between two epochs."""
         if self._ledger is not None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 # the time until the next batch is requested
                 self._ledger.rest("between_epochs")
 
@@ -319,14 +309,14 @@ class MonitoredRun:
         if self._failed or (name != "train" and name not in self._settings.stages):
             return
         self.enters("lflops")
-        with self.boundary:
+        with self.guard:
             # torch.compile may have been loaded since
             self._graphs.start()
         if name in self._begun:
             self.guarded(name, Session.resume)
         elif name in self._settings.stages:
             wrong: LflopsError | None = None
-            with self.boundary:
+            with self.guard:
                 try:
                     self._begin(name, training, stage, monitor)
                 except UnknownTorchError:
@@ -334,12 +324,12 @@ class MonitoredRun:
                 except LflopsError as error:
                     wrong = error
             if wrong is not None:
-                self.take_off()
+                self.remove()
                 raise wrong
         if self._settings.on_oom and self._history is None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 self._history = MemoryHistory((self._training or training()).device)
-                self.undo.add(self._history.stop)
+                self.cleanup.add(self._history.stop)
                 self._history.start()
         if name == "train" and not self._failed:
             self._monitor = monitor
@@ -348,7 +338,7 @@ class MonitoredRun:
                 self._trained or stage(),
             )
             if self._ledger is not None:
-                with self.boundary:
+                with self.guard:
                     self._ledger.begin_training(*self._read_training())
         self.leaves("lflops")
 
@@ -364,7 +354,7 @@ class MonitoredRun:
             self._training,
             watched,
             results=self._results_of(self._training),
-            guard=self.boundary.guard,
+            guard=self.guard.guard,
         )
         refusal = self._tracking.refusal
         if refusal is not None:
@@ -377,7 +367,7 @@ class MonitoredRun:
         self._begun.add(name)
 
     def _guarded_stage(self, stage: Stage) -> Stage:
-        return replace(stage, listen=partial(stage.listen, guard=self.boundary.guard))
+        return replace(stage, listen=partial(stage.listen, guard=self.guard.guard))
 
     def _results_of(self, training: Training) -> WindowPublisher:
         if self._results is None:
@@ -397,37 +387,64 @@ class MonitoredRun:
         session = self.sessions[name]
         if session is None:
             return
-        with self.boundary:
-            if self._ledger is None or session.is_plain:
+        fast_path = session.fast_path
+        if len(fast_path.steps) < fast_path.limit and not fast_path.in_batch:
+            fast_path.in_batch = True
+            return
+        try:
+            if self._ledger is None:
                 session.batch_begins(batch)
             else:
                 self._ledger.begin("lflops")
                 session.batch_begins(batch)
                 self._ledger.end("lflops")
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
 
     def batch_ends(self, name: str, batch: Any) -> None:
         """End a batch of a stage, and open a requested window if its step has come."""
         session = self.sessions[name]
         ledger = None if self._failed else self._ledger
-        with self.boundary:
-            if ledger is not None:
-                ledger.begin("lflops")
-                if name == "train":
-                    ledger.batch_ends(batch, touched=session is not None and session.touches_step)
-            if session is not None:
-                session.batch_ends(batch)
-            if ledger is not None:
-                ledger.end("lflops")
-        if session is not None and session.over:
-            self.sessions[name] = None
-            if name == "train":
-                self._next_window = session.next_window or 0
-                session = None
+        if session is not None or ledger is not None:
+            log = self._log
+            log.append((log.clock(), BEGIN, "lflops", None))
+            try:
+                shapes = self._reader.shapes(batch)
+                if ledger is not None and name == "train" and ledger.ends_step():
+                    is_touched = session is not None and session.mode.touches_step
+                    ledger.end_step(ledger.logged_step() + 1, shapes, touched=is_touched)
+                is_fast = False
+                if session is not None:
+                    fast_path = session.fast_path
+                    fast_path.in_batch = False
+                    # Most steps take the fast path.
+                    is_open = len(fast_path.steps) < fast_path.limit
+                    is_fast = is_open and fast_path.note(shapes)
+                    if not is_fast:
+                        session.batch_ends(batch)
+                if ledger is not None and not is_fast:
+                    ledger.listen_again()
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+            finally:
+                log.append((log.clock(), END, "lflops", None))
+            if session is not None and session.over:
+                session = self._session_is_over(name, session)
         if name == "train" and self._requests is not None and self._requests.due is not None:
             self.enters("lflops")
-            with self.boundary:
+            with self.guard:
                 self._open_window(self._requests, session, self._requests.due)
             self.leaves("lflops")
+
+    def _session_is_over(self, name: str, session: Session) -> Session | None:
+        """Drop a session; returns `None` if it is the training's, for which a window may open."""
+        self.sessions[name] = None
+        if name != "train":
+            return session
+        self._next_window = session.next_window or 0
+        return None
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
         """Open a requested window if its step has come: the next scheduled window, or one more.
@@ -470,7 +487,7 @@ class MonitoredRun:
             training,
             replace(stage, batches_left=math.inf),
             results=self._results_of(training),
-            guard=self.boundary.guard,
+            guard=self.guard.guard,
             number=self._next_window,
         )
         self.sessions["train"] = session
@@ -481,7 +498,7 @@ class MonitoredRun:
         session = self.sessions[name]
         if session is None:
             return
-        with self.boundary:
+        with self.guard:
             action(session)
         if session.over:
             self.sessions[name] = None
@@ -490,26 +507,26 @@ class MonitoredRun:
         """End the run, by an error or normally, and report what there is to report."""
         training = self._training
         if training is None and self._read_training is not None and not self._failed:
-            with self.boundary:
+            with self.guard:
                 training, _ = self._read_training()
         self._read_training = None
         self.enters("lflops")
-        with self.boundary:
+        with self.guard:
             if self._requests is not None:
                 self._requests.stop()
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
-        with self.boundary:
+        with self.guard:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
             self._release_training()
-        with self.boundary:
+        with self.guard:
             if self._ledger is not None:
                 self._end_ledger(self._ledger, error, training)
-        with self.boundary:
+        with self.guard:
             if self._history is not None:
                 self._end_history(error, training)
-            self.take_off()
+            self.remove()
 
     def _release_training(self) -> None:
         self._results = None
@@ -526,7 +543,7 @@ class MonitoredRun:
         with failures.contained("the ledger"):
             ledger.stop("finished" if error is None else type(error).__name__)
             if training is not None and training.is_main:
-                log_ledger(ledger.account, self._paths(), training.say)
+                log_ledger(ledger.account, self._paths(), training.log)
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
         """Explain an out-of-memory error. A failure is a warning: the user needs that error."""
@@ -538,7 +555,7 @@ class MonitoredRun:
             if paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 report = write_report(error, training, last, paths.profiles)
-                training.say(f"{monitor_name()}: out of memory, explained in {report}")
+                training.log(f"{monitor_name()}: out of memory, explained in {report}")
         except Exception as mistake:  # noqa: BLE001 - becomes a warning
             warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
 
@@ -551,7 +568,7 @@ class MonitoredRun:
         failed_before = self._failed
         self._failed = True
         try:
-            self.take_off()
+            self.remove()
             if not isinstance(error, Exception):
                 return
             results = self._results
@@ -568,7 +585,7 @@ class MonitoredRun:
                 f"{type(error).__name__}: {error}"
             )
 
-    def take_off(self) -> None:
+    def remove(self) -> None:
         """Remove every hook, wrapper and mode of this run. Can be called repeatedly."""
         parts: list[Callable[[], object]] = []
         for session in self.sessions.values():
@@ -578,7 +595,7 @@ class MonitoredRun:
             sweep_modes,
             self._graphs.stop,
             self._tracking.stop,
-            self.undo.close,
+            self.cleanup.close,
             partial(OPEN.discard, self),
             partial(self.sessions.update, dict.fromkeys(STAGES)),
         ]

@@ -56,6 +56,8 @@ class Session:
 
     Attributes:
         over: Whether there is nothing left to do.
+        fast_path: The steps since the last one that took the slow path.
+        mode: The mode of the current step.
         notes: Notes for the profile of every window.
     """
 
@@ -85,7 +87,7 @@ class Session:
         # schedule is over; the others wait for steps.
         self._windows = [Window(number, 0)]
         # The current mode, and the modes of the window that opened last by the cursor's phase.
-        self._mode = UNPROFILED
+        self.mode = UNPROFILED
         self._modes: dict[str, StepMode] = {}
         self._trace_notes: list[Note] = []
         self._annotations = TraceAnnotations(training)
@@ -95,9 +97,7 @@ class Session:
         host_clock = self._clock if self._marked_phases is None else HostClock()
         self._logged_phases = LoggedPhases(stage.log, stage.name, host_clock)
         self._step_timer = self._new_step_timer()
-        # used in every step
-        self._fast_path = self._step_timer.fast_path
-        self._in_batch = False
+        self.fast_path = self._step_timer.fast_path
         self._live_metrics = self._new_live_metrics()
         self._listening = CleanupStack()
         # The unprofiled steps that are not shared with other ranks yet; `None` if there are no
@@ -137,7 +137,7 @@ class Session:
         changes = _schedule_changes(schedule, plan, accumulation, batches)
         for note, message in changes:
             self.notes.append(note)
-            self._training.say(message)
+            self._training.log(message)
         return plan
 
     def _device_phases(self) -> MarkedPhases | None:
@@ -150,10 +150,9 @@ class Session:
 
     def _new_step_timer(self) -> StepTimer:
         training = self._training
-        marked = self._marked_phases
         return StepTimer(
-            self._logged_phases if marked is None else marked,
-            None if marked is None else self._logged_phases,
+            self._logged_phases,
+            self._marked_phases,
             self._settings.units,
             training.logged_step(),
             updating=self._stage.updates,
@@ -165,7 +164,7 @@ class Session:
     def _new_live_metrics(self) -> LiveMetrics | None:
         """The curves over all steps, if anything logs them."""
         training = self._training
-        is_logged = self._results.outlets is not None and training.loggers and training.log_every
+        is_logged = self._results.reporters is not None and training.loggers and training.log_every
         if not (self._stage.learns and self._settings.track and is_logged):
             return None
         replicas = self._results.topology.sizes.get("data")
@@ -178,7 +177,7 @@ class Session:
         """
         self._step_timer.install(self._guard)
         self._open_window()
-        self._mode = self._next_mode()
+        self.mode = self._next_mode()
         self.resume()
 
     def resume(self) -> None:
@@ -196,7 +195,7 @@ class Session:
         self._flush_fast_path()
         self._step_timer.resume()
         self._step_timer.mark("warmup")
-        self._mode.begin_step()
+        self.mode.begin_step()
 
     def pause(self) -> None:
         """End the stage, which may begin again. A recording ends here."""
@@ -210,39 +209,33 @@ class Session:
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
-        """Begin a batch in the mode of its step."""
-        if self._in_batch:
+        """Begin a batch in the mode of its step.
+
+        It is not called for a batch on the fast path, unless the batch before was not ended.
+        """
+        if self.fast_path.in_batch:
             self._abandon_step()
-        self._in_batch = True
-        if len(self._fast_path.steps) >= self._fast_path.limit:
-            self._begin_batch(batch)
+        self.fast_path.in_batch = True
+        begins_step = not self._step_timer.batches
+        self.mode.begin_batch(batch, begins_step=begins_step)
 
     def batch_ends(self, batch: Any) -> None:
-        """End a batch, and the step that may end with it. Most steps take the fast path."""
-        self._in_batch = False
-        if len(self._fast_path.steps) >= self._fast_path.limit or not self._fast_path.note(batch):
-            self._end_batch(batch)
-
-    def _begin_batch(self, batch: Any) -> None:
-        begins_step = not self._step_timer.batches
-        self._mode.begin_batch(batch, begins_step=begins_step)
-
-    def _end_batch(self, batch: Any) -> None:
-        counted = self._mode.end_batch()
+        """End a batch that is not on the fast path, and the step that may end with it."""
+        counted = self.mode.end_batch()
         shapes = self._step_timer.batch(batch)
         if counted is not None and self._live_metrics is not None:
             self._live_metrics.set_work(shapes, counted)
         if self._stage.ends_step():
             self._end_step()
         else:
-            self._mode.continue_step()
+            self.mode.continue_step()
 
     def _end_step(self) -> None:
-        ended = self._mode.end_step()
+        ended = self.mode.end_step()
         has_reported = False
         if self._is_annotating or self._results.pending:
             has_reported = self._check_background_work()
-        took_fast_path = bool(self._fast_path.steps)
+        took_fast_path = bool(self.fast_path.steps)
         self._step_timer.end(self._training.logged_step(), ended.kind, ended.module_timing)
         self._advance()
         if has_reported:
@@ -255,18 +248,8 @@ class Session:
 
     def _abandon_step(self) -> None:
         """Discard the current step: its batch was left before it was over, and training goes on."""
-        self._mode.abandon()
+        self.mode.abandon()
         self._step_timer.drop_batches()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next batch begins on the fast path."""
-        return len(self._fast_path.steps) < self._fast_path.limit
-
-    @property
-    def touches_step(self) -> bool:
-        """Whether the current step is counted, timed by module or traced."""
-        return self._mode.touches_step
 
     def mark(self, mark: str) -> None:
         """Mark the current step as disturbed."""
@@ -383,12 +366,12 @@ class Session:
 
     def _change_mode(self) -> bool:
         """Change to the mode of the next step. Returns whether a mode worked for a while."""
-        last = self._mode
-        self._mode = self._next_mode()
-        if last is not self._mode:
+        last = self.mode
+        self.mode = self._next_mode()
+        if last is not self.mode:
             last.leave()
-        self._mode.begin_step()
-        return last.works_between_steps or self._mode.works_between_steps
+        self.mode.begin_step()
+        return last.works_between_steps or self.mode.works_between_steps
 
     def _next_mode(self) -> StepMode:
         ordinal = self._step_timer.ordinal
@@ -420,7 +403,7 @@ class Session:
         if self._cursor.first:
             after = "it was asked for"
         where = f"at step {logged_step + 1}" if learns else f"after step {logged_step}"
-        self._training.say(
+        self._training.log(
             f"lflops: {self._stage.name} window {self._cursor.window} opens after {after}, {where}"
         )
 
@@ -536,11 +519,11 @@ class Session:
 
     def _log_point(self) -> None:
         """Log a point of the curves."""
-        if self._live_metrics is None or self._results.outlets is None:
+        if self._live_metrics is None or self._results.reporters is None:
             return
         point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
         point |= self._results.run_curves()
-        self._results.outlets.point(point, self._stage.name, self._step_timer.logged_step)
+        self._results.reporters.point(point, self._stage.name, self._step_timer.logged_step)
 
     def _share_steps(self) -> None:
         """Share the unprofiled steps since the last time with the other ranks."""

@@ -117,7 +117,7 @@ class WindowPublisher:
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The place of this rank among all ranks.
         failures: The outputs that have failed.
-        outlets: The outputs, or `None` on all processes but the main one.
+        reporters: The outputs, or `None` on all processes but the main one.
         paths: The paths of files, or `None` for no files.
         compares_ranks: Whether the unprofiled steps of all ranks are compared.
         wants_windows: Whether the windows of this rank are used.
@@ -169,9 +169,9 @@ class WindowPublisher:
                 store, training.rank, self.topology, timeout=settings.gather_timeout
             )
         self.failures = Failures(raised=settings.on_error == "raise")
-        self.outlets: Reporters | None = None
+        self.reporters: Reporters | None = None
         if training.is_main:
-            self.outlets = Reporters(training, settings, monitor, self.failures)
+            self.reporters = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
         # the folder that the run has a part of
         self._folder = None if paths is None else paths.profiles
@@ -181,9 +181,9 @@ class WindowPublisher:
         self.paths = paths
         self.compares_ranks = self._collector is not None
         self.wants_windows = (
-            self.compares_ranks or self.outlets is not None or self.paths is not None
+            self.compares_ranks or self.reporters is not None or self.paths is not None
         )
-        if self._collector is None and self.topology.world_size > 1 and self.outlets is not None:
+        if self._collector is None and self.topology.world_size > 1 and self.reporters is not None:
             self._warn_of_lone_ranks()
 
     def _warn_of_lone_ranks(self) -> None:
@@ -216,7 +216,7 @@ class WindowPublisher:
             steps: The self seconds of modules in each of its module-timing steps.
         """
         run = profile.run
-        if self.outlets is not None:
+        if self.reporters is not None:
             self._own[run.stage, run.window] = run.partial, profile.steps
         if self._collector is not None:
             self._collector.push(profile, steps)
@@ -225,7 +225,7 @@ class WindowPublisher:
         else:
             alone = replace(profile, run=self.topology.of(run))
             self._save_of_rank(alone)
-            if self.outlets is not None:
+            if self.reporters is not None:
                 self._report(merge({self._training.rank: alone}))
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
@@ -239,14 +239,14 @@ class WindowPublisher:
 
         At the end of the run, the last window of each stage reports them too.
         """
-        if self._collector is None or self.outlets is None:
+        if self._collector is None or self.reporters is None:
             return
         for stage, compared in self._collector.comparisons.items():
             window = self._last.get(stage)
             is_new = compared is not self._compared.get(stage) or is_last
             if window is not None and is_new and _has_more_steps(compared, window):
                 self._compared[stage] = compared
-                self._compare_in_window(self.outlets, window, compared, is_last=is_last)
+                self._compare_in_window(self.reporters, window, compared, is_last=is_last)
 
     def _compare_in_window(
         self, outlets: Reporters, window: Profile, compared: RankComparison, *, is_last: bool
@@ -260,7 +260,7 @@ class WindowPublisher:
             if key not in self._flagged:
                 is_new = True
                 self._flagged.add(key)
-                self._training.say(
+                self._training.log(
                     f"lflops: in the last {compared.steps} unprofiled steps {sentence}"
                 )
         self._reported.keep(profile, analysis.stragglers)
@@ -294,9 +294,9 @@ class WindowPublisher:
             self._log_unprepared(0.0 if failed else LONGEST)
             if not failed:
                 self._compare_ranks(is_last=True)
-            if self.outlets is not None and not failed:
+            if self.reporters is not None and not failed:
                 last = list(self._last.values())
-                self.outlets.end(last, self._traces, self._training.logged_step())
+                self.reporters.end(last, self._traces, self._training.logged_step())
         finally:
             if self._folder is not None and self._training.is_main:
                 release(self._folder, self._training.loop)
@@ -326,7 +326,7 @@ class WindowPublisher:
 
     def _report(self, profile: Profile) -> None:
         """Keep, save and log a window of all ranks."""
-        if self.outlets is None:
+        if self.reporters is None:
             self._save_of_rank(profile)
             return
         run = profile.run
@@ -338,7 +338,7 @@ class WindowPublisher:
         step = self._training.logged_step()
         analysis = analyze(profile)
         if profile.ranks:
-            self._flagged.update(self.outlets.slow_ranks(analysis))
+            self._flagged.update(self.reporters.slow_ranks(analysis))
             self._reported.keep(profile, analysis.stragglers)
         ended = _ended(profile, cut_short=cut_short)
         closed = _Closed(
@@ -348,7 +348,7 @@ class WindowPublisher:
             step,
             is_first=self._closed == 1,
         )
-        prepare = partial(self.outlets.prepare, analysis, path, step)
+        prepare = partial(self.reporters.prepare, analysis, path, step)
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
@@ -367,10 +367,10 @@ class WindowPublisher:
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
         """Log a window in the log and in all loggers."""
-        if self.outlets is None:
+        if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]
-        places = list(_places(files, self.outlets.where())) if closed.is_first else []
+        places = list(_places(files, self.reporters.where())) if closed.is_first else []
         others = [str(file) for file in files if not any(str(file) in place for place in places)]
         message = [
             closed.message,
@@ -378,15 +378,15 @@ class WindowPublisher:
             *_labelled("files", others),
             *_labelled("to see more", places),
         ]
-        self.outlets.log(prepared)
+        self.reporters.log(prepared)
         if closed.analysis.utilization.is_peak_too_low and forget(closed.analysis.chip):
             message.append(
                 "lflops: this step is faster than the measured peak allows, so the next run"
                 " measures the peak again"
             )
-        self._training.say("\n".join(filter(None, message)))
-        self.outlets.window_scalars(closed.analysis, closed.step)
-        self.outlets.module_scalars(closed.analysis, closed.step)
+        self._training.log("\n".join(filter(None, message)))
+        self.reporters.window_scalars(closed.analysis, closed.step)
+        self.reporters.module_scalars(closed.analysis, closed.step)
 
     def _log_unprepared(self, seconds: float) -> None:
         """Wait at most so many seconds for the background, and log the windows that are left.

@@ -1,12 +1,12 @@
-"""Windows that are asked for while a run goes on.
+"""Requests for windows while a run goes on.
 
-By its program, or by a file that `lflops window` leaves in its folder.
+The program makes a request, or a file that `lflops window` leaves in the run's folder.
 
-Several ranks meet at a step that the first one names. A thread of each takes part in that, on its
-own connection, and no step waits:
+Several ranks agree on a step that rank 0 names. A thread of each rank takes part in that, on a
+connection of its own, and no step waits:
 
-    rank 0     hears of a request, and asks.....................names the last of these steps
-    others     wait in the store...........answer with the first step that they can meet.....open the window after that one
+    rank 0         receives a request, and asks........................names the last of these steps
+    other ranks    wait for the store...answer with the first step that is possible...open the window
 """
 
 import atexit
@@ -23,23 +23,45 @@ from lflops.ledger.run import REQUEST
 from lflops.monitoring.inputs.messages import warn
 from lflops.ranks.collect.store import poll, wait_for
 
-# seconds between two looks of the first rank for a request. With `NOTICE` they are less than a step
-# of 100 ms.
 LISTEN = 0.06
-# seconds after which each rank knows the step that was named
+"""Seconds between two checks of rank 0 for a request.
+
+Together with `NOTICE` it is less than a step of 100 ms.
+"""
+
 NOTICE = 0.03
-ANSWER, STOP = (
-    1.0,
-    2.0,
-    # seconds that the first rank waits for answers, and that the end of a run waits for the thread, at
-    # most
-)
-# messages of the first rank; any other is the step that it names
-ASKS, ENDS = "?", ""
+"""Seconds after which each rank knows the step that was named."""
+
+ANSWER = 1.0
+"""Maximum number of seconds that rank 0 waits for answers."""
+
+STOP = 2.0
+"""Maximum number of seconds that the end of a run waits for the thread."""
+
+ASKS = "?"
+"""Message of rank 0 that requests answers. Any other message is the step that it names, or `ENDS`."""
+
+ENDS = ""
+"""Message that ends a rank's wait."""
 
 
 class WindowRequests:
-    """The requests of one run, on one rank. A `store` is what several ranks share."""
+    """The requests of one run, on one rank.
+
+    Args:
+        rank: The rank.
+        ranks: The number of ranks.
+        store: The store that the ranks share, or `None` if there is only one rank.
+        folder: The folder in which the shell leaves the file of a request.
+        can_open: Returns whether no window is open here. Rank 0 reports its window last, so if it
+            can open a window, all ranks can.
+
+    Attributes:
+        due: After how many steps, as the loggers count, the next window is to open; `None` if none
+            was requested.
+        look_for_request: Checks for a request of the shell. `None` if the thread here does so, or
+            if no file can be left.
+    """
 
     def __init__(
         self,
@@ -49,69 +71,63 @@ class WindowRequests:
         folder: Path | None,
         can_open: Callable[[], bool] = lambda: True,
     ) -> None:
-        # After how many steps, as the loggers count, the next window is to open; `None` where none
-        # was asked for
         self.due: int | None = None
-        self._rank, self._ranks = rank, ranks
+        self._rank = rank
+        self._ranks = ranks
         self._store = store
-        self._file = (
-            str(folder / REQUEST) if rank == 0 and folder is not None else ""
-            # that the shell leaves
-        )
-        # whether none is open here. The first rank's is the last to be reported, so then all ranks
-        # can meet
+        self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""
         self._can_open = can_open
         self._asked = False
-        # the number of the first rank's last one
+        # the number of rank 0's last message
         self._message = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: requests", daemon=True)
         self._step_after: Callable[[float], int] = lambda _: 0
-        # What looks for a request of the shell; `None` where the thread here does so, or no file
-        # can be left
         self.look_for_request = self._look if store is None and self._file else None
 
     def ask(self) -> None:
-        """Ask for a window. A handler of a signal may call it, and any thread."""
+        """Request a window. A signal handler and any thread may call it."""
         if self._store is None:
             self.due = 0
         elif not self._thread.is_alive():
             warn(
-                "request_window: no window opens: the first rank has ended, or the store that the ranks share does not answer"
+                "request_window: no window opens: the first rank has ended, or the store that the"
+                " ranks share does not answer"
             )
         self._asked = True
 
     def start(self, step_after: Callable[[float], int]) -> None:
-        """Begin to hear.
+        """Start to accept requests.
 
-        `step_after` returns the first step, as the loggers count, that ends later than so many
+        `step_after` returns the first step, as the loggers count, that ends more than a number of
         seconds from now.
         """
         self._step_after = step_after
         with suppress(OSError):
-            os.unlink(self._file)  # noqa: PTH108 - one that an earlier run did not hear
+            # An earlier run may have left it.
+            os.unlink(self._file)  # noqa: PTH108 - as in `_look`
         if self._store is not None:
             _LISTENING.add(self)
             self._thread.start()
 
     def stop(self) -> None:
-        """Hear no more. Where the first rank stops, all do. It can be called again."""
+        """Accept no more requests. If rank 0 stops, all ranks do. It can be called again."""
         self._is_over.set()
         if self._thread.is_alive():
             try:
-                # a store may hang
+                # The store may hang.
                 threading.Thread(target=self._wake, daemon=True).start()
             except RuntimeError:
-                # Python ends
+                # Python is shutting down.
                 self._wake()
             self._thread.join(STOP)
         _LISTENING.discard(self)
 
     def _look(self) -> None:
-        # which takes a tenth of an exception
+        # This check takes a tenth of the time of an exception.
         if self._file and os.access(self._file, os.F_OK):
             with suppress(OSError):
-                os.unlink(self._file)  # noqa: PTH108 - many times a second
+                os.unlink(self._file)  # noqa: PTH108 - it runs many times a second
                 self.ask()
 
     def _wake(self) -> None:
@@ -120,7 +136,7 @@ class WindowRequests:
             self._store.set(_key(self._rank, self._message), ENDS)
 
     def _run(self) -> None:
-        # the store is gone, and with it some rank
+        # If the store is gone, a rank has ended.
         with suppress(Exception):
             store = self._store.clone()
             if self._rank:
@@ -132,15 +148,14 @@ class WindowRequests:
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)
-            store.check(
-                [ENDS]
-                # is answered after the messages, without which no one would wake those who wait
-            )
+            # It is answered after the messages. Without them, nothing would wake the ranks that
+            # wait.
+            store.check([ENDS])
 
     def _ask_ranks(self, store: Any) -> None:
         self._send(store, ASKS)
         answers = [f"at/{_key(rank, self._message)}" for rank in range(1, self._ranks)]
-        # a rank may have ended
+        # A rank may have ended.
         latest = time.monotonic() + ANSWER
         poll(
             lambda: store.check(answers),
@@ -175,7 +190,7 @@ _LISTENING: set[WindowRequests] = set()
 
 @atexit.register
 def _stop_at_exit() -> None:
-    """A thread that waits in torch must not outlive Python."""
+    """Stop all threads: a thread that waits in torch must not outlive Python."""
     for requests in tuple(_LISTENING):
         requests.stop()
 

@@ -558,7 +558,7 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
         if in_phase:
             phases[phase] = in_phase.median
     update = 0.0
-    for key, seconds in times.own.items():
+    for key, seconds in times.self_seconds.items():
         if key.phase == "optimizer":
             update += max(seconds - times.overhead(key, overhead), 0.0)
     if update:
@@ -582,7 +582,7 @@ def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
 
     Such an overhead was measured while the machine was busy.
     """
-    for key, seconds in times.own.items():
+    for key, seconds in times.self_seconds.items():
         if key != OUTSIDE and seconds > times.overhead(key, overhead):
             return overhead
     return NO_OVERHEAD
@@ -608,7 +608,7 @@ def _overhead() -> HookOverhead:
         matmuls = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
         clean = seconds_of(clock, partial(matmuls.root, x))
         times = timed(matmuls, x)
-        extra = sum(times.own.values()) - clean - LEAVES * (inside + outside)
+        extra = sum(times.self_seconds.values()) - clean - LEAVES * (inside + outside)
         operator = extra / times.operators.total()
         return HookOverhead(inside=inside, outside=outside, operator=operator)
 

@@ -422,9 +422,11 @@ def of_module_calls(
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)
     clean = seconds_of(clock, partial(chain.root, x))
-    own = timed(chain, x).own
-    in_leaves = sum(seconds for (fqn, _), seconds in own.items() if fqn.startswith("leaves."))
-    in_root = sum(own.values()) - in_leaves
+    self_seconds = timed(chain, x).self_seconds
+    in_leaves = sum(
+        seconds for (fqn, _), seconds in self_seconds.items() if fqn.startswith("leaves.")
+    )
+    in_root = sum(self_seconds.values()) - in_leaves
     return (in_leaves - clean) / LEAVES, in_root / LEAVES
 
 
@@ -441,7 +443,7 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
         x = torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
         clean = seconds_of(clock, partial(backward, chain.root(x)))
         times = _timed(clock, chain, x, with_backward=True)["backward"]
-        hooked = sum(times.own.values())
+        hooked = sum(times.self_seconds.values())
         return HookOverhead(inside=inside, outside=outside, segment=(hooked - clean) / LEAVES)
 
     return median_overhead(trial, trials=15)

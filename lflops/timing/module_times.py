@@ -65,7 +65,7 @@ class PassTimes:
     """Times and counts of one pass, by module and phase.
 
     Attributes:
-        own: Self seconds.
+        self_seconds: Self seconds.
         observer: Seconds of lflops' hooks, over the whole pass.
         called: Calls of the module.
         calls_others: Calls that the module makes.
@@ -73,7 +73,9 @@ class PassTimes:
         operators: Counted operators.
     """
 
-    own: defaultdict[ModulePhase, float] = field(default_factory=lambda: defaultdict(float))
+    self_seconds: defaultdict[ModulePhase, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
     observer: float = 0.0
     called: Counter[ModulePhase] = field(default_factory=Counter)
     calls_others: Counter[ModulePhase] = field(default_factory=Counter)
@@ -82,8 +84,8 @@ class PassTimes:
 
     def add(self, other: "PassTimes") -> None:
         self.observer += other.observer
-        for key, seconds in other.own.items():
-            self.own[key] += seconds
+        for key, seconds in other.self_seconds.items():
+            self.self_seconds[key] += seconds
         self.called.update(other.called)
         self.calls_others.update(other.calls_others)
         self.segments.update(other.segments)
@@ -95,7 +97,7 @@ class PassTimes:
         return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
 
     def total_overhead(self, each: HookOverhead) -> float:
-        return sum(self.overhead(key, each) for key in self.own)
+        return sum(self.overhead(key, each) for key in self.self_seconds)
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
@@ -112,7 +114,7 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
                 times.calls_others[running] += entering
                 times.operators[running] += reason == OPERATOR
             continue
-        times.own[key] += seconds
+        times.self_seconds[key] += seconds
         times.called[key] += entering
         times.segments[key] += reason == SEGMENT
         running = key
@@ -120,10 +122,10 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
     return times
 
 
-def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
+def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
     """Seconds of each module and all modules below it, in each phase."""
     totals: defaultdict[ModulePhase, float] = defaultdict(float)
-    for (fqn, phase), seconds in own.items():
+    for (fqn, phase), seconds in self_seconds.items():
         for above in ancestry(fqn):
             totals[ModulePhase(above, phase)] += seconds
     return dict(totals)
@@ -145,7 +147,7 @@ class ScaledTimes:
         ignored: Median seconds of each ignored module, which no total includes.
     """
 
-    own: Mapping[ModulePhase, TimingStats]
+    self_seconds: Mapping[ModulePhase, TimingStats]
     inclusive: Mapping[ModulePhase, TimingStats]
     factors: Mapping[str, float]
     ignored: Mapping[str, float]
@@ -158,15 +160,17 @@ class ScaledTimes:
         ignored: Mapping[str, float] = NONE,
     ) -> Self:
         """Compute statistics over passes from their self seconds."""
-        own = spreads_of(steps)
+        self_seconds = timing_stats(steps)
         # The median of a sum is not the sum of medians, but the modules below a module have to add
         # up to it. So inclusive medians are sums of self medians.
-        totals = inclusive({key: stats.median for key, stats in own.items()})
-        of_modules = spreads_of([inclusive(step) for step in steps])
+        totals = inclusive({key: stats.median for key, stats in self_seconds.items()})
+        of_modules = timing_stats([inclusive(step) for step in steps])
         for key, stats in of_modules.items():
             shifted = stats.shifted(totals[key] - stats.median)
             of_modules[key] = replace(shifted, median=totals[key])
-        return cls(own=own, inclusive=of_modules, factors=factors, ignored=ignored)
+        return cls(
+            self_seconds=self_seconds, inclusive=of_modules, factors=factors, ignored=ignored
+        )
 
 
 def scale_to_clean(
@@ -198,12 +202,12 @@ def scale_to_clean(
         passes = [parts.get(part, PassTimes()) for parts in hooked]
         is_scaled = part in clean
         factor = _times_the_overhead(passes, clean[part], overhead) if is_scaled else 1.0
-        own = [_without_overhead(times, overhead, factor, kernels) for times in passes]
-        total = _total(own)
+        self_seconds = [_without_overhead(times, overhead, factor, kernels) for times in passes]
+        total = _total(self_seconds)
         if is_scaled and total > 0:
             factors[part] = clean[part] / total
-            _fit(own, kernels, means[part])
-        for place, of_part in enumerate(own):
+            _fit(self_seconds, kernels, means[part])
+        for place, of_part in enumerate(self_seconds):
             for key, seconds in of_part.items():
                 if key.fqn in ignored:
                     left_out[place][key.fqn] += seconds
@@ -227,63 +231,67 @@ def _without_overhead(
     times: PassTimes, overhead: HookOverhead, factor: float, kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
     """Self seconds less the scaled overhead, but at least the seconds of the module's kernels."""
-    own = _in_kernels(times.own, kernels)
-    for key, least in own.items():
-        own[key] = max(times.own[key] - factor * times.overhead(key, overhead), least)
-    return own
+    self_seconds = _in_kernels(times.self_seconds, kernels)
+    for key, least in self_seconds.items():
+        self_seconds[key] = max(
+            times.self_seconds[key] - factor * times.overhead(key, overhead), least
+        )
+    return self_seconds
 
 
 def _in_kernels(
-    own: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
+    self_seconds: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
     """Self seconds in which kernels run."""
-    return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in own.items()}
+    return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in self_seconds.items()}
 
 
 def _total(passes: Sequence[Mapping[ModulePhase, float]]) -> float:
-    return sum(stats.median for stats in spreads_of(passes).values())
+    return sum(stats.median for stats in timing_stats(passes).values())
 
 
 def _fit(
-    own: Sequence[dict[ModulePhase, float]], kernels: Mapping[ModulePhase, float], seconds: float
+    self_seconds: Sequence[dict[ModulePhase, float]],
+    kernels: Mapping[ModulePhase, float],
+    seconds: float,
 ) -> None:
     """Scale the time that modules spend outside their kernels so that the total is `seconds`.
 
     If the kernels alone take longer, they are scaled too.
     """
-    busy = [_in_kernels(of_pass, kernels) for of_pass in own]
+    busy = [_in_kernels(of_pass, kernels) for of_pass in self_seconds]
     computing = _total(busy)
-    total = _total(own)
+    total = _total(self_seconds)
     if 0 < computing < total:
         factor = max(seconds - computing, 0.0) / (total - computing)
-        for of_pass, of_kernels in zip(own, busy, strict=True):
+        for of_pass, of_kernels in zip(self_seconds, busy, strict=True):
             for key, in_kernels in of_kernels.items():
                 of_pass[key] = in_kernels + factor * (of_pass[key] - in_kernels)
-        total = _total(own)
+        total = _total(self_seconds)
     scale = seconds / total
-    for of_pass in own:
+    for of_pass in self_seconds:
         for key in of_pass:
             of_pass[key] *= scale
 
 
 def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: HookOverhead) -> float:
     """Factor of the trial's overhead that explains the extra time of the hooked passes."""
-    hooked = statistics.median(sum(times.own.values()) for times in passes)
+    hooked = statistics.median(sum(times.self_seconds.values()) for times in passes)
     expected = statistics.median(times.total_overhead(overhead) for times in passes)
     if expected <= 0:
         return 0.0
     return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD)
 
 
-def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
+def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
     """Statistics of each module and phase over the passes.
 
     A module that runs only in some of them, such as the discriminator of a GAN, counts with its
     usual time multiplied by the share of passes in which it runs.
     """
     seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
-    for own in passes:
-        for key, seconds in own.items():
+    for self_seconds in passes:
+        for key, seconds in self_seconds.items():
             seconds_by_key[key].append(seconds)
     result = {}
     for key, values in seconds_by_key.items():
@@ -361,11 +369,11 @@ def _observer_ratio(hooked: Sequence[Step], clean: Sequence[Step]) -> float | No
 
 def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
     """Self seconds of the modules over all parts of a pass."""
-    own: defaultdict[ModulePhase, float] = defaultdict(float)
+    self_seconds: defaultdict[ModulePhase, float] = defaultdict(float)
     for times in parts.values():
-        for key, seconds in times.own.items():
-            own[key] += seconds
-    return dict(own)
+        for key, seconds in times.self_seconds.items():
+            self_seconds[key] += seconds
+    return dict(self_seconds)
 
 
 def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
@@ -373,15 +381,15 @@ def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
 
     The share is taken from the hooked steps. The result is at most their usual uncontended seconds.
     """
-    own = []
+    uncontended_seconds = []
     whole = 0.0
     for step in hooked:
         uncontended = step.uncontended_phases or {}
-        own.append(uncontended.get(part, 0.0))
+        uncontended_seconds.append(uncontended.get(part, 0.0))
         whole += (step.phases or {}).get(part, 0.0)
     if not whole:
         return seconds
-    return min(seconds * sum(own) / whole, statistics.median(own))
+    return min(seconds * sum(uncontended_seconds) / whole, statistics.median(uncontended_seconds))
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:
@@ -397,7 +405,7 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
     for key, seconds in times.inclusive.items():
         if key.fqn in profile.modules and key.phase in PASS_PHASES:
             work = profile.modules[key.fqn].work(key.phase)
-            works[key] = replace(work, seconds=seconds, self_seconds=times.own.get(key))
+            works[key] = replace(work, seconds=seconds, self_seconds=times.self_seconds.get(key))
     return replace(profile, modules=with_works(profile.modules, works), notes=tuple(notes))
 
 
@@ -408,13 +416,13 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
     """
     root = ModulePhase("", "backward")
     backward = parts.get("backward", PassTimes())
-    own = defaultdict(float, backward.own)
-    waited = min(seconds, own[root])
-    own[root] -= waited
+    self_seconds = defaultdict(float, backward.self_seconds)
+    waited = min(seconds, self_seconds[root])
+    self_seconds[root] -= waited
     return {
         **parts,
-        "backward": dataclasses.replace(backward, own=own),
-        "waiting": PassTimes(own=defaultdict(float, {root: waited})),
+        "backward": dataclasses.replace(backward, self_seconds=self_seconds),
+        "waiting": PassTimes(self_seconds=defaultdict(float, {root: waited})),
     }
 
 

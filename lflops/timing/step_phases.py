@@ -121,25 +121,29 @@ class LoggedPhases(StepPhases):
     """The phases of one stage by the host's clock, read from the phase log.
 
     `clock` may wait for the device where it marks the ends of steps.
+
+    Attributes:
+        log: The log.
+        is_connected: Whether the log is read.
     """
 
     def __init__(self, log: PhaseLog, stage: str, clock: Clock) -> None:
         super().__init__(clock)
-        self._log = log
+        self.log = log
         self._stage = stage
         self._stack: list[tuple[str, str]] = []
-        self._is_connected = False
+        self.is_connected = False
 
     def connect(self) -> None:
         """Read the log from now on."""
         self._stack.clear()
-        self._log.connect(self)
-        self._is_connected = True
+        self.log.connect(self)
+        self.is_connected = True
 
     def disconnect(self) -> None:
         """Stop reading phases; steps can still end. Can be repeated."""
-        self._log.disconnect(self)
-        self._is_connected = False
+        self.log.disconnect(self)
+        self.is_connected = False
 
     def take(self, events: Sequence[Any]) -> None:
         """Handle events of the log."""
@@ -152,19 +156,19 @@ class LoggedPhases(StepPhases):
 
     def begin(self) -> None:
         """Begin a step; marks since the end of the last step belong to no step."""
-        self._log.deliver()
+        self.log.deliver()
         super().begin()
 
     def end_step(self) -> None:
         """Mark the end of a step and the begin of the next."""
-        if self._is_connected:
-            self._log.append((self.mark(), STEP_END, self, None))
+        if self.is_connected:
+            self.log.append((self.mark(), STEP_END, self, None))
         else:
             self._step_ended(self.mark())
 
     def steps(self) -> list[PhaseMarks]:
         """Take the steps that have ended."""
-        self._log.deliver()
+        self.log.deliver()
         return super().steps()
 
     @property

@@ -21,6 +21,7 @@ from lflops.ledger import writer
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
 from lflops.monitoring.session import Session
+from lflops.monitoring.window.step_timer import FastPathSteps
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Validated, loader, watching
 from tests.support.warm_python import WarmPython
 
@@ -273,6 +274,7 @@ def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.Monkey
     ) as monitor:
         loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
         monkeypatch.setattr(Session, "batch_ends", fail)
+        monkeypatch.setattr(FastPathSteps, "note", fail)
         with pytest.warns(UserWarning, match="planted"):
             loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
         log = monitor._phases.log

@@ -187,7 +187,7 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone() -> None:
         clock.now += 4 * MS
         tape.note(phases.leave)
         clock.now += 6 * MS
-        tape.note(lambda step: watched.end_step(step, (0, None, usage), None, touched=False), step)
+        tape.note(lambda step: watched.end_step(step, None, counters=(0, None, usage)), step)
     watched._read()
     steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
     spent, slow = book.take()

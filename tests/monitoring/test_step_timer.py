@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from lflops.error_guard import unguarded
+from lflops.inputs.batch import BatchReader
 from lflops.monitoring.window.step_timer import CPU_ROUND, MAX_PENDING_STEPS, StepTimer
 from lflops.profile.steps import Step
 from lflops.timing.clock import ThreadSchedule
@@ -41,6 +42,7 @@ class Run:
         self.phases = LoggedPhases(self.events.log, "train", self.clock)
         self.phases.connect()
         self.depth = 0
+        self.reader = BatchReader()
         self.steps = StepTimer(
             self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
         )
@@ -65,7 +67,7 @@ class Run:
     def end(self, batch: Any) -> bool:
         """A step of one batch ends. Returns whether it was taken for a plain one."""
         plain = self.steps.fast_path
-        is_plain = len(plain.steps) < plain.limit and plain.note(batch)
+        is_plain = len(plain.steps) < plain.limit and plain.note(self.reader.shapes(batch))
         if not is_plain:
             self.steps.batch(batch)
             self.steps.end(self.logged)

@@ -45,7 +45,7 @@ def test_how_late_other_ranks_are_says_nothing_about_the_modules(is_known: bool)
         run=run(kind="training"),
         steps=steps,
     )
-    hooked = {"backward": PassTimes(own=defaultdict(float, {ROOT: 1.2, Q: 0.8}))}
+    hooked = {"backward": PassTimes(self_seconds=defaultdict(float, {ROOT: 1.2, Q: 0.8}))}
     timed, stamped = attach_module_times(counted, [hooked], NO_OVERHEAD)
     took = {
         row: spread.median
@@ -88,7 +88,9 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
         steps=steps,
     )
     timed, _ = attach_module_times(
-        counted, [{"backward": PassTimes(own=defaultdict(float, {ROOT: 0.2, Q: 0.8}))}], NO_OVERHEAD
+        counted,
+        [{"backward": PassTimes(self_seconds=defaultdict(float, {ROOT: 0.2, Q: 0.8}))}],
+        NO_OVERHEAD,
     )
     took = {
         row: spread.median

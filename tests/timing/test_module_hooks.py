@@ -51,7 +51,7 @@ def own(laps: Mapping[str, PassTimes]) -> Times:
     """The seconds of each phase by row; rows that took none are left out."""
     times: dict[str, dict[str, float]] = {}
     for lap in laps.values():
-        for (row, phase), seconds in lap.own.items():
+        for (row, phase), seconds in lap.self_seconds.items():
             if seconds:
                 of_phase = times.setdefault(phase, {})
                 of_phase[row] = of_phase.get(row, 0) + seconds
@@ -372,7 +372,7 @@ def test_a_module_has_the_time_of_what_it_calls_as_well() -> None:
     """The three levels of `nested`, each with those below."""
     clock = StillClock()
     laps = pass_of(nested(clock), clock, ones(), loss=summed)
-    forward, backward = (inclusive(laps[part].own) for part in ("forward", "backward"))
+    forward, backward = (inclusive(laps[part].self_seconds) for part in ("forward", "backward"))
     assert {"": 5 + 80 + 256, "outer": 80 + 256, "outer.inner": 256} == {
         place.fqn: seconds for place, seconds in forward.items()
     }

@@ -31,7 +31,7 @@ def test_what_lies_between_two_stamps_is_the_time_of_what_the_first_says() -> No
         (12, OBSERVER, ""),
     ]
     lap = pass_times(stamps, StillClock())
-    assert {ROOT: 4, Q: 6} == lap.own
+    assert {ROOT: 4, Q: 6} == lap.self_seconds
     assert lap.observer == 1 + 1
 
 
@@ -74,7 +74,7 @@ def test_segments_and_operators_are_counted_where_they_are() -> None:
     lap = pass_times(
         [*backward, (10, OBSERVER, OPERATOR), (15, Q_BACK, ""), (16, OBSERVER, "")], StillClock()
     )
-    assert {ROOT_BACK: 1 + 3, Q_BACK: 2 + 4 + 1} == lap.own
+    assert {ROOT_BACK: 1 + 3, Q_BACK: 2 + 4 + 1} == lap.self_seconds
     assert {ROOT_BACK: 1, Q_BACK: 2} == +lap.segments
     assert {Q_BACK: 1} == +lap.operators
     assert lap.observer == 5
@@ -83,14 +83,14 @@ def test_segments_and_operators_are_counted_where_they_are() -> None:
 def test_the_observer_is_nobodys_callee_where_nothing_ran_before_it() -> None:
     """A hook that is the first to be stamped was not called by any place."""
     lap = pass_times([(0, OBSERVER, ENTERS), (1, Q, ""), (3, OBSERVER, "")], StillClock())
-    assert ({Q: 2}, {Q: 1}, {}) == (lap.own, +lap.called, +lap.calls_others)
+    assert ({Q: 2}, {Q: 1}, {}) == (lap.self_seconds, +lap.called, +lap.calls_others)
 
 
 def test_no_stamps_are_no_time() -> None:
     """Nor is one alone."""
     for stamps in ([], [(5, ROOT, "")]):
         lap = pass_times(stamps, StillClock())
-        assert ({}, 0) == (lap.own, lap.observer)
+        assert ({}, 0) == (lap.self_seconds, lap.observer)
 
 
 def test_the_overhead_of_a_place_is_that_of_all_that_it_did() -> None:

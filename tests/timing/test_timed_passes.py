@@ -108,7 +108,7 @@ def test_passes_to_warm_up_are_in_no_figure() -> None:
 
     passes = timed(model, run, warmup=2, repeats=1)
     assert [7, 6] == [step.seconds for step in passes.steps]
-    assert [6] == [sum(lap["forward"].own.values()) for lap in passes.hooked]
+    assert [6] == [sum(lap["forward"].self_seconds.values()) for lap in passes.hooked]
 
 
 def test_marks_are_read_once_all_passes_are_over() -> None:
@@ -159,7 +159,7 @@ def test_a_step_says_how_long_its_parts_took() -> None:
     assert [3, 3] == [step.seconds for step in passes.steps]
     (lap,) = passes.hooked
     assert {"forward": 1, "backward": 2} == {
-        part: sum(each.own.values()) for part, each in lap.items()
+        part: sum(each.self_seconds.values()) for part, each in lap.items()
     }
 
 
@@ -176,7 +176,8 @@ def test_parts_are_called_what_they_are_called() -> None:
     passes = timed(model, run, warmup=0, repeats=1, first="prefill")
     assert [{"prefill": 1, "decode": 2}] * 2 == [step.phases for step in passes.steps]
     assert [{"forward": 3}] == [
-        {part: sum(each.own.values()) for part, each in lap.items()} for lap in passes.hooked
+        {part: sum(each.self_seconds.values()) for part, each in lap.items()}
+        for lap in passes.hooked
     ]
 
 

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard
+from lflops.inputs.batch import BatchReader
 from lflops.inputs.batch_size import loader_batch_size
 from lflops.integrations.auto_detect import entry
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
@@ -73,8 +74,9 @@ class AutoDetectedLoop(LoopMonitor):
         self._validation = contextlib.ExitStack()
         # Shapes of the batches so far, so that equal shapes are the same object.
         self._shapes: dict[Hashable, Hashable] = {}
+        self._reader = BatchReader()
         self.__enter__()
-        self._batch_begins(None)
+        self.batch_begins(None)
         # Earlier steps have no time.
         for _ in range(steps):
             self.mark("warmup")
@@ -93,23 +95,23 @@ class AutoDetectedLoop(LoopMonitor):
         phases.home = get_ident()
         phases.is_fetching = False
         phases.trains_by = phases.fetches_by
-        if ledger is None or ledger.requests.due is not None or not phases.tape.runs:
-            with phases.boundary:
-                phases.tape.stop()
-            phases.tape.raise_error()
+        if ledger is None or ledger.requests.due is not None or not phases.deferred.runs:
+            with phases.guard:
+                phases.deferred.stop()
+            phases.deferred.raise_error()
             self._next_step(batch)
             return
         self._steps_done += 1
-        shapes = ledger.reader.shapes(batch)
+        shapes = self._reader.shapes(batch)
         if len(self._shapes) < MOST_SHAPES:
             shapes = self._shapes.setdefault(shapes, shapes)
         step = self._steps_done
         counters = ledger.counters.read(step)
-        phases.tape.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
+        phases.deferred.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
 
     def other_step_ends(self) -> None:
         """Handle a step of another optimizer, which ends no step of the loop."""
-        self.phases.tape.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
+        self.phases.deferred.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def loader_size(self, stage: str) -> int | None:
         fetches_by = self.phases.fetches_by
@@ -118,20 +120,21 @@ class AutoDetectedLoop(LoopMonitor):
         return loader_batch_size(sampler_of(fetches_by()))
 
     def close(self, error: BaseException | None) -> None:
-        self.phases.tape.stop()
+        self.phases.deferred.stop()
         self._validation.close()
         self.__exit__(None if error is None else type(error), error, None)
 
     def _next_step(self, batch: Any) -> None:
-        self._batch_ends(batch)
-        self._batch_begins(None)
+        self.batch_ends(batch)
+        self.batch_begins(None)
         self._ledger = self._run.lone_ledger
         if self._ledger is not None:
-            self.phases.tape.start()
+            self.phases.deferred.start()
 
     def _passes(self, ledger: RunLedger, shapes: Hashable, step: int, *counters: Any) -> None:
         self.phases.end_step()
-        ledger.step_ends(step, counters, shapes, touched=False)
+        ledger.listen_again()
+        ledger.end_step(step, shapes, counters=counters)
         self.phases.begin_step()
 
     def _validates(self, *, begins: bool, has_loader: bool = False, loading: int = 0) -> None:
@@ -141,13 +144,13 @@ class AutoDetectedLoop(LoopMonitor):
             category = "validation" if has_loader else "inference"
             self._validation.enter_context(self.stage_in("validate", category))
             if loading:
-                self._run.belongs(loading, "data", "validation")
+                self._run.move_time(loading, "data", "validation")
 
 
 class AutoDetectedPhases(LoopPhases):
     """The phases of a loop that does not call lflops.
 
-    Events are noted on the tape with everything that is known only at that moment.
+    Events are noted with everything that is known only at that moment.
 
     A model in eval mode that is called without gradients is validated, if another loader than that
     of the training run fetched last; otherwise its calls are inference. The validation ends when it
@@ -195,7 +198,7 @@ class AutoDetectedPhases(LoopPhases):
         self,
         models: Iterable[nn.Module],
         optimizers: Iterable[Optimizer],
-        boundary: ErrorGuard,
+        guard: ErrorGuard,
         undo: CleanupStack,
     ) -> None:
         """Hook the models, all optimizers and all data loaders.
@@ -203,47 +206,123 @@ class AutoDetectedPhases(LoopPhases):
         The finder handles the ends of optimizer steps.
         """
         check_data_loader()
-        super().install(models, optimizers, boundary, undo)
+        super().install(models, optimizers, guard, undo)
+        hook_optimizers(undo, self._optimizer_hook(), None)
+        wrap_fetches(undo, self._note_fetch, self._note_batch)
 
-        def optimizer_begins(*_: object) -> None:
-            self.tape.note(AutoDetectedPhases._optimizer_begins, self)
+    # These functions run in every step. So they append to the deferred calls themselves, and each
+    # has its own error guard.
 
-        hook_optimizers(undo, boundary.guard(optimizer_begins), None)
-        wrap_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
+    def _optimizer_hook(self) -> Callable[..., None]:
+        """A hook that notes the begin of an optimizer's step."""
+        deferred = self.deferred
+        call = AutoDetectedPhases._optimizer_begins
 
-    def _model_is_called(self, *given: Any) -> None:
-        self.tape.note(AutoDetectedPhases._called, self, is_grad_enabled(), given[0].training)
+        def optimizer_begins(*_: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                if deferred.runs:
+                    deferred.append((deferred.clock(), call, 1, self))
+                else:
+                    call(self)
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
 
-    def _hear_fetch(self, iterator: Any) -> int | None:
-        if self.is_fetching or get_ident() != self.home:
+        return optimizer_begins
+
+    def _model_hook(self) -> Callable[..., None]:
+        """A hook that notes the call of a model."""
+        deferred = self.deferred
+        call = AutoDetectedPhases._called
+
+        def model_is_called(model: nn.Module, *_: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                learns = is_grad_enabled()
+                if deferred.runs:
+                    deferred.append((deferred.clock(), call, 3, self, learns, model.training))
+                else:
+                    call(self, learns, model.training)
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+
+        return model_is_called
+
+    def _note_fetch(self, iterator: Any) -> int | None:
+        deferred = self.deferred
+        try:
+            if self.is_fetching or get_ident() != self.home:
+                return None
+            self.is_fetching = True
+            learns = is_grad_enabled()
+            loader = ref(iterator)
+            if deferred.runs:
+                call = AutoDetectedPhases._fetch_begins
+                deferred.append((deferred.clock(), call, 3, self, learns, loader))
+            else:
+                self._fetch_begins(learns, loader)
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
             return None
-        self.is_fetching = True
-        self.tape.note(AutoDetectedPhases._fetch_begins, self, is_grad_enabled(), ref(iterator))
         return 0
 
-    def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
+    def _note_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
         if begun is None:
             return
-        self.is_fetching = False
-        failed = isinstance(batch, BaseException)
-        if is_grad_enabled() and not failed:
-            self.batch = batch
-            self.fetches_by = ref(iterator)
-        is_gone = failed and self.trains_by is not None and self.trains_by() is None
-        loader = None if is_gone else ref(iterator)
-        error = type(batch) if failed else None
-        self.tape.note(AutoDetectedPhases._fetch_ends, self, loader, error)
+        deferred = self.deferred
+        try:
+            self.is_fetching = False
+            failed = isinstance(batch, BaseException)
+            loader: ref[Any] | None = ref(iterator)
+            if failed:
+                if self.trains_by is not None and self.trains_by() is None:
+                    loader = None
+            elif is_grad_enabled():
+                self.batch = batch
+                self.fetches_by = loader
+            error = type(batch) if failed else None
+            if deferred.runs:
+                call = AutoDetectedPhases._fetch_ends
+                deferred.append((deferred.clock(), call, 3, self, loader, error))
+            else:
+                self._fetch_ends(loader, error)
+        except BaseException as mistake:
+            if not self.guard.contains(mistake):
+                raise
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
-        if backward_id() != NO_BACKWARD or get_ident() != self.home:
+        deferred = self.deferred
+        try:
+            if backward_id() != NO_BACKWARD or get_ident() != self.home:
+                return None
+            if self.awaits_others:
+                self.hook_wait(*losses)
+            if deferred.runs:
+                deferred.append((deferred.clock(), AutoDetectedPhases._learns, 2, self, ()))
+            else:
+                self._learns((*losses,))
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
             return None
-        if self.awaits_others:
-            self.hook_wait(*losses)
-        self.tape.note(AutoDetectedPhases._learns, self, () if self.tape.runs else (*losses,))
         return 0
 
-    def _backward_ends(self, _around: int) -> None:
-        self.tape.note(AutoDetectedPhases.leave_last, self, "backward")
+    def _backward_ends(self, depth: int, *, failed: bool = False) -> None:  # noqa: ARG002
+        deferred = self.deferred
+        try:
+            if deferred.runs:
+                call = AutoDetectedPhases.leave_last
+                deferred.append((deferred.clock(), call, 2, self, "backward"))
+            else:
+                self.leave_last("backward")
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
 
     def end_step(self, *, failed: bool = False) -> None:
         """End the step; the loader that fetched last is the loader of the training run."""
@@ -259,8 +338,16 @@ class AutoDetectedPhases(LoopPhases):
             self._turn(begins=is_validated, has_loader=has_loader, loading=loading)
         # A call without gradients between epochs is a sample of the model or the like.
         self._is_between = self._is_between and not learns
-        if not self._is_between:
-            super()._model_is_called()
+        if self._is_between or not self._in_step:
+            return
+        if self._stage == "train":
+            self._has_called = True
+        if self.innermost in {None, "optimizer"}:
+            self.enter("forward", RUNNING)
+
+    def _optimizer_begins(self) -> None:
+        if self._in_step:
+            self.enter("optimizer", RUNNING)
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
         trains = self._trains is loader
@@ -295,7 +382,8 @@ class AutoDetectedPhases(LoopPhases):
     def _learns(self, losses: tuple[Any, ...]) -> None:
         if self._is_validating:
             self._turn(begins=False)
-        if self._in_step and self.depth_of("backward") is None:
+        is_in_backward = any(phase == "backward" for phase, _ in self.running)
+        if self._in_step and not is_in_backward:
             self.enter("backward", RUNNING, losses)
 
     def _turn(
@@ -447,7 +535,9 @@ class Finder:
         hook_models(self._looking, _alive(self._candidates), self._is_called)
 
     def _is_called(self, module: nn.Module, *_: object) -> None:
-        if is_grad_enabled() and all(each() is not module for each in self._called):
+        if is_compiling() or not is_grad_enabled():
+            return
+        if all(each() is not module for each in self._called):
             self._called.append(ref(module))
 
 
@@ -494,7 +584,7 @@ def _begin_anew() -> None:
     global current  # noqa: PLW0603 - one process, one finder
     watched = current._watched  # noqa: SLF001 - of the parent process
     if isinstance(watched, AutoDetectedLoop):
-        watched.phases.tape.clear()
+        watched.phases.deferred.clear()
     current = Finder()
 
 

@@ -173,8 +173,8 @@ class FlopsMonitor(Base, PhaseListener):
         self._run = run
         self._phases = phases
         self.profiles = run.profiles
-        with run.boundary:
-            self._number = phases.join(run.boundary, run.undo, run.close)
+        with run.guard:
+            self._number = phases.join(run.guard, run.cleanup, run.close)
             run.open(str(self._number), trainer.world_size)
             if self._settings.dirpath is None:
                 run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
@@ -195,19 +195,38 @@ class FlopsMonitor(Base, PhaseListener):
         self._run.batch_begins("train", batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if self._phases is not None:
-            with self._run.boundary:
-                self._phases.backward_begins(loss)
+        phases = self._phases
+        if phases is None or (phases.running and phases.running[-1][0] == "backward"):
+            return
+        try:
+            phases.enter("backward", "train", (loss,))
+            if phases.awaits_others:
+                phases.hook_wait(loss)
+        except BaseException as error:
+            if not self._run.guard.contains(error):
+                raise
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._phases is not None:
-            with self._run.boundary:
-                self._phases.backward_ends()
+        phases = self._phases
+        if phases is None or not phases.running or phases.running[-1][0] != "backward":
+            return
+        try:
+            phases.leave(len(phases.running) - 1)
+        except BaseException as error:
+            if not self._run.guard.contains(error):
+                raise
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._phases is not None:
-            with self._run.boundary:
-                self._phases.optimizer_begins()
+        phases = self._phases
+        # The phase ends with the optimizer's step. With a closure this step is already running;
+        # with mixed precision it has yet to begin.
+        if phases is None or (phases.running and phases.running[-1][0] == "optimizer"):
+            return
+        try:
+            phases.enter("optimizer", "train")
+        except BaseException as error:
+            if not self._run.guard.contains(error):
+                raise
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -8,22 +8,25 @@ hook:
     [data] [transfer]  optimizer_step: (training_step: [forward])
     on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
-So two or three methods of the profiler are wrapped from the begin of the run to its end. With
-several ranks, Lightning's internal collectives are wrapped as well, because ranks wait for each
-other in them.
+So two or three methods of the profiler are wrapped from the begin of the run to its end. Lightning
+calls them about thirty times in a step, and most actions are no phase. The default profiler does
+nothing, so its methods are replaced by functions written in C, and such actions run no code of
+lflops. With several ranks, Lightning's internal collectives are wrapped as well, because ranks wait
+for each other in them.
 """
 
+import copy
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import ContextDecorator, nullcontext
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from lflops.attribution.hooks import hook_optimizers
+from lflops.attribution.hooks import hook_optimizers, unless_compiled
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import Phases
-from lflops.phase_log import RUN
+from lflops.phase_log import LEAVE, RUN
 from lflops.timing.step_phases import OTHER, SYNC
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
@@ -65,6 +68,12 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
 """Actions that are phases of the training stage if a hook does something in them."""
 
+PROFILER_METHODS = {"start", "stop", "profile"}
+"""Methods of a profiler that are wrapped or replaced."""
+
+MOST_ACTIONS = 512
+"""Maximum number of actions whose contexts are kept."""
+
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Modules of Lightning that contain the default hooks, which do nothing."""
 
@@ -80,6 +89,8 @@ class TrainerPhases(Phases):
 
     Attributes:
         has_ledger: Set if one of the monitors keeps the ledger.
+        actions: The running actions, with the number of phases around each.
+        optimizer_steps: The number of nested optimizer steps that are running.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -88,20 +99,17 @@ class TrainerPhases(Phases):
         # Weak, because `_PHASES` keeps this object as long as the Trainer lives.
         self._trainer = ref(trainer)
         self._state = trainer.state
-        # phase and stage of each action, or `None` for actions that are no phase
-        self._known: dict[str, tuple[str | None, str | None] | None] = {}
-        # running actions, with the number of phases around them
-        self._begun: list[tuple[str, int]] = []
-        self._contexts: dict[str, AbstractContextManager[str]] = {}
-        # number of nested optimizer steps that are running
-        self._steps = 0
+        # a function written in C, which calls the other one for new actions only
+        self._context = lru_cache(MOST_ACTIONS)(self._new_context)
+        self.actions: list[tuple[str, int]] = []
+        self.optimizer_steps = 0
         self._users: dict[ErrorGuard, Callable[[BaseException | None], None]] = {}
-        self.boundary = ErrorGuard(self._fail)
+        self.guard = ErrorGuard(self._fail)
         self._undo = CleanupStack()
 
     def join(
         self,
-        boundary: ErrorGuard,
+        guard: ErrorGuard,
         undo: CleanupStack,
         close: Callable[[BaseException | None], None],
     ) -> int:
@@ -111,14 +119,14 @@ class TrainerPhases(Phases):
 
         Returns the number of monitors.
         """
-        undo.add(self._leave, boundary)
-        self._users[boundary] = close
+        undo.add(self._leave, guard)
+        self._users[guard] = close
         if len(self._users) == 1:
             self._install(self._trainer())
         return len(self._users)
 
-    def _leave(self, boundary: ErrorGuard) -> None:
-        self._users.pop(boundary, None)
+    def _leave(self, guard: ErrorGuard) -> None:
+        self._users.pop(guard, None)
         if not self._users:
             self._undo.close()
             self.clear()
@@ -126,32 +134,20 @@ class TrainerPhases(Phases):
             if trainer is not None:
                 _PHASES.pop(trainer, None)
 
-    def backward_begins(self, loss: Any) -> None:
-        """Begin backward, from the callback hook before it."""
-        if self.innermost != "backward":
-            self.enter("backward", "train", (loss,))
-            self.hook_wait(loss)
-
-    def backward_ends(self) -> None:
-        if self.innermost == "backward":
-            self.leave(self.depth - 1)
-
-    def optimizer_begins(self) -> None:
-        """Begin the optimizer's own work, from the callback hook before it."""
-        # It ends with the optimizer's step. With a closure this step is already running; with mixed
-        # precision it has yet to begin.
-        if self.innermost != "optimizer":
-            self.enter("optimizer", "train")
-
     def _install(self, trainer: Any) -> None:
         strategy = trainer.strategy
         profiler = trainer.profiler
-        guard = self.boundary.guard
-        hook_optimizers(self._undo, guard(self._step_begins), guard(self._step_ends))
-        wrap(self._undo, profiler, "start", self._start)
-        wrap(self._undo, profiler, "stop", self._stop)
-        if type(profiler).__name__ == "PassThroughProfiler":
-            wrap(self._undo, profiler, "profile", self._profile)
+        begins = unless_compiled(self._step_begins, self.guard)
+        ends = unless_compiled(self._step_ends, self.guard)
+        hook_optimizers(self._undo, begins, ends)
+        does_nothing = type(profiler).__name__ == "PassThroughProfiler"
+        if does_nothing and not PROFILER_METHODS & vars(profiler).keys():
+            self._replace(profiler, "start", self._begin_action)
+            self._replace(profiler, "stop", self._end_action)
+            self._replace(profiler, "profile", self._context)
+        else:
+            wrap(self._undo, profiler, "start", self._start)
+            wrap(self._undo, profiler, "stop", self._stop)
         for name in LOADING:
             if hasattr(strategy, name):
                 wrap(self._undo, strategy, name, partial(self.call_in, "checkpoint_load", RUN))
@@ -165,6 +161,13 @@ class TrainerPhases(Phases):
             for name in SYNCHRONIZING:
                 self._wrap_collective(strategy, name)
             self._wrap_collective(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)
+
+    def _replace(self, profiler: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replace a method of a profiler that does nothing, until the last monitor leaves."""
+        shortcut = _Shortcut(function)
+        shortcut.lflops_method = getattr(profiler, name)
+        self._undo.add(_restore, profiler, name, shortcut)
+        setattr(profiler, name, shortcut)
 
     def _wrap_collective(self, owner: Any, name: str) -> None:
         if hasattr(owner, name):
@@ -180,92 +183,59 @@ class TrainerPhases(Phases):
         Lightning does not call the monitors if others replaced its callbacks, for example after a
         failed search for a learning rate.
         """
-        with self.boundary:
+        with self.guard:
             for close in [*self._users.values()]:
                 # The program may be handling an unrelated exception.
                 close(sys.exc_info()[1] if self._state.status == "interrupted" else None)
         return call(*args, **kwargs)
 
     def _step_begins(self, *_: object) -> None:
-        self._steps += 1
+        self.optimizer_steps += 1
 
     def _step_ends(self, *_: object) -> None:
-        self._steps -= 1
-        if self.innermost == "optimizer" and self._steps <= 0:
-            self.leave(self.depth - 1)
+        self.optimizer_steps -= 1
+        running = self.running
+        if self.optimizer_steps <= 0 and running and running[-1][0] == "optimizer":
+            self.leave(len(running) - 1)
 
     def _start(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        with self.boundary:
-            self._begins(_name(args, kwargs))
+        self._begin_action(*args, **kwargs)
         return result
 
     def _stop(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.boundary:
-            self._ends(_name(args, kwargs))
+        self._end_action(*args, **kwargs)
         return call(*args, **kwargs)
 
-    def _profile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Replace Lightning's method, which makes a generator for each action.
+    def _begin_action(self, action_name: str) -> None:
+        self._context(action_name).__enter__()
 
-        A generator would take longer than everything that is done here. Actions that are no phase
-        and that Lightning itself named get a context of Python.
-        """
-        name = _name(args, kwargs)
-        context = self._contexts.get(name)
-        if context is not None:
-            return context
-        is_lightnings = name.startswith("[") or name == "run_training_batch"
-        if not is_lightnings:
-            return call(*args, **kwargs)
-        if self._phase_of(name) is None:
-            context = nullcontext(name)
-        else:
-            context = _Action(self, name)
-        self._contexts[name] = context
-        return context
+    def _end_action(self, action_name: str) -> None:
+        self._context(action_name).__exit__(None, None, None)
+
+    def _new_context(self, action_name: str) -> "_Action | _NoPhase":
+        """A context for an action, which serves each time that the action runs."""
+        known = None
+        try:
+            known = self._look_up(action_name)
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
+        return _NoPhase(action_name) if known is None else _Action(self, action_name, *known)
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        stage = self._running_stage()
+        stage = self.running_stage()
         if stage is None:
             return call(*args, **kwargs)
         return self.call_in(SYNC, stage, call, *args, **kwargs)
 
-    def _begins(self, name: str) -> None:
-        known = self._phase_of(name)
-        if known is None:
-            return
-        phase, stage = known
-        stage = stage or self._running_stage()
-        if not self._begun:
-            # An earlier step may have failed without calling its hook.
-            self._steps = 0
-        self._begun.append((name, self.depth))
-        if phase is not None and stage is not None:
-            self.enter(phase, stage)
-
-    def _ends(self, name: str, *, failed: bool = False) -> None:
-        # An action that began before the wrappers were installed is unknown. An action without an
-        # end is over when the action around it ends.
-        for place in reversed(range(len(self._begun))):
-            begun, depth = self._begun[place]
-            if begun == name:
-                del self._begun[place:]
-                self.leave(depth, failed=failed)
-                return
-
-    def _running_stage(self) -> str | None:
+    def running_stage(self) -> str | None:
         stage = self._state.stage
         if stage is None:
             return None
         # This attribute of an enumeration is faster than hashing its member.
         name: str = stage._value_
         return name if name in STEPS else None
-
-    def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
-        if name not in self._known:
-            self._known[name] = self._look_up(name)
-        return self._known[name]
 
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
         trainer = self._trainer()
@@ -280,21 +250,100 @@ class TrainerPhases(Phases):
         return next((known for end, known in ACTIONS.items() if name.endswith(end)), None)
 
 
-class _Action:
+class _NoPhase(nullcontext[str], ContextDecorator):
+    """A context for an action that is no phase."""
+
+
+class _Action(ContextDecorator):
     """A context that reports an action as a phase each time that it is entered."""
 
-    def __init__(self, phases: TrainerPhases, name: str) -> None:
+    def __init__(
+        self, phases: TrainerPhases, name: str, phase: str | None, stage: str | None
+    ) -> None:
         self._phases = phases
         self._name = name
+        self._phase = phase
+        self._stage = stage
 
     def __enter__(self) -> str:
-        with self._phases.boundary:
-            self._phases._begins(self._name)  # noqa: SLF001 - the two are one
+        phases = self._phases
+        try:
+            if not phases.actions:
+                # An earlier step may have failed without calling its hook.
+                phases.optimizer_steps = 0
+            phases.actions.append((self._name, len(phases.running)))
+            if self._phase is not None:
+                stage = self._stage or phases.running_stage()
+                if stage is not None:
+                    phases.enter(self._phase, stage)
+        except BaseException as error:
+            if not phases.guard.contains(error):
+                raise
         return self._name
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._phases.boundary:
-            self._phases._ends(self._name, failed=kind is not None)  # noqa: SLF001
+        phases = self._phases
+        actions = phases.actions
+        running = phases.running
+        try:
+            # An action that began before the wrappers were installed is unknown. An action without
+            # an end is over when the action around it ends.
+            for place in range(len(actions) - 1, -1, -1):
+                name, depth = actions[place]
+                if name == self._name:
+                    del actions[place:]
+                    if len(running) - 1 == depth and not running[depth][1] and kind is None:
+                        # This is what `leave` does for one phase without listeners, as in most
+                        # steps.
+                        running.pop()
+                        phases.log.append((phases.log.clock(), LEAVE, None, None))
+                    elif len(running) > depth:
+                        phases.leave(depth, failed=kind is not None)
+                    break
+        except BaseException as error:
+            if not phases.guard.contains(error):
+                raise
+
+
+class _Shortcut(partial[Any]):
+    """A function in place of a profiler's method. Python code runs only in the function.
+
+    It looks like the method, and its copy or pickle is the method.
+
+    Attributes:
+        lflops_method: The replaced method.
+    """
+
+    lflops_method: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "lflops_method":
+            raise AttributeError(name)
+        return getattr(self.lflops_method, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.lflops_method)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.lflops_method == other)
+
+    def __hash__(self) -> int:
+        return hash(self.lflops_method)
+
+    def __repr__(self) -> str:
+        return repr(self.lflops_method)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.lflops_method, memo)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return copy.copy, (self.lflops_method,)
+
+
+def _restore(profiler: Any, name: str, shortcut: _Shortcut) -> None:
+    if vars(profiler).get(name) is shortcut:
+        delattr(profiler, name)
 
 
 def phases_of(trainer: Any) -> TrainerPhases:
@@ -302,10 +351,6 @@ def phases_of(trainer: Any) -> TrainerPhases:
     if trainer not in _PHASES:
         _PHASES[trainer] = TrainerPhases(trainer)
     return _PHASES[trainer]
-
-
-def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return str(args[0] if args else kwargs.get("action_name", ""))
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:

@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from inspect import signature
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -117,8 +118,8 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         log_every=trainer.log_every_n_steps,
         # The x-axis of loggers, which Lightning's own monitors read. Several optimizers advance it
         # once.
-        logged_step=lambda: trainer.fit_loop.epoch_loop._batches_that_stepped,  # noqa: SLF001
-        say=say,
+        logged_step=partial(attrgetter("fit_loop.epoch_loop._batches_that_stepped"), trainer),
+        log=say,
     )
 
 
@@ -146,7 +147,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         listen=listen,
         log=phases.log,
         accumulation=lambda: trainer.accumulate_grad_batches if automatic else 1,
-        ends_step=lambda: _ends_step(trainer, pl_module),
+        ends_step=partial(_ends_step, trainer, pl_module),
         batches_left=_batches_left(trainer, pl_module),
         updates=frozenset({"backward", "optimizer"} if automatic else ()),
         fetches_itself=fetches_itself,

@@ -20,7 +20,7 @@ from lflops.errors import CountError
 from lflops.inputs.arguments import describe, is_whole
 from lflops.inputs.batch_size import loader_batch_size
 from lflops.inputs.tensors import device_of
-from lflops.integrations.loops.phases import LoopPhases
+from lflops.integrations.loops.phases import RUNNING, LoopPhases
 from lflops.ledger.account import Ledger
 from lflops.monitoring.inputs.messages import name_monitor, say, warn
 from lflops.monitoring.inputs.settings import Settings
@@ -36,6 +36,9 @@ WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Wrappers under which each rank has a different batch."""
+
+_NO_BATCH: Any = object()
+"""Stands for the end of a loader."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
 """Categories of the ledger that a loop names explicitly."""
@@ -163,10 +166,10 @@ class LoopMonitor:
         run = MonitoredRun(self._settings)
         self._run = run
         self.profiles = run.profiles
-        self._ends.callback(run.take_off)
+        self._ends.callback(run.remove)
         self._ends.push(self._close)
         try:
-            with run.boundary:
+            with run.guard:
                 self._open(run)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
@@ -185,7 +188,7 @@ class LoopMonitor:
         run.open("loop", self._world_size)
         self._phases.awaits_others = self._world_size > 1
         self._phases.install(
-            self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo
+            self._loop.models.values(), self._loop.optimizers, run.guard, run.cleanup
         )
         run.keep_ledger(self._phases, self._rank, self._world_size, is_kept=self._settings.ledger)
 
@@ -213,12 +216,11 @@ class LoopMonitor:
         """Iterate over the batches of a loader; the wait for each batch is the phase `data`."""
         self.loader_sizes[self._stage] = loader_batch_size(loader)
         iterator = iter(loader)
+        call_in = self._phases.call_in
         while True:
-            with self._phases.named("data"):
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    break
+            batch = call_in("data", RUNNING, next, iterator, _NO_BATCH)
+            if batch is _NO_BATCH:
+                break
             yield batch
         self.epoch_ends()
 
@@ -227,7 +229,7 @@ class LoopMonitor:
 
         Samples and tokens per second are derived from the shapes of its tensors.
         """
-        return _Batch(self, batch)
+        return _Batch((self, batch))
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Name the phase of a `with` block.
@@ -235,6 +237,13 @@ class LoopMonitor:
         Use "forward", "backward", "optimizer", "clip", "transfer", or any other name.
         """
         return self._phases.named(name)
+
+    def caller_in(self, phase: str) -> Callable[..., Any]:
+        """A function that calls a method as a phase.
+
+        Its arguments are the method and the arguments of the method.
+        """
+        return partial(self._phases.call_in, phase, RUNNING)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -298,15 +307,15 @@ class LoopMonitor:
         self._steps_done = step
 
     @property
-    def boundary(self) -> ErrorGuard:
+    def guard(self) -> ErrorGuard:
         """Error guard for the code of an integration that builds on this monitor.
 
         Errors in it end the monitoring, not the training run.
         """
-        return self._phases.boundary
+        return self._phases.guard
 
     @property
-    def undo(self) -> CleanupStack:
+    def cleanup(self) -> CleanupStack:
         """Cleanup stack that removes the hooks of such an integration at the end of the run.
 
         Raises:
@@ -316,7 +325,7 @@ class LoopMonitor:
             raise CountError(
                 "monitor: its run has not begun, so no cleanup can be added: use it in a `with`"
             )
-        return self._run.undo
+        return self._run.cleanup
 
     def epoch_ends(self) -> None:
         """End an epoch: the time until the next batch is fetched is between two epochs.
@@ -335,19 +344,13 @@ class LoopMonitor:
     def _begin(self, name: str) -> None:
         self._run.begin(name, self._training, partial(self._stage_of, name))
 
-    def _batch_begins(self, batch: Any) -> None:
-        self._has_batches = True
-        self._run.batch_begins(self._stage, batch)
-        self._phases.begin_step()
+    def batch_begins(self, batch: Any) -> None:
+        """Begin a batch of the running stage."""
+        _Batch((self, batch)).__enter__()
 
-    def _batch_ends(self, batch: Any) -> None:
-        with self._phases.boundary:
-            self._phases.end_step()
-        ends_step = self._ends_step()
-        self._run.batch_ends(self._stage, batch)
-        if self._stage == "train":
-            self._batches += 1
-            self._steps_done += ends_step
+    def batch_ends(self, batch: Any) -> None:
+        """End a batch of the running stage."""
+        _Batch((self, batch)).__exit__(None, None, None)
 
     def _ends_step(self) -> bool:
         return not (self._batches + 1) % self._loop.accumulation
@@ -393,7 +396,7 @@ class LoopMonitor:
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
             # Only the main process logs.
-            say=loop.log if self._rank == 0 else lambda _: None,
+            log=loop.log if self._rank == 0 else lambda _: None,
         )
 
     def _strategy(self, wrappers: Iterable[str]) -> str | None:
@@ -423,7 +426,7 @@ class LoopMonitor:
             listen=listen,
             log=self._phases.log,
             accumulation=partial(int, loop.accumulation),
-            ends_step=self._ends_step,
+            ends_step=partial(bool, 1) if loop.accumulation == 1 else self._ends_step,
             batches_left=math.inf if loop.steps is None else loop.accumulation * loop.steps,
             updates=frozenset({"optimizer"} if loop.optimizers else ()),
             loader_size=partial(self.loader_size, name),
@@ -434,13 +437,20 @@ class LoopMonitor:
         return self.loader_sizes.get(stage)
 
 
-class _Batch:
-    def __init__(self, monitor: LoopMonitor, batch: Any) -> None:
-        self._monitor = monitor
-        self._batch = batch
+class _Batch(tuple[LoopMonitor, Any]):
+    """A monitor and a batch, which runs in a `with` block.
+
+    It runs in every step. So it is a tuple, which no Python code creates, and uses the private
+    attributes of its monitor.
+    """
+
+    __slots__ = ()
 
     def __enter__(self) -> None:
-        self._monitor._batch_begins(self._batch)  # noqa: SLF001 - the two are one
+        monitor, batch = self
+        monitor._has_batches = True  # noqa: SLF001 - the two are one
+        monitor._run.batch_begins(monitor._stage, batch)  # noqa: SLF001
+        monitor._phases.begin_step()  # noqa: SLF001
 
     def __exit__(
         self,
@@ -448,11 +458,22 @@ class _Batch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self._monitor._batch_ends(self._batch)  # noqa: SLF001
-        else:
-            with self._monitor._phases.boundary:  # noqa: SLF001
-                self._monitor._phases.end_step(failed=True)  # noqa: SLF001
+        monitor, batch = self
+        phases = monitor._phases  # noqa: SLF001
+        failed = kind is not None
+        try:
+            phases.end_step(failed=failed)
+        except BaseException as mistake:
+            if not phases.guard.contains(mistake):
+                raise
+        if failed:
+            return
+        stage = monitor._stage  # noqa: SLF001
+        monitor._run.batch_ends(stage, batch)  # noqa: SLF001
+        if stage == "train":
+            monitor._batches += 1  # noqa: SLF001
+            if not monitor._batches % monitor._loop.accumulation:  # noqa: SLF001
+                monitor._steps_done += 1  # noqa: SLF001
 
 
 def _models(model: Any) -> dict[str, nn.Module]:

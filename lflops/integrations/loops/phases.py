@@ -13,17 +13,18 @@ call, the time in no phase before backward is forward, from the next step on. A 
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import Phases, Within
-from lflops.phase_log import RUN
+from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
@@ -68,17 +69,16 @@ class LoopPhases(Phases):
         self,
         models: Iterable[nn.Module],
         optimizers: Iterable[Optimizer],
-        boundary: ErrorGuard,
+        guard: ErrorGuard,
         undo: CleanupStack,
     ) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
-        self.boundary = boundary
-        guard = boundary.guard
+        self.guard = guard
         undo.add(self.clear)
-        wrap_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
-        hook_models(undo, models, guard(self._model_is_called))
-        begins = guard(self._optimizer_begins)
-        ends = guard(partial(self.leave_last, "optimizer"))
+        wrap_backward(undo, self._backward_begins, self._backward_ends)
+        hook_models(undo, models, self._model_hook())
+        begins = self._optimizer_hook()
+        ends = self._optimizer_end_hook()
         for optimizer in optimizers:
             hook_optimizers(undo, begins, ends, optimizer)
         for name, (phase, stage) in ENGINE.items():
@@ -94,7 +94,7 @@ class LoopPhases(Phases):
         self._stage = name
         self._in_step = False
         self._goes_on = None
-        with self.boundary:
+        with self.guard:
             if self.innermost == "forward":
                 self.leave(self.depth - 1)
         try:
@@ -103,7 +103,7 @@ class LoopPhases(Phases):
             self._stage = stage
             self._in_step = in_step
             self._goes_on = goes_on
-            with self.boundary:
+            with self.guard:
                 # resumes forward if the step was in it
                 self.leave(self.depth)
 
@@ -120,14 +120,16 @@ class LoopPhases(Phases):
             self._passes = 0
         if self._expected:
             self._goes_on = self._forward_goes_on
-            with self.boundary:
+            with self.guard:
                 self._forward_goes_on()
+
+    _backward_ends = Phases.leave_guarded
 
     def end_step(self, *, failed: bool = False) -> None:
         """End the step and its phases; `failed` if an exception ends it."""
         self._in_step = False
         self._goes_on = None
-        if self._running:
+        if self.running:
             self.leave(0, failed=failed)
 
     def named(self, phase: str) -> Within:
@@ -139,39 +141,102 @@ class LoopPhases(Phases):
         return Within(self, category, RUN, ())
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
+        """Begin a phase of a stage; forward ends before it."""
+        running = self.running
+        log = self.log
+        if len(log.events) > MANY:
+            log.deliver()
+        now = log.clock()
         goes_on = self._goes_on
         self._goes_on = None
         # No hook reports the end of forward: it lasts until the next phase begins.
-        if self._running and self._running[-1][0] == "forward":
-            self.leave(len(self._running) - 1)
-        # Forward is named by the loop, or begins with the call of a model.
-        self._has_called |= phase == "forward" and self._stage == "train"
-        self._passes += phase == "backward"
+        if running and running[-1][0] == "forward":
+            _, listeners = running.pop()
+            log.append((now, LEAVE, None, None))
+            for each in listeners:
+                each.leave()
+        if phase == "backward":
+            self._passes += 1
+        elif phase == "forward" and self._stage == "train":
+            # Forward is named by the loop, or begins with the call of a model.
+            self._has_called = True
         if self._passes < self._expected and not self._has_called:
             self._goes_on = goes_on
-        super().enter(phase, stage or self._stage, given)
+        stage = stage or self._stage
+        listeners = self._listeners.get(stage, ())
+        running.append((phase, listeners))
+        log.append((now, ENTER, phase, stage))
+        for each in listeners:
+            each.enter(phase, given)
 
     def _forward_goes_on(self) -> None:
         super().enter("forward", self._stage)
 
-    def _model_is_called(self, *_: Any) -> None:
-        self._has_called |= self._in_step and self._stage == "train"
-        if self._in_step and self.innermost in {None, "optimizer"}:
-            self.enter("forward", RUNNING)
+    # These hooks run in every step. So each is a single function, with its own error guard.
+
+    def _model_hook(self) -> Callable[..., None]:
+        """A hook that begins forward when a model is called for a step."""
+
+        def model_is_called(*_: Any) -> None:
+            if is_compiling() or not self._in_step:
+                return
+            try:
+                if self._stage == "train":
+                    self._has_called = True
+                if not self.running or self.running[-1][0] == "optimizer":
+                    self.enter("forward", RUNNING)
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+
+        return model_is_called
+
+    def _optimizer_hook(self) -> Callable[..., None]:
+        """A hook that begins the optimizer's step."""
+
+        def optimizer_begins(*_: Any) -> None:
+            if is_compiling() or not self._in_step:
+                return
+            try:
+                self.enter("optimizer", RUNNING)
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+
+        return optimizer_begins
+
+    def _optimizer_end_hook(self) -> Callable[..., None]:
+        """A hook that ends the optimizer's step."""
+
+        def optimizer_ends(*_: Any) -> None:
+            if is_compiling() or not self.running:
+                return
+            try:
+                if self.running[-1][0] == "optimizer":
+                    self.leave(len(self.running) - 1)
+                else:
+                    self.leave_last("optimizer")
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+
+        return optimizer_ends
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
+        """Begin a backward pass; returns the number of phases around it."""
         is_nested = backward_id() != NO_BACKWARD
         if is_nested or not self._in_step or threading.get_ident() != self._thread:
             return None
-        self.hook_wait(*losses)
-        if self.depth_of("backward") is not None:
+        try:
+            if self.awaits_others:
+                self.hook_wait(*losses)
+            for phase, _ in self.running:
+                # The engine's method has begun it.
+                if phase == "backward":
+                    return None
+            self.enter("backward", RUNNING, (*losses,))
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
             return None
-        self.enter("backward", RUNNING, (*losses,))
-        return self.depth - 1
-
-    def _backward_ends(self, around: int) -> None:
-        self.leave(around)
-
-    def _optimizer_begins(self, *_: object) -> None:
-        if self._in_step:
-            self.enter("optimizer", RUNNING)
+        return len(self.running) - 1

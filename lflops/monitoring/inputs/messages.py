@@ -1,4 +1,4 @@
-"""Warnings of this process, which never become errors in a training, errors of single outlets, and the log of a plain loop."""
+"""Warnings that never become errors in a training run, failed outputs, and the log of a loop."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ def monitor_name() -> str:
 
 
 def warn(message: str) -> None:
-    """Warn on this process, whichever it is. Where warnings are errors, the message is logged."""
+    """Warn on this process, whatever its rank. If warnings are errors, the message is logged."""
     try:
         warnings.warn(message, stacklevel=2)
     except UserWarning:
@@ -27,49 +27,54 @@ def warn(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """Log at level INFO by the logger `lflops`; where logging is not set up, print.
+    """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
-    Python's own default is to show warnings alone, which no user chose. So that default does not
-    silence the message. What a user has chosen does: `logging.disable`, a level of the logger
-    `lflops`, or one above WARNING of the root logger.
+    By default Python shows warnings only. No user chose that, so it does not silence the message. A
+    user's choice does: `logging.disable`, a level of the logger `lflops`, or a level of the root
+    logger above WARNING.
     """
     logger = logging.getLogger("lflops")
-    is_default = logger.getEffectiveLevel() == logging.WARNING and logger.level == logging.NOTSET
-    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+    is_enabled = logger.isEnabledFor(logging.INFO)
+    if is_enabled and logger.hasHandlers():
         logger.info("%s", message)
-    elif (
-        not logger.disabled
-        and logger.manager.disable < logging.INFO
-        and (is_default or logger.isEnabledFor(logging.INFO))
-    ):
-        record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (message,), None)
-        if logger.filter(record):
-            print(message)  # noqa: T201 - a script that has not set logging up is to see it
+        return
+    if logger.disabled or logger.manager.disable >= logging.INFO:
+        return
+    has_default_level = (
+        logger.getEffectiveLevel() == logging.WARNING and logger.level == logging.NOTSET
+    )
+    if not is_enabled and not has_default_level:
+        return
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (message,), None)
+    if logger.filter(record):
+        print(message)  # noqa: T201 - a script that has not set logging up is to see it
 
 
 class Failures:
-    """The outlets of one monitor that have failed.
+    """The outputs of one monitor that have failed.
 
-    An error is raised in place of the warning if `raised`.
+    An error is raised instead of a warning if `raised`.
     """
 
     def __init__(self, *, raised: bool) -> None:
         self._raised = raised
-        self._outlets: set[str] = set()
+        self._outputs: set[str] = set()
 
-    def __contains__(self, outlet: str) -> bool:
-        return outlet in self._outlets
+    def __contains__(self, output: str) -> bool:
+        return output in self._outputs
 
     @contextlib.contextmanager
-    def contained(self, outlet: str) -> Iterator[None]:
-        """Write to an outlet, by its name in the warning: an error ends the block, and no more."""
+    def contained(self, output: str) -> Iterator[None]:
+        """Write to an output. An error ends the block and is a warning, once for each output.
+
+        `output` is its name in the warning.
+        """
         try:
             yield
         except Exception as error:
             if self._raised:
                 raise
-            if outlet not in self._outlets:
-                self._outlets.add(outlet)
-                warn(
-                    f"{monitor_name()}: {outlet} failed; all else goes on: {type(error).__name__}: {error}"
-                )
+            if output not in self._outputs:
+                self._outputs.add(output)
+                reason = f"{type(error).__name__}: {error}"
+                warn(f"{monitor_name()}: {output} failed; all else goes on: {reason}")

@@ -51,19 +51,21 @@ class Phases:
     Attributes:
         awaits_others: Set if backward may end with a wait for other ranks. An integration that
             detects the wait itself calls `wait`.
-        boundary: The error guard of the run. Before a run begins, nothing is installed.
+        guard: The error guard of the run. Before a run begins, nothing is installed.
         log: The log of all phases.
-        tape: Calls that are made later by the thread of the ledger.
+        running: The running phases, each with its listeners. Only this class and its subclasses
+            change it.
+        deferred: Calls that are made later by the thread of the ledger.
     """
 
     awaits_others = False
 
     def __init__(self) -> None:
-        self.boundary = ErrorGuard(lambda _: None)
+        self.guard = ErrorGuard(lambda _: None)
         self.log = PhaseLog(HostClock().mark)
-        self.tape = DeferredCalls(self.log)
+        self.deferred = DeferredCalls(self.log)
         self._listeners: dict[str, _Listeners] = {}
-        self._running: list[tuple[str, _Listeners]] = []
+        self.running: list[tuple[str, _Listeners]] = []
         # called after the last running phase ends
         self._goes_on: Callable[[], None] | None = None
 
@@ -73,7 +75,7 @@ class Phases:
         Returns a function that removes the listener. It can be called more than once.
         """
         # Integrations already enter phases inside the run's own guard.
-        if guard == self.boundary.guard:
+        if guard == self.guard.guard:
             guard = unguarded
         wait = getattr(listener, "wait", None)
         guarded = _GuardedListener(
@@ -82,8 +84,8 @@ class Phases:
 
         def undo() -> None:
             self._listeners[stage] = _without(guarded, self._listeners.get(stage, ()))
-            self._running[:] = [
-                (phase, _without(guarded, listeners)) for phase, listeners in self._running
+            self.running[:] = [
+                (phase, _without(guarded, listeners)) for phase, listeners in self.running
             ]
 
         self._listeners[stage] = (*self._listeners.get(stage, ()), guarded)
@@ -91,18 +93,20 @@ class Phases:
 
     @property
     def innermost(self) -> str | None:
-        return self._running[-1][0] if self._running else None
+        return self.running[-1][0] if self.running else None
 
     @property
     def depth(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
         """Begin a phase of a stage; `given` are the arguments of its method."""
         log = self.log
+        if len(log.events) > MANY:
+            log.deliver()
         log.append((log.clock(), ENTER, phase, stage))
         listeners = self._listeners.get(stage, ())
-        self._running.append((phase, listeners))
+        self.running.append((phase, listeners))
         for each in listeners:
             each.enter(phase, given)
 
@@ -110,23 +114,54 @@ class Phases:
         self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a method as a phase; listeners receive its positional arguments."""
-        with Within(self, phase, stage, args):
-            return call(*args, **kwargs)
+        running = self.running
+        depth = 0
+        try:
+            self.enter(phase, stage, args)
+            depth = len(running) - 1
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            self.leave_guarded(depth, failed=True)
+            raise
+        if len(running) - 1 == depth and not running[depth][1] and self._goes_on is None:
+            # This is what `leave` does for one phase without listeners, as in most steps.
+            running.pop()
+            self.log.append((self.log.clock(), LEAVE, None, None))
+        else:
+            self.leave_guarded(depth)
+        return result
+
+    def leave_guarded(self, depth: int, *, failed: bool = False) -> None:
+        """End all phases beyond a depth, in the error guard."""
+        running = self.running
+        log = self.log
+        try:
+            is_one = len(running) - 1 == depth and not running[depth][1]
+            if is_one and not failed and self._goes_on is None:
+                # This is what `leave` does for one phase without listeners, as in most steps.
+                running.pop()
+                log.append((log.clock(), LEAVE, None, None))
+            else:
+                self.leave(depth, failed=failed)
+        except BaseException as error:
+            if not self.guard.contains(error):
+                raise
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
         """End all phases beyond a depth; `failed` if an exception ends them."""
         log = self.log
-        running = self._running
+        running = self.running
         while len(running) > depth:
             _, listeners = running.pop()
             log.append((log.clock(), DROP if failed else LEAVE, None, None))
             for each in listeners:
                 (each.drop if failed else each.leave)()
-        if not running:
-            if len(log.events) > MANY:
-                log.deliver()
-            if self._goes_on is not None:
-                self._goes_on()
+        if self._goes_on is not None and not running:
+            self._goes_on()
 
     def hook_wait(self, *losses: Any) -> None:
         """Hook the start of gradient synchronization in backward from these losses.
@@ -141,15 +176,15 @@ class Phases:
                 # Compiled autograd accepts no callback.
                 if not torch.compiler.is_compiling():
                     handle.remove()
-                    after_backward(self.boundary.guard(partial(self.tape.note, self.wait)))
+                    after_backward(self.guard.guard(partial(self.deferred.note, self.wait)))
 
-            handle = node.register_prehook(self.boundary.guard(first_runs))
+            handle = node.register_prehook(self.guard.guard(first_runs))
 
     def wait(self) -> None:
         """Report the wait for other ranks: every node of the backward pass has run."""
-        if not self._running:
+        if not self.running:
             return
-        phase, listeners = self._running[-1]
+        phase, listeners = self.running[-1]
         if phase != "backward":
             return
         self.log.append((self.log.clock(), WAIT, None, None))
@@ -159,22 +194,15 @@ class Phases:
 
     def leave_last(self, phase: str, *_: object) -> None:
         """End the innermost phase of a name and everything within it, if it is running."""
-        depth = self.depth_of(phase)
-        if depth is not None:
-            self.leave(depth)
-
-    def depth_of(self, phase: str) -> int | None:
-        """Number of phases around the innermost phase of a name; `None` if it is not running."""
-        # A generator would be another call for each of several phases in a step.
-        for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth][0] == phase:
-                return depth
-        return None
+        for depth in range(len(self.running) - 1, -1, -1):
+            if self.running[depth][0] == phase:
+                self.leave(depth)
+                return
 
     def clear(self) -> None:
         """Drop all listeners and all running phases."""
         self._listeners.clear()
-        self._running.clear()
+        self.running.clear()
 
 
 def _without(listener: _GuardedListener, listeners: _Listeners) -> _Listeners:
@@ -190,14 +218,17 @@ class Within:
         self._around = 0
 
     def __enter__(self) -> None:
-        with self._phases.boundary:
-            self._phases.enter(*self._of)
+        phases = self._phases
+        try:
+            phases.enter(*self._of)
             # Entering may have ended another phase first.
-            self._around = self._phases.depth - 1
+            self._around = phases.depth - 1
+        except BaseException as error:
+            if not phases.guard.contains(error):
+                raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._phases.boundary:
-            self._phases.leave(self._around, failed=kind is not None)
+        self._phases.leave_guarded(self._around, failed=kind is not None)
 
 
 class OutsideModules:

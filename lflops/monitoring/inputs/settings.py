@@ -1,4 +1,4 @@
-"""What a monitor was asked for, in one value, and how it is read from a line as `wait=2,active=5`, which the variable `LFLOPS` has."""
+"""The settings of a monitor, and how they are read from a line such as `wait=2,active=5`."""
 
 import functools
 import inspect
@@ -28,7 +28,7 @@ Owner = TypeVar("Owner")
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `FlopsMonitor`, which says what they mean, and of every other monitor."""
+    """The arguments of every monitor. `FlopsMonitor` documents them."""
 
     schedule: Schedule = Schedule()
     _: KW_ONLY
@@ -68,31 +68,36 @@ class Settings:
             )
         if not isinstance(self.hardware, Hardware | str | None):
             raise HardwareError(
-                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
+                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name,"
+                " a TOML file, an lflops.Hardware, or None"
             )
-        if isinstance(self.hardware, str):
-            named(self.hardware) if self.hardware not in {
-                "auto",
-                "measure",
-                # which reads the user's table
-            } else names()
+        if not isinstance(self.hardware, str):
+            return
+        if self.hardware in {"auto", "measure"}:
+            # It reads the user's table of chips, which may be wrong.
+            names()
+        else:
+            named(self.hardware)
 
     def check(self) -> None:
-        """Raise a `CountError` unless the others can be.
+        """Check the arguments that creating the settings did not check.
 
-        It names one that cannot, its value and what is taken.
+        Raises:
+            CountError: An argument is wrong; the message has its name, its value and the valid
+                values.
         """
-        for name, is_right, taken in self._rules():
-            if not is_right:
-                raise CountError(f"{name}={describe(getattr(self, name))}: give {taken}")
+        for name, is_valid, valid in self._rules():
+            if not is_valid:
+                raise CountError(f"{name}={describe(getattr(self, name))}: give {valid}")
         if self.looks_inside_compiled and not self.trace:
             raise CountError(
-                "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'"
+                "trace=False leaves nothing to divide compiled code by: give trace=True,"
+                " or compiled='row'"
             )
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """For each argument, whether its value can be, and what is taken."""
+        """The name of each argument, whether its value is valid, and the valid values."""
         given: dict[str, Any] = vars(self)
         for name in (
             "trace",
@@ -134,33 +139,37 @@ class Settings:
                 given[name] is None or callable(given[name]),
                 f"a function from {what}, or None",
             )
-        timeout, ranks = given["gather_timeout"], given["trace_ranks"]
+        timeout = given["gather_timeout"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
+        ranks = given["trace_ranks"]
         are_ranks = all(map(is_whole, ranks)) if _is_list(ranks) else ranks in ("zero", "all")
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`, and leave nothing of the trial.
+        """Check that files can be written to `dirpath`. No file of the trial remains.
 
-        The main process does so before the run.
+        The main process calls it before the run.
+
+        Raises:
+            CountError: No file can be written there.
         """
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()
         try:
-            with TemporaryDirectory(
-                dir=next(each for each in (folder, *folder.parents) if each.exists())
-            ):
+            existing = next(each for each in (folder, *folder.parents) if each.exists())
+            with TemporaryDirectory(dir=existing):
                 pass
         except OSError as error:
             raise CountError(
-                f"dirpath={str(self.dirpath)!r}: {error.strerror}: give a folder that can be written"
+                f"dirpath={str(self.dirpath)!r}: {error.strerror}:"
+                " give a folder that can be written"
             ) from error
 
     @property
     def looks_inside_compiled(self) -> bool:
-        """Whether the time inside of compiled code is to be divided over modules."""
+        """Whether the time in compiled code is divided over modules."""
         return self.compiled == "modules"
 
     def traces_on(self, rank: int) -> bool:
@@ -172,26 +181,25 @@ class Settings:
 def takes(
     kind: Callable[P, Settings],
 ) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
-    """Let an `__init__` that is given settings take their arguments.
+    """Let an `__init__` that receives settings accept the arguments of the settings.
 
-    Their names, types and defaults stand in `Settings` alone.
+    So their names, types and defaults are in `Settings` only.
     """
 
     def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
-        own, *_ = inspect.signature(init).parameters.values()
-        signature = inspect.signature(kind).replace(
-            parameters=[own, *inspect.signature(kind).parameters.values()]
-        )
+        instance, *_ = inspect.signature(init).parameters.values()
+        of_settings = inspect.signature(kind)
+        signature = of_settings.replace(parameters=[instance, *of_settings.parameters.values()])
 
         @functools.wraps(init)
-        def made(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            # whose error names no `Settings`
+        def from_arguments(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            # The error of a wrong argument names the caller's class, not `Settings`.
             signature.bind(self, *args, **kwargs)
             init(self, kind(*args, **kwargs))
 
-        # for `help`, and for Lightning's CLI
-        vars(made)["__signature__"] = signature
-        return made
+        # `help` and Lightning's CLI read it.
+        vars(from_arguments)["__signature__"] = signature
+        return from_arguments
 
     return around
 
@@ -201,51 +209,53 @@ def _is_list(value: object) -> bool:
 
 
 def settings_of(line: str) -> dict[str, Any]:
-    """The arguments of a monitor that was asked for from outside, each of them checked.
+    """Read the arguments of a monitor from a line of names and values, and check them.
 
-    Names and values, with commas between them.
+    Commas separate the settings. A value is read in the type of its default, and may have commas
+    itself. The fields of the schedule are named like other arguments. Without a field of the
+    schedule and without stages, a window opens only on request.
 
-    A value is read as its default is, and may have commas itself. The fields of the schedule are
-    named as the other arguments are. A window opens only when it is asked for, unless the line has
-    one of these, or stages. An `LflopsError` where a name is not known, or its value cannot be.
+    Raises:
+        LflopsError: A name is unknown, or a value is wrong.
     """
-    of_schedule, others = (
-        {field.name: field.default for field in fields(kind)} for kind in (Schedule, Settings)
-    )
-    settings = {
-        name: _read_as(default)
-        for name, default in (of_schedule | others).items()
-        if name not in OBJECTS
-    }
+    schedule_defaults = {field.name: field.default for field in fields(Schedule)}
+    defaults = schedule_defaults | {field.name: field.default for field in fields(Settings)}
+    known = [name for name in defaults if name not in OBJECTS]
     given: dict[str, Any] = {}
     for setting in filter(None, re.split(r",(?=[^,=]*=)", line)):
         name, equals, text = map(str.strip, setting.partition("="))
-        if name not in settings:
-            raise CountError(f"{name!r} is no setting; these are: {', '.join(settings)}")
-        taken, read = settings[name]
+        if name not in known:
+            raise CountError(f"{name!r} is no setting; these are: {', '.join(known)}")
+        valid, read = _reader_of(defaults[name])
         if not equals:
-            raise CountError(f"{name} has no value: give {taken}, as in {name}=…")
+            raise CountError(f"{name} has no value: give {valid}, as in {name}=…")
         try:
             given[name] = _ranks(text) if name == "trace_ranks" else read(text)
         except (KeyError, ValueError) as error:
-            raise CountError(f"{name}={text!r}: give {taken}") from error
-    schedule = {name: given.pop(name) for name in of_schedule if name in given}
-    asked = {"stages": ()} | given if not schedule else given | {"schedule": Schedule(**schedule)}
-    Settings(**asked).check()
-    return asked
+            raise CountError(f"{name}={text!r}: give {valid}") from error
+    schedule = {name: given.pop(name) for name in schedule_defaults if name in given}
+    if schedule:
+        settings = given | {"schedule": Schedule(**schedule)}
+    else:
+        settings = {"stages": ()} | given
+    Settings(**settings).check()
+    return settings
 
 
-# arguments that no text can say
 OBJECTS = {"schedule", "units", "topology", "logical"}
+"""Arguments whose values cannot be written as text."""
+
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _read_as(default: Any) -> tuple[str, Callable[[str], Any]]:
-    """What is taken in place of a default, in words, and how a text becomes such a value."""
+def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
+    """A description of the valid values, and a function from a text to such a value."""
     if isinstance(default, bool):
         return "true or false", lambda text: SWITCHES[text.lower()]
-    if isinstance(default, int | float):
-        return ("a whole number", int) if isinstance(default, int) else ("a number", float)
+    if isinstance(default, int):
+        return "a whole number", int
+    if isinstance(default, float):
+        return "a number", float
     if isinstance(default, tuple):
         return "text, or several with commas between them", _several
     return "text or none", lambda text: None if text.lower() == "none" else text

@@ -1,6 +1,7 @@
-"""The report when memory runs out.
+"""Write a report when memory runs out.
 
-Where the training was, the memory of its last counted step, and the allocator's snapshot explained.
+It states where the training run was, the memory of its last counted step, and an explanation of the
+allocator's snapshot.
 """
 
 import itertools
@@ -26,60 +27,67 @@ from lflops.torch_private.cuda_memory import (
 )
 from lflops.torch_private.self_check import check_cuda_memory
 
-# allocations and frees that are remembered: a few steps of a large model
 RECORDED = 100_000
+"""Number of allocations and frees that are remembered: a few steps of a large model."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-LISTED = 10
+"""Parts of messages of errors that mean that memory ran out."""
+
+MOST_MODULES = 10
+"""Maximum number of modules in the report."""
+
+OomPhase = Literal["forward", "backward", "optimizer"]
 
 
 class OutOfMemory(Struct, frozen=True, kw_only=True):
-    """A training's end."""
+    """The end of a training run that was out of memory.
 
-    # the message
+    Attributes:
+        error: The message of the error.
+        step: The last step on the loggers' x-axis.
+        module: The innermost running module; `None` if none was running, as in an optimizer's step.
+        phase: The running phase, or `None` if unknown.
+        counted: Bytes by category at the peak of the last counted step.
+        counted_modules: Bytes by module at that peak, for the modules that held the most.
+        explained: The explanation of the allocator's snapshot; `None` without CUDA.
+    """
+
     error: str
     step: int
-    module: (
-        str | None
-        # the innermost module that was running; `None` where none was, as in an optimizer's step
-    )
-    # `None` where the code does not say
-    phase: Literal["forward", "backward", "optimizer"] | None
-    # bytes by category at the peak of the last counted step
+    module: str | None
+    phase: OomPhase | None
     counted: Mapping[str, int]
-    # the modules that held the most then
     counted_modules: Mapping[str, int]
-    # from the allocator's snapshot; `None` without CUDA
     explained: Any = None
 
 
 class MemoryHistory:
-    """The allocator's history, recorded for one run; a recording of the user's is left alone."""
+    """The allocator's history, recorded for one run. A recording that the user started is kept."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_ours = False
+        self._records = False
 
     def start(self) -> None:
-        """Begin, where the device is CUDA's."""
-        if self._device.type == "cuda":
-            check_cuda_memory(self._device)
-            self._is_ours = not is_recording_memory()
-        if self._is_ours:
+        """Start recording on a CUDA device."""
+        if self._device.type != "cuda":
+            return
+        check_cuda_memory(self._device)
+        self._records = not is_recording_memory()
+        if self._records:
             record_memory(RECORDED)
 
     def stop(self) -> None:
-        """End it, if it is ours."""
-        if self._is_ours:
+        """Stop recording, unless the user started it."""
+        if self._records:
             stop_recording_memory()
-            self._is_ours = False
+            self._records = False
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    is_kind = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_kind or (
-        isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES)
-    )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES)
 
 
 def write_report(
@@ -91,58 +99,65 @@ def write_report(
     """
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"oom-{report.step}-rank{training.rank}"
-    texts = (
-        folder / f"{name}{f'-{number}' if number > 1 else ''}.txt" for number in itertools.count(1)
-    )
-    text = next(
-        each
-        for each in texts
-        if not each.exists()
-        # another run may have ended in the same step
-    )
+    text = _unused_path(folder, f"oom-{report.step}-rank{training.rank}")
     text.write_text("".join(f"{line}\n" for line in report_lines(report)), encoding="utf-8")
     text.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
     return text
 
 
+def _unused_path(folder: Path, name: str) -> Path:
+    """The path of a new text file: another run may have ended in the same step."""
+    path = folder / f"{name}.txt"
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = folder / f"{name}-{number}.txt"
+    return path
+
+
 def _report(error: BaseException, training: Training, profile: Profile | None) -> OutOfMemory:
     module, phase = _place(error.__traceback__, training.model)
-    memory = profile.memory if profile is not None else None
-    held = (
-        sorted(memory.by_module.items(), key=lambda item: -item[1])[:LISTED]
-        if memory is not None
-        else ()
-    )
-    explained = None
-    if training.device.type == "cuda":
-        total = torch.cuda.mem_get_info(training.device)[1]
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(training.device))
-        for explain in offered("explain_snapshot", "a report of memory"):
-            explained = explain(memory_snapshot(), training.device.index, total, allowed)
+    counted: Mapping[str, int] = {}
+    counted_modules: Mapping[str, int] = {}
+    if profile is not None and profile.memory is not None:
+        counted = profile.memory.by_category
+        by_size = sorted(profile.memory.by_module.items(), key=lambda item: -item[1])
+        counted_modules = dict(by_size[:MOST_MODULES])
     return OutOfMemory(
         error=str(error) or type(error).__name__,
         step=training.logged_step(),
         module=module,
         phase=phase,
-        counted=memory.by_category if memory is not None else {},
-        counted_modules=dict(held),
-        explained=explained,
+        counted=counted,
+        counted_modules=counted_modules,
+        explained=_explained(training.device),
     )
 
 
-def _place(
-    at: TracebackType | None, model: nn.Module
-) -> tuple[str | None, Literal["forward", "backward", "optimizer"] | None]:
+def _explained(device: torch.device) -> Any:
+    """The explanation of the allocator's snapshot, or `None` without CUDA."""
+    if device.type != "cuda":
+        return None
+    total = torch.cuda.mem_get_info(device)[1]
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))
+    explained = None
+    for explain in offered("explain_snapshot", "a report of memory"):
+        explained = explain(memory_snapshot(), device.index, total, allowed)
+    return explained
+
+
+def _place(trace: TracebackType | None, model: nn.Module) -> tuple[str | None, OomPhase | None]:
+    """The innermost module and the phase in a traceback."""
     names = {id(module): name for name, module in model.named_modules()}
     module: str | None = None
-    phase: Literal["forward", "backward", "optimizer"] | None = None
-    for frame, _ in traceback.walk_tb(at):
+    phase: OomPhase | None = None
+    for frame, _ in traceback.walk_tb(trace):
         code = frame.f_code
-        own = frame.f_locals.get("self")
-        module = names.get(id(own), module)
+        instance = frame.f_locals.get("self")
+        module = names.get(id(instance), module)
         if "torch/optim/" in code.co_filename.replace("\\", "/"):
-            phase, module = "optimizer", None
+            phase = "optimizer"
+            module = None
         elif code.co_name == "backward":
             phase = "backward"
         elif code.co_name == "forward":
@@ -151,16 +166,14 @@ def _place(
 
 
 def report_lines(report: OutOfMemory) -> Iterator[str]:
-    """The cause, where the training was, and who held what."""
+    """The cause, where the training run was, and what held the memory."""
     if report.explained is not None:
         yield from report.explained.lines()
         yield ""
     yield report.error.splitlines()[0]
-    where = (
-        f"module {report.module or 'the model itself'}"
-        if report.module is not None
-        else "no module of the model was running"
-    )
+    where = "no module of the model was running"
+    if report.module is not None:
+        where = f"module {report.module or 'the model itself'}"
     yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
     yield ""
     if not report.counted:
@@ -172,4 +185,6 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
         yield title
         for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
             if nbytes:
-                yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name.replace('_', ' ') or 'the model itself'}"
+                label = name.replace("_", " ") or "the model itself"
+                share = units.percent(nbytes / total)
+                yield f"  {units.size(nbytes):>12}  {share:>6}  {label}"

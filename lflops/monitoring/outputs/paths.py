@@ -1,4 +1,4 @@
-"""Where the files of a monitor go."""
+"""Choose the paths of a monitor's files."""
 
 import contextlib
 import itertools
@@ -10,60 +10,67 @@ from weakref import WeakKeyDictionary
 
 from lflops.profile.profile import Run
 
-# the texts that a loop has begun
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
+"""The text files that each loop has begun."""
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
-"""By loop: the folders that were claimed for it, and the part of each that it has."""
+"""The folders that were claimed for each loop, with the part of the folder that the loop has."""
 
 _MARKER = ".lflops-is-writing"
 """A file in a folder that a running loop has claimed.
 
-It goes when the run ends, by when files of the run say whose folder it is.
+It is removed when the run ends. By then, files of the run show that the folder is in use.
 """
 
 _FILES = ("*.profile.json", "*.rank*.json")
 
 
 def claim(folder: Path, loop: object) -> str:
-    """The part of a folder that one loop writes to.
+    """Claim a part of a folder for the files of one loop.
 
-    "" for all of it, "run-2" and so on where another loop has it, or had it.
+    No file of another run is replaced, even if both run at once. The same loop gets the same part
+    again.
+
+    Returns "" for the whole folder, or "run-2" and so on if another loop has or had it.
     """
-    # Nothing of another run is replaced, also where both run at once. The same loop has the same
-    # part again.
     claimed = _CLAIMED.setdefault(loop, {})
     for number in itertools.count(1):
         if folder in claimed:
             break
         part = "" if number == 1 else f"run-{number}"
+        path = folder / part
         try:
-            Path(folder, part).mkdir(parents=True, exist_ok=True)
-            if not any(next(Path(folder, part).glob(pattern), None) for pattern in _FILES):
-                Path(folder, part, _MARKER).touch(exist_ok=False)
+            path.mkdir(parents=True, exist_ok=True)
+            if not _has_files(path):
+                (path / _MARKER).touch(exist_ok=False)
                 claimed[folder] = part
         except FileExistsError:
             continue
         except OSError:
-            # who writes the files says what is wrong with the folder
+            # the code that writes the files reports the problem
             return ""
     return claimed[folder]
 
 
+def _has_files(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in _FILES)
+
+
 def release(folder: Path, loop: object) -> None:
-    """The run is over: take the marker out of its part of the folder, and the part if nothing was written to it."""
+    """Remove the marker from a loop's part of a folder, and the part if it is empty."""
     part = _CLAIMED.get(loop, {}).get(folder)
     if part is not None:
+        path = folder / part
         with contextlib.suppress(OSError):
-            Path(folder, part, _MARKER).unlink(missing_ok=True)
-            Path(folder, part).rmdir()
+            (path / _MARKER).unlink(missing_ok=True)
+            path.rmdir()
 
 
 @contextlib.contextmanager
 def open_text(path: Path, loop: object) -> Iterator[TextIO]:
-    """A file to write text to, with the folders above it.
+    """Open a text file for writing, and create the folders above it.
 
-    What the same loop wrote there before is kept.
+    Text that the same loop wrote there before is kept.
     """
     written = _WRITTEN.setdefault(loop, set())
     resolved = path.resolve()
@@ -74,48 +81,47 @@ def open_text(path: Path, loop: object) -> Iterator[TextIO]:
 
 
 class OutputPaths(NamedTuple):
-    """The folders of one monitor."""
+    """The folders of one monitor.
 
-    # for profiles
+    Attributes:
+        profiles: The folder for profiles.
+        traces: The folder for traces, with a subfolder for each window.
+        monitor: The number of the monitor among those of the Trainer, from 1. Names of files begin
+            with it, unless it is 1.
+    """
+
     profiles: Path
-    # for traces; each window has a folder in it
     traces: Path
-    monitor: int = (
-        # which of the Trainer's monitors it is, from 1; from the second on, names begin with it
-        1
-    )
+    monitor: int = 1
 
     @classmethod
     def of(
         cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int
     ) -> "OutputPaths | None":
-        """Below what was asked for, else below the run's log directory.
+        """The folders in `dirpath` if it is set, or in the run's log directory.
 
-        `None` where there is neither.
+        `None` if there is neither.
         """
         if dirpath is not None:
             return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)
-        return (
-            None
-            if log_dir is None
-            else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
-        )
+        if log_dir is not None:
+            return cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
+        return None
 
     def within(self, part: str) -> "OutputPaths":
-        """The same below a part of each folder."""
+        """The paths of a part of each folder."""
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def profile(self, run: Run) -> Path:
         return self.profiles / f"{self._window(run)}.profile.json"
 
     def of_rank(self, run: Run, rank: int) -> Path:
-        """The file of what one rank alone knows of a window."""
+        """The file with the results of one rank for a window."""
         return self.profiles / f"{self._window(run)}.rank{rank}.json"
 
     def trace(self, run: Run, name: str) -> Path:
         return self.traces / self._window(run) / name
 
     def _window(self, run: Run) -> str:
-        return (
-            f"{'' if self.monitor == 1 else f'{self.monitor}-'}{run.stage}-{run.window}-{run.step}"
-        )
+        prefix = "" if self.monitor == 1 else f"{self.monitor}-"
+        return f"{prefix}{run.stage}-{run.window}-{run.step}"

@@ -42,12 +42,14 @@ class ModuleTimingStep:
         self._clock = clock
         # On a busy machine the time in which other threads have this thread's core is left out. It
         # stays in on several ranks, since ranks are compared by it.
-        own = UncontendedClock()
-        leaves_out = is_alone and isinstance(clock, HostClock) and own.is_needed
-        self._own = own if leaves_out else None
-        self._begun_at = own.now()
-        self._timer = ModuleTimer(tree, self._own or clock)
-        self._own_phases = None if self._own is None else MarkedPhases(self._own)
+        uncontended = UncontendedClock()
+        leaves_out = is_alone and isinstance(clock, HostClock) and uncontended.is_needed
+        self._uncontended_clock = uncontended if leaves_out else None
+        self._begun_at = uncontended.now()
+        self._timer = ModuleTimer(tree, self._uncontended_clock or clock)
+        self._uncontended_phases = (
+            None if self._uncontended_clock is None else MarkedPhases(self._uncontended_clock)
+        )
         self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
         # whether a pass is being timed
@@ -61,15 +63,15 @@ class ModuleTimingStep:
         """Install the hooks."""
         self._timer.install(self._cleanup, guard)
         self._cleanup.add(self._stage.listen(self))
-        if self._own_phases is not None:
-            self._cleanup.add(self._stage.listen(self._own_phases))
-            self._own_phases.begin()
+        if self._uncontended_phases is not None:
+            self._cleanup.add(self._stage.listen(self._uncontended_phases))
+            self._uncontended_phases.begin()
         self._cpu = CpuWatch()
 
     def stop(self) -> None:
         """Remove the hooks. Can be called repeatedly."""
-        if self._own_phases is not None and self._cpu is not None:
-            self._marked = self._own_phases.end()
+        if self._uncontended_phases is not None and self._cpu is not None:
+            self._marked = self._uncontended_phases.end()
         call_each([self._end_pass, self._cleanup.close])
         if self._cpu is not None:
             self.cpu_lost = self._cpu.lost()
@@ -92,15 +94,20 @@ class ModuleTimingStep:
             fetching: Seconds of the data phase, with the time of other threads.
             waited: Seconds in which another thread had the core, over the whole step.
         """
-        if self._own is None or self._own_phases is None or self._marked is None or waited is None:
+        if (
+            self._uncontended_clock is None
+            or self._uncontended_phases is None
+            or self._marked is None
+            or waited is None
+        ):
             return {}
         first = self._marked[0][0]
         last = self._marked[2]
         # Hooks are installed once the batch is there. Other threads had the rest of the waiting
         # time while the batch was fetched.
         before_hooks = self._clock.seconds(step[0][0], first.before)
-        waited_before_hooks = max(waited - self._own.waited(first, last), 0.0)
-        phases = self._own_phases.seconds(self._marked)
+        waited_before_hooks = max(waited - self._uncontended_clock.waited(first, last), 0.0)
+        phases = self._uncontended_phases.seconds(self._marked)
         data = max(before_hooks - waited_before_hooks, 0.0) + phases.get("data", 0.0)
         return {**phases, "data": min(data, fetching)}
 

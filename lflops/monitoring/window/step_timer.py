@@ -17,10 +17,11 @@ from lflops.inputs.batch import BatchReader, BatchTensors, units_of
 from lflops.inputs.batch_size import BatchSizes, tokens_of_shapes
 from lflops.monitoring.inputs.messages import monitor_name
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
+from lflops.phase_log import STEP_END
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step, StepKind, is_unprofiled
 from lflops.timing.clock import ThreadSchedule, cpu_usage
-from lflops.timing.step_phases import LoggedPhases, PhaseMarks, StepPhases
+from lflops.timing.step_phases import LoggedPhases, MarkedPhases, PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
 # the first steps of a run, which are not typical
@@ -57,7 +58,7 @@ class FastPathSteps:
 
     Attributes:
         limit: How many steps may take the fast path. Only `StepTimer.allow_fast_path` sets it.
-        reader: Reads the shapes of batches.
+        in_batch: Whether a batch has begun and not ended.
         known: The units of batches, by shapes.
         steps: The batch of each step.
         cpu: The CPU time of the process at the end of some steps, by the number of steps.
@@ -66,26 +67,25 @@ class FastPathSteps:
         threads: The readings of `schedule`, by the number of steps.
     """
 
-    def __init__(
-        self, end_step: Callable[[], None], schedule: ThreadSchedule | None = None
-    ) -> None:
-        """Create it; `end_step` marks the end of a step."""
+    def __init__(self, phases: LoggedPhases, schedule: ThreadSchedule | None = None) -> None:
+        """Create it for the phases of a stage by the host's clock."""
         self.limit = 0
-        self.reader = BatchReader()
+        self.in_batch = False
         self.known: dict[Hashable, BatchUnits] = {}
         self.steps: list[BatchUnits] = []
         self.cpu: dict[int, struct_rusage] = {}
         self.reads_cpu = True
         self.schedule = schedule
         self.threads: dict[int, bytes | None] = {}
-        self._end_step = end_step
+        self._phases = phases
 
-    def note(self, batch: Any) -> bool:
+    def note(self, shapes: Hashable) -> bool:
         """End a step on the fast path if its shapes are known. Returns whether they are."""
-        known = self.known.get(self.reader.shapes(batch))
+        known = self.known.get(shapes)
         if known is None:
             return False
-        self._end_step()
+        phases = self._phases
+        phases.log.append((phases.mark(), STEP_END, phases, None))
         self.steps.append(known)
         if self.reads_cpu and (
             self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ
@@ -155,8 +155,8 @@ class StepTimer:
     """Turns the batches and phases of a stage into timed steps.
 
     Args:
-        phases: The phases on the training's device.
-        host_phases: The phases by the host's clock, if the device has another clock.
+        host_phases: The phases by the host's clock.
+        device_phases: The phases on the training's device, if it has another clock.
         units: The function from a batch to its samples and tokens that the user passed, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
         updating: The phases without which a step has not updated the model.
@@ -176,8 +176,8 @@ class StepTimer:
 
     def __init__(
         self,
-        phases: StepPhases,
-        host_phases: LoggedPhases | None,
+        host_phases: LoggedPhases,
+        device_phases: MarkedPhases | None,
         units: Any,
         logged_step: int,
         *,
@@ -193,14 +193,16 @@ class StepTimer:
         self._sizes = BatchSizes(loader_size)
         self._schedule = ThreadSchedule()
         schedule = self._schedule if on_ranks else None
-        self.fast_path = FastPathSteps(phases.end_step, schedule)
+        self.fast_path = FastPathSteps(host_phases, schedule)
+        self._reader = BatchReader()
         self._new_shapes = 0
         self._has_unknown_shapes = False
         # slow-path and flushed steps; `ordinal` adds those of the fast path
         self._ended = 0
         self._logged_step = logged_step
-        self._phases = phases
+        self._phases: StepPhases = host_phases if device_phases is None else device_phases
         self._host_phases = host_phases
+        self._is_on_device = device_phases is not None
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"warmup": None}
@@ -262,7 +264,11 @@ class StepTimer:
     def allow_fast_path(self, steps: float) -> None:
         """Let the next steps take the fast path, or none of them if `steps` is 0."""
         needs_slow_path = (
-            self._marks or self._host_phases is not None or self._units is not None or self._scaled
+            self._marks
+            or self._is_on_device
+            or self._units is not None
+            or self._scaled
+            or not self._host_phases.is_connected
         )
         self.fast_path.limit = 0 if needs_slow_path else int(min(steps, MAX_PENDING_STEPS))
 
@@ -330,7 +336,7 @@ class StepTimer:
     def batch(self, batch: Any) -> Hashable:
         """End a batch on the slow path. Returns its shapes, or `None` if they are unknown."""
         self.allow_fast_path(0)
-        found = self.fast_path.reader.read(batch)
+        found = self._reader.read(batch)
         shapes = None if found is None else found.shapes()
         units = self.fast_path.known.get(shapes)
         if units is None:
@@ -380,7 +386,7 @@ class StepTimer:
         # first, since all that follows takes a while
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
-        host_marks = None if self._host_phases is None else self._host_phases.end()
+        host_marks = self._host_phases.end() if self._is_on_device else None
         usage = cpu_usage() if self.times_phases else None
         thread = self._schedule.read()
         *of_fast_path, device_marks = self._phases.steps()
@@ -411,7 +417,7 @@ class StepTimer:
     def resume(self) -> None:
         """Begin the current step anew: the time since the last step was spent in lflops."""
         self._phases.begin()
-        if self._host_phases is not None:
+        if self._is_on_device:
             self._host_phases.begin()
         self._cpu = cpu_usage()
         self._thread = self._schedule.read()
@@ -456,7 +462,7 @@ class StepTimer:
         if not timed.times_phases:
             return step
         step = replace(step, waiting=self._phases.waiting(timed.device_marks))
-        if self._host_phases is not None and timed.host_marks is not None:
+        if timed.host_marks is not None:
             step = replace(step, host_phases=self._host_phases.seconds(timed.host_marks))
         return step
 

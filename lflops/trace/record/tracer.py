@@ -30,7 +30,7 @@ from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, Phase, TimingStats, Trace
 from lflops.profile.series import grouped, summed
 from lflops.profile.timeline import StepTimeline
-from lflops.timing.module_times import inclusive, spreads_of
+from lflops.timing.module_times import inclusive, timing_stats
 from lflops.torch_private.autograd import profiler_is_recording, wrap_profilers
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.trace.record.compiled_time import CompiledTimes, divided_among_modules
@@ -460,7 +460,7 @@ def _stats_of_steps(
         if ends_step:
             steps.append(inclusive(step))
             step = defaultdict(float)
-    return spreads_of(steps)
+    return timing_stats(steps)
 
 
 def call_times(

@@ -306,7 +306,7 @@ def test_rollouts_are_no_validation(tmp_path: Path, warm_python: WarmPython) -> 
 
 LOADED = f"""{ASKED}{MODEL}
 from lflops.monitoring.run import MonitoredRun
-MonitoredRun.belongs = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
+MonitoredRun.move_time = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
 loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
 for epoch in range(3):
     model.train()

@@ -339,8 +339,8 @@ def test_somebody_elses_wrap_above_ours_stays_theirs() -> None:
 
 
 BREAKS = {
-    "begin": "_begin_batch",
-    "end": "_end_batch",
+    "begin": "batch_begins",
+    "end": "batch_ends",
     "mark": "mark",
     "close": "close",
 }
@@ -382,7 +382,7 @@ def test_where_warnings_are_errors_the_training_still_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What cannot be warned of is logged."""
-    monkeypatch.setattr("lflops.monitoring.session.Session._end_batch", lambda *_: 1 / 0)
+    monkeypatch.setattr("lflops.monitoring.session.Session.batch_ends", lambda *_: 1 / 0)
     trainer = fit(Classifier(), watching(on_error="warn"))
     assert 30 == trainer.global_step
     assert "FlopsMonitor has failed" in caplog.text
@@ -433,7 +433,7 @@ def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
 
 def test_an_error_of_our_own_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """As these tests do; also then nothing is left on."""
-    monkeypatch.setattr("lflops.monitoring.session.Session._end_batch", lambda *_: 1 / 0)
+    monkeypatch.setattr("lflops.monitoring.session.Session.batch_ends", lambda *_: 1 / 0)
     around = Around()
     with pytest.raises(ZeroDivisionError):
         fit(Classifier(), around, watching())

@@ -583,7 +583,7 @@ def test_a_trace_that_does_not_end_with_the_validation_has_the_training_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check above can fail."""
-    monkeypatch.setattr(session.Session, "pause", lambda self: self._listening.close())
+    monkeypatch.setattr(session.Session, "pause", lambda self: self._logged_phases.disconnect())
     monitor = watching(
         stages=("validate",),
         schedule=Schedule(wait=0, warmup=1, active=3),

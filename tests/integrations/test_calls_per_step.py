@@ -1,0 +1,283 @@
+"""What an unprofiled step costs: Python calls into lflops, which are the same on every machine.
+
+A step is counted from one batch to the next. A call of a function is one, and so is each time that a
+generator goes on. Functions of torch, Lightning and Python themselves do not count.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import lflops
+from lflops import FlopsMonitor, Schedule
+from lflops.error_guard import unguarded
+from lflops.monitoring.inputs.phases import Phases
+from lflops.timing.clock import ThreadSchedule
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET
+from tests.support.warm_python import WarmPython
+
+pytestmark = [
+    *LIGHTNINGS_WARNINGS,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+ROOT = str(Path(lflops.__file__).parent)
+WIDTH, BATCH = 8, 4
+FIRST, LAST = 10, 30
+"""The steps that are counted: after the warm-up, in a wait that is longer than the run."""
+
+WAIT = Schedule(wait=10_000, warmup=1, active=1)
+SETTINGS: dict[str, Any] = {"schedule": WAIT, "hardware": None, "on_error": "raise"}
+
+
+class Over(Exception):  # noqa: N818 - ends a run
+    """So many steps are enough."""
+
+
+class Calls:
+    """Counts the calls into lflops in each step of this thread.
+
+    Not those that read the system's counters: they depend on how busy the machine is.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Counter[str]] = []
+        self._calls = Counter[str]()
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _count(self, frame: FrameType, event: str, _value: object) -> None:
+        code = frame.f_code
+        is_ours = event == "call" and code.co_filename.startswith(ROOT)
+        if is_ours and code is not ThreadSchedule.read.__code__:
+            self._calls[code.co_qualname] += 1
+
+    def step_ends(self) -> None:
+        self.steps.append(self._calls)
+        self._calls = Counter()
+        if len(self.steps) > LAST:
+            raise Over
+
+    @property
+    def most(self) -> Counter[str]:
+        """The calls of the step with the most, by function."""
+        return max(self.steps[FIRST:LAST], key=Counter.total)
+
+
+class Points:
+    """A logger, so that the curves are kept."""
+
+    def log_metrics(self, values: Any, step: int) -> None:
+        """Keep nothing."""
+
+
+def batches() -> DataLoader[Any]:
+    """Pairs of inputs and targets, without end as far as this test goes."""
+    data = [(torch.ones(WIDTH), torch.ones(WIDTH)) for _ in range(BATCH * 2 * LAST)]
+    return DataLoader(data, batch_size=BATCH)
+
+
+class Model(LightningModule):
+    """One product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def in_lightning(calls: Calls, folder: Path) -> None:
+    """Train with a Trainer of Lightning."""
+
+    class Ends(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            calls.step_ends()
+
+    trainer = Trainer(
+        callbacks=[Ends(), FlopsMonitor(**SETTINGS)],
+        max_epochs=1,
+        default_root_dir=folder,
+        gradient_clip_val=1.0,
+        **QUIET,
+    )
+    trainer.fit(Model(), batches())
+
+
+def in_a_loop(calls: Calls, folder: Path) -> None:
+    """Train in a custom loop."""
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lflops.monitor(model, optimizer, logger=Points(), dirpath=folder, **SETTINGS) as monitor:
+        for inputs, targets in monitor.data(batches()):
+            calls.step_ends()
+            with monitor.step((inputs, targets)):
+                (model(inputs) - targets).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def with_engine(calls: Calls, folder: Path, engine: Any, prepared: Any, clip: Any) -> None:
+    """Train in a loop with an engine, which clips."""
+    model, optimizer = prepared
+    settings = SETTINGS | {"engine": engine, "logger": Points(), "dirpath": folder}
+    with lflops.monitor(model, optimizer, **settings) as monitor:
+        for inputs, targets in monitor.data(batches()):
+            calls.step_ends()
+            with monitor.step((inputs, targets)):
+                engine.backward((model(inputs) - targets).square().mean())
+                clip(model, optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def in_fabric(calls: Calls, folder: Path) -> None:
+    """Train with Fabric."""
+    engine = Fabric(accelerator="cpu", devices=1)
+    model = nn.Linear(WIDTH, WIDTH)
+    prepared = engine.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    clip = lambda model, optimizer: engine.clip_gradients(model, optimizer, max_norm=1.0)  # noqa: E731
+    with_engine(calls, folder, engine, prepared, clip)
+
+
+def in_accelerate(calls: Calls, folder: Path) -> None:
+    """Train with an `Accelerator`."""
+    accelerate = pytest.importorskip("accelerate")
+    engine = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(WIDTH, WIDTH)
+    prepared = engine.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    clip = lambda model, _: engine.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
+    with_engine(calls, folder, engine, prepared, clip)
+
+
+def in_transformers(calls: Calls, folder: Path) -> None:
+    """Train with a Trainer of transformers."""
+    transformers = pytest.importorskip("transformers")
+    from lflops.huggingface import FlopsCallback
+
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            calls.step_ends()
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": (self.product(x) - labels).square().mean()}
+
+    data = [{"x": torch.ones(WIDTH), "labels": torch.ones(WIDTH)} for _ in range(BATCH * 2 * LAST)]
+    args = transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=BATCH,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    transformers.Trainer(
+        WithLoss(),
+        args,
+        train_dataset=data,
+        callbacks=[Ends(), FlopsCallback(log=lambda _: None, **SETTINGS)],
+    ).train()
+
+
+LOOPS: dict[str, tuple[Callable[[Calls, Path], None], int]] = {
+    "Lightning": (in_lightning, 40),
+    "transformers": (in_transformers, 40),
+    "Fabric": (in_fabric, 40),
+    "Accelerate": (in_accelerate, 40),
+    "lflops.monitor": (in_a_loop, 25),
+}
+
+
+def counted(run: Callable[[Calls, Path], None], folder: Path) -> Counter[str]:
+    """The calls of the unprofiled step with the most, by function."""
+    with Calls() as calls, pytest.raises(Over):
+        run(calls, folder)
+    return calls.most
+
+
+@pytest.mark.parametrize(("run", "limit"), LOOPS.values(), ids=LOOPS)
+def test_an_unprofiled_step_makes_few_calls(
+    run: Callable[[Calls, Path], None], limit: int, tmp_path: Path
+) -> None:
+    """The curves and the ledger are kept."""
+    calls = counted(run, tmp_path)
+    assert 0 < calls.total() <= limit, calls
+
+
+@pytest.fixture
+def _wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper around each transition, and one around that."""
+    for name in ("enter", "leave"):
+        method = getattr(Phases, name)
+        guard = Phases().guard.guard
+        monkeypatch.setattr(Phases, name, guard(guard(unguarded(method))))
+
+
+@pytest.mark.usefixtures("_wrapped")
+def test_a_wrapper_around_each_transition_is_noticed(tmp_path: Path) -> None:
+    """The check above can fail."""
+    assert counted(in_lightning, tmp_path).total() > LOOPS["Lightning"][1]
+
+
+AUTO_DETECTED = """
+import os, sys
+os.environ["LFLOPS"] = f"wait=1,warmup=1,active=1,hardware=none,html=false,trace=false,dirpath={sys.argv[1]}"
+from lflops.integrations.auto_detect.entry import watch
+watch()
+import lflops, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader
+from tests.integrations.test_calls_per_step import Calls, Over
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+calls = Calls()
+try:
+    with calls:
+        for inputs, targets in DataLoader([(torch.ones(8), torch.ones(8))] * 400, batch_size=4):
+            calls.step_ends()
+            (model(inputs) - targets).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+except Over:
+    print(calls.most.total(), calls.most)
+"""
+
+
+def test_a_step_of_an_auto_detected_loop_makes_few_calls(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """After its window, when only the ledger reads the steps."""
+    ended = warm_python.run(AUTO_DETECTED, tmp_path)
+    assert 0 == ended.status, ended.err
+    number, calls = ended.out.splitlines()[0].split(maxsplit=1)
+    assert 0 < int(number) <= 20, calls
