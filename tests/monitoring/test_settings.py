@@ -12,7 +12,7 @@ import pytest
 import lflops
 from lflops.monitoring.inputs.settings import Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "lightning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "monitor.md"
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
