@@ -33,8 +33,8 @@ class LightningProfiler(ProfilerBase):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the monitor before the Trainer sets up its callbacks."""
         super().setup(stage, local_rank, log_dir)
-        module: Any = self._lightning_module
-        trainer = module.trainer
+        # The Trainer has set it for its profilers.
+        trainer = vars(self)["_lightning_module"].trainer
         has_monitor = any(isinstance(each, FlopsMonitor) for each in trainer.callbacks)
         if not has_monitor:
             # Lightning wants callbacks that save checkpoints to be last.
