@@ -479,6 +479,16 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         return not any(notes_with("not_counted", self.notes))
 
     @property
+    def traced_steps(self) -> float | None:
+        """Number of traced steps, of as many batches as gradients are accumulated over.
+
+        `None` if no step was traced, or if their number is unknown.
+        """
+        if self.trace is None or not self.trace.batches:
+            return None
+        return self.trace.batches / (self.run.accumulation or 1)
+
+    @property
     def cpu_lost_shares(self) -> list[float]:
         """The share of the process's CPU time that other processes took, in steps with that figure.
 
