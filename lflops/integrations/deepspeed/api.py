@@ -20,6 +20,7 @@ from torch import nn
 
 from lflops.analysis.analysis import analyze
 from lflops.errors import CountError
+from lflops.files import read, write_whole
 from lflops.inputs.arguments import check_module, check_whole, describe
 from lflops.inputs.batch import tensor_of_shape
 from lflops.integrations.deepspeed.text import units as short_units
@@ -403,7 +404,7 @@ def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:
     if output_file:
         path = Path(output_file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n", "utf-8")
+        write_whole(path, f"{text}\n".encode())
     else:
         print(text)  # noqa: T201 - it was asked for
 
@@ -452,7 +453,7 @@ def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(read(path))
     except (OSError, ValueError) as error:
         raise CountError(f"from_deepspeed: {path}: {error}") from error
     if not isinstance(config, Mapping):

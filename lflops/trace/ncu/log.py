@@ -56,7 +56,10 @@ def launches_in(log: str) -> list[Launch]:
 
 
 def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
-    heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    try:
+        heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    except csv.Error as error:
+        raise ProfileError(f"has damaged CSV: {error}") from None
     named = []
     for row in rows:
         if len(row) == len(heading):
