@@ -66,7 +66,8 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         spent: Nanoseconds by category since the row before.
         open: Nanoseconds of the running step, which a later row includes in `spent`.
         step: Steps done; `None` before the first.
-        first: Steps that earlier starts had done; `None` before the first step.
+        first: Steps that earlier starts had done; `None` before the first step, and if the loop
+            does not know it.
         memory: Resident memory of the process in bytes.
         ended: How the run ended, in the row that ends it.
     """

@@ -114,6 +114,7 @@ class LedgerWriter:
     Attributes:
         error: The exception that ended it before the end of the run.
         is_first: Set for the first ledger of this process, whose account begins with the process.
+        knows_step: Returns whether the numbers of steps include those of earlier starts.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class LedgerWriter:
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None
+        self.knows_step: Callable[[], bool] = lambda: True
         self._log = log or PhaseLog()
         self._deferred = deferred or DeferredCalls(self._log)
         # the clock also while deferred calls are made
@@ -320,7 +322,7 @@ class LedgerWriter:
             spent=spent,
             open=accountant.open,
             step=accountant.steps,
-            first=accountant.first_step,
+            first=accountant.first_step if self.knows_step() else None,
             memory=_resident(),
             ended=self._ended,
         )

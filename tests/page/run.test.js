@@ -34,5 +34,5 @@ test("a step of a part of the run is its mean, without start-up", () => {
 test("categories have their parts, the longest first", () => {
   const found = categoriesOf({ title: "", said: [], ledger: LEDGER, categories: { training: "training" }, causes: { gc: "the garbage collector" } });
   assert.deepEqual(found.map(({ name, seconds }) => [name, seconds]), [["training", 33], ["start_up", 15], ["down", 10], ["slow", 2]]);
-  assert.deepEqual([found[0].parts, found[3].parts], [[["data", 18], ["forward", 15]], [["the garbage collector", 2]]]);
+  assert.deepEqual([found[0].parts, found[3].parts], [[["data wait", 18], ["forward", 15]], [["the garbage collector", 2]]]);
 });

@@ -36,6 +36,7 @@ from lflops.analysis.compare.significance import (
     judge_of_steps,
     slowed_by,
 )
+from lflops.display import Displayed
 from lflops.profile.json_file import load
 from lflops.profile.module_names import spelled_out
 from lflops.profile.profile import Profile
@@ -293,7 +294,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         return own if own.verdict in CHANGED or costs_more else self.inclusive.time
 
 
-class Diff(Struct, frozen=True, kw_only=True):
+class Diff(Struct, Displayed, frozen=True, kw_only=True):
     """The changes from one run to another. `None` means unknown.
 
     Attributes:

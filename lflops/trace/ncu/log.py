@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from lflops.errors import ProfileError
+
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
 _HEADING = re.compile(

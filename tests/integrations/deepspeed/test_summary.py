@@ -432,8 +432,8 @@ def test_what_a_reader_has_to_know_is_said() -> None:
     figures = labelled(given)
     assert "head" == figures["never called"]
     assert "partial" in figures
-    assert figures["note"].startswith("head is left out of every total")
-    assert 2 == summary(analyze(given)).count("head is left out of every total")
+    assert figures["note"].startswith("head is left out of all totals, as requested")
+    assert 2 == summary(analyze(given)).count("head is left out of all totals, as requested")
     assert {"never called", "partial", "note"}.isdisjoint(labelled(one))
 
 
@@ -589,7 +589,7 @@ def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:
     rows = {
         "": {"class_name": "Net"},
         "a": {"class_name": "Linear", "owner": "", "compiled": True},
-        "b": {"class_name": "Li\x1bnear", "calls": 0, "detail": "p=0.1"},
+        "b": {"class_name": "Li\x1bnear", "calls": 0, "parameters": 8, "detail": "p=0.1"},
     }
     lines = detailed(profile(rows, []))
     assert lines[2].endswith("shares the model itself, compiled)")
