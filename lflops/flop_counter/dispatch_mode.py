@@ -283,6 +283,10 @@ class CountingMode(InternalMode):
                 self._partial_tensors.follow(operator, fqn, args, kwargs, out)
             if operator.kind is not FREE and kernel is None:
                 counter.record(operator, fqn, phase, (args, kwargs, out))
+            if memory is not None and phase == "optimizer" and not operator.is_foreach:
+                if operator.kind is FREE:
+                    counter.record_view(args)
+                memory.ran_for(counter.owner(fqn, phase))
             if memory is not None and operator.allocates:
                 self._see_storages(memory, operator, fqn, phase, (args, kwargs, out))
         except BaseException as error:  # noqa: BLE001 - the guard handles it
@@ -308,6 +312,10 @@ class CountingMode(InternalMode):
             and sums_gradients(args, kwargs)
         ):
             memory.after_sum(name, fqn, phase, out, args[0])
+            return
+        if phase == "optimizer" and operator.is_foreach and isinstance(out, list | tuple):
+            for tensor, owner in zip(out, counter.owners(out), strict=True):
+                memory.after(name, owner, phase, tensor)
             return
         owner = counter.owner(fqn, phase) if phase == "optimizer" else fqn
         memory.after(name, owner, phase, out)

@@ -1,7 +1,6 @@
 """`lflops plan`: training configurations that fit on some GPUs, by predicted step time."""
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.cli.estimate import builder_for
 from lflops.cli.output import UsageError, draw, write_json
+from lflops.cli.progress import ProgressLine
 from lflops.profile.series import gathered
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import counted
@@ -120,23 +120,24 @@ def plan(
     ] = False,
 ) -> None:
     """Rank the meshes, micro batches and checkpointing that fit by the predicted time of a step."""
-    # Imported here because these modules import torch.
-    from lflops.estimation.from_config import TOKENS, is_config
-    from lflops.estimation.optimizer_step import makes_optimizer
-    from lflops.estimation.planning.plan import plan as find
+    with ProgressLine("loading torch") as progress:
+        # Imported here because these modules import torch.
+        from lflops.estimation.from_config import TOKENS, is_config
+        from lflops.estimation.optimizer_step import makes_optimizer
+        from lflops.estimation.planning.plan import plan as find
 
-    with builder_for(target, seq, remote_code=trust_remote_code) as build:
-        found = find(
-            build,
-            _SAMPLES_PER_GPU * gpus if batch is None else batch,
-            gpus=gpus,
-            hardware=hardware,
-            optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
-            precision=precision,
-            network=network,
-            devices_per_host=devices_per_host,
-            progress=sys.stderr.isatty(),
-        )
+        with builder_for(target, seq, remote_code=trust_remote_code) as build:
+            found = find(
+                build,
+                _SAMPLES_PER_GPU * gpus if batch is None else batch,
+                gpus=gpus,
+                hardware=hardware,
+                optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
+                precision=precision,
+                network=network,
+                devices_per_host=devices_per_host,
+                progress=progress.estimates,
+            )
     if save is not None:
         if found.profile is None:
             raise UsageError(

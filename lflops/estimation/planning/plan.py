@@ -255,7 +255,7 @@ def plan(
     precision: str = "bf16-mixed",
     network: float | None = None,
     devices_per_host: int = DEVICES_PER_HOST,
-    progress: bool = False,
+    progress: Callable[[int], object] | None = None,
 ) -> Plan:
     """Find the configurations that fit on a chip, and rank them by predicted step time.
 
@@ -280,7 +280,7 @@ def plan(
         network: Bandwidth of a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
         devices_per_host: Number of GPUs in a host. Tensor parallelism stays within a host.
-        progress: Write the number of estimates to stderr.
+        progress: Called with the number of estimates before each of them.
 
     Raises:
         CountError: An argument is wrong, no mesh divides the batch, or some code needs the value of
