@@ -1,6 +1,7 @@
 """`lflops estimate`: work and memory of a training step, estimated before the run."""
 
 import contextlib
+import gc
 import importlib
 import inspect
 import re
@@ -613,7 +614,10 @@ def builder_for(
     # As with `python -m`, the user's function can import from the current folder while it runs.
     sys.path.insert(0, "")
     try:
-        yield _builder(target, tokens, remote_code=remote_code)
+        build = _builder(target, tokens, remote_code=remote_code)
+        # The objects of torch and transformers stay. Each full collection would visit all of them.
+        gc.freeze()
+        yield build
     except (LflopsError, UsageError):
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, repeat
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -317,7 +317,10 @@ class Estimator:
             setup = _Setup(fakes, chip, makes, Meter(self.progress))
             with same_random_numbers(held):
                 first = self._made(make)
-                subjects = chain([first], (self._made(make) for _ in count()))
+                # Sharding and hooks of an optimizer change a model, so that each run builds another.
+                is_kept = not self.mesh and not self.in_backward
+                again = repeat(first) if is_kept else (self._made(make) for _ in count())
+                subjects = chain([first], again)
                 fold = self._fold(first, fakes)
                 profile = None if fold is None else self._unrolled(subjects, fold, setup)
                 if profile is None:

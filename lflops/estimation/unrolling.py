@@ -70,18 +70,6 @@ class Token(NamedTuple):
     is_birth: bool = False
 
 
-class UnrolledToken(NamedTuple):
-    """An item of an unrolled sequence of allocations and frees.
-
-    Attributes:
-        copy: The item of the folded model.
-        storage: The new number of its storage; `None` for an operator.
-    """
-
-    copy: Copy
-    storage: int | None
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """A step of a folded model.
@@ -166,8 +154,11 @@ class Unrolling:
                 found += [Copy(index, shift) for index in run.items]
         return found
 
-    def tokens(self, tokens: Sequence[Token]) -> list[UnrolledToken]:
-        """Return the unrolled order of allocations, frees and operators.
+    def tokens(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, int | None]]:
+        """Yield the unrolled order of allocations, frees and operators.
+
+        Each item is the index of a token, the shift of its block, and the new number of the
+        storage. They are plain tuples, because there are hundreds of thousands.
 
         Raises:
             NotPeriodicError: It is unknown which storage a copy frees.
@@ -175,49 +166,50 @@ class Unrolling:
         blocks = _absorbed([token.block for token in tokens])
         place_of, storage_at = _places(tokens, blocks)
         new_numbers: dict[tuple[int, int], int] = {}
-        found: list[UnrolledToken] = []
-        for copy in self.order(blocks):
-            token = tokens[copy.index]
+        for index, shift in self.order(blocks):
+            token = tokens[index]
             if token.storage is None:
-                found.append(UnrolledToken(copy, None))
+                yield index, shift, None
             elif token.is_birth:
                 number = len(new_numbers)
-                new_numbers[token.storage, copy.shift] = number
-                found.append(UnrolledToken(copy, number))
+                new_numbers[token.storage, shift] = number
+                yield index, shift, number
             else:
-                block = blocks[copy.index]
-                freed = self._freed(place_of[token.storage], block, copy.shift)
-                storage = storage_at.get(freed[0])
-                number = -1 if storage is None else new_numbers.get((storage, freed[1]), -1)
+                place = place_of[token.storage]
+                block, freed_shift = self._freed(place.block, blocks[index], shift)
+                storage = token.storage
+                if block != place.block:
+                    storage = storage_at.get(Place(block, place.run, place.position), -1)
+                number = new_numbers.get((storage, freed_shift), -1)
                 if number < 0:
-                    raise NotPeriodicError(f"{block} frees {place_of[token.storage]}")
-                found.append(UnrolledToken(copy, number))
-        return found
+                    raise NotPeriodicError(f"{blocks[index]} frees {place}")
+                yield index, shift, number
 
-    def _freed(self, place: Place, block: int | None, shift: int) -> tuple[Place, int]:
-        """Return the storage that a copy of a free frees, and its shift."""
-        if place.block is None:
-            if block == self._repeated:
-                raise NotPeriodicError(f"{block} frees {place}")
-            return place, 0
-        is_near = block is not None and abs(place.block - block) <= 1
+    def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
+        """Return the block of the storage that a copy of a free frees, and the storage's shift."""
+        repeated = self._repeated
+        if born_in is None:
+            if block == repeated:
+                raise NotPeriodicError("a block frees what no block allocated")
+            return None, 0
+        is_near = block is not None and abs(born_in - block) <= 1
         if is_near:
-            number = place.block + shift
-        elif place.block == self._repeated:
-            raise NotPeriodicError(f"{block} frees {place}")
+            number = born_in + shift
+        elif born_in == repeated:
+            raise NotPeriodicError("a block frees what a distant one allocated")
         else:
-            number = place.block + (self._copies if place.block > self._repeated else 0)
-        if number <= self._repeated:
-            return place._replace(block=number), 0
-        if number > self._repeated + self._copies:
-            return place._replace(block=number - self._copies), self._copies
-        return place._replace(block=self._repeated), number - self._repeated
+            number = born_in + (self._copies if born_in > repeated else 0)
+        if number <= repeated:
+            return number, 0
+        if number > repeated + self._copies:
+            return number - self._copies, self._copies
+        return repeated, number - repeated
 
     def record(self, record: MemoryRecord) -> MemoryRecord:
         """Unroll the memory of a step."""
         tokens, operators = self._memory_tokens(record)
         unrolled = MemoryRecord(longest=record.longest)
-        for (index, shift), storage in self.tokens(tokens):
+        for index, shift, storage in self.tokens(tokens):
             token = tokens[index]
             if token.storage is None:
                 number = operators[index]
@@ -271,9 +263,10 @@ class Unrolling:
                 block = _block_of_free(block, born_in[request.key])
                 tokens.append(Token(block, request.key))
         unrolled: list[Request] = []
-        for copy, storage in self.tokens(tokens):
+        for index, _, storage in self.tokens(tokens):
+            request = log.requests[index]
             if storage is not None:
-                unrolled.append(log.requests[copy.index]._replace(key=storage))
+                unrolled.append(Request(storage, request.bytes, request.stream))
         return unrolled
 
     def profile(self, step: StepRecord, longer: Profile) -> Profile:

@@ -35,9 +35,11 @@ from lflops.torch_private.operators import (
     run_kernel,
 )
 from lflops.torch_private.tensors import (
+    ASKS_FOR_DEVICE,
     NEEDS_VALUES,
     PLAIN,
     FakeTensor,
+    fake_device,
     has_torch_function,
     is_overridden,
     without_overrides,
@@ -117,6 +119,8 @@ class CountingMode(InternalMode):
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
+        if function is ASKS_FOR_DEVICE and self._fake and type(args[0]) is FakeTensor:
+            return fake_device(args[0])
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:

@@ -172,8 +172,12 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
     first = found.configurations[0]
     yield ""
     yield _time_table(found.configurations[:top], found.batch, tokens)
-    yield text(f"{first.name} has {first.reason}")
-    yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
+    if first.reason:
+        yield text(f"Besides the model's work, {first.name} needs {first.reason}.")
+    if first.predicted is not None and first.predicted.widened:
+        yield prose(f"Wide intervals: {', '.join(first.predicted.widened)}.", "dim")
+    more = _more(found.configurations, top)
+    yield prose(f"Ties share a place. ! marks a tight fit. {more}".rstrip(), "dim")
 
 
 def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
@@ -195,12 +199,9 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
     yield prose(f"not predicted: {'; '.join(reasons.values())}")
     yield _bound_table(rows)
     if rows[0].reason:
-        yield text(f"{rows[0].name} has {rows[0].reason}")
-    yield text(
-        f"{_more(list(best), top)}these are lower bounds and do not rank the meshes; "
-        "one line per mesh, all in --json",
-        "dim",
-    )
+        yield text(f"Besides the model's work, {rows[0].name} needs {rows[0].reason}.")
+    remark = "These are lower bounds and do not rank the meshes. --json has all configurations."
+    yield text(f"{remark} {_more(list(best), top)}".rstrip(), "dim")
 
 
 def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
@@ -215,7 +216,7 @@ def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
 
 def _more(rows: Sequence[object], top: int) -> str:
     hidden = len(rows) - top
-    return f"{hidden} more, --top N lists them; " if hidden > 0 else ""
+    return f"{hidden} more: --top N lists them." if hidden > 0 else ""
 
 
 def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:

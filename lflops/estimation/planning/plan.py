@@ -201,7 +201,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
             bandwidth of the links. Nothing overlaps them.
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
             work under 1F1B.
-        reason: The time that it spends on anything besides the model's work, in words.
+        reason: The time that it spends on anything besides the model's work, in words; empty if
+            that is little.
         place: Its place by predicted time. Ties share a place. 0 if no time is predicted.
     """
 
@@ -782,4 +783,4 @@ def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
         for seconds, name in parts
         if seconds >= MINOR * predicted.seconds
     ]
-    return ", ".join(named_parts) or "little besides the model's work"
+    return " and ".join(named_parts)
