@@ -91,7 +91,9 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
     _check_depth(target, config.to_dict())
 
     def build(samples: int) -> tuple[nn.Module, Batch, Loss | None]:
-        model = kind(config).float().train()
+        model = kind(config).train()
+        if any(each.dtype is not torch.float32 for each in model.parameters()):
+            model = model.float()
         if model.main_input_name == "pixel_values":
             vars(model)["forward"] = wraps(model.forward)(partial(_run_finite, model.forward))
         batch = _batch(target, config, model, samples, tokens)
