@@ -7,10 +7,12 @@ import time
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
@@ -68,7 +70,8 @@ def _settings(folder: Path | None) -> str | None:
     if folder is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path("lflops_runs", name)
-    dirpath = f"dirpath={folder.absolute()}"
+    # Commas separate settings, and spaces around a value are dropped.
+    dirpath = f"dirpath={quote(os.fsencode(folder.absolute()))}"
     return f"{settings},{dirpath}" if settings else dirpath
 
 
@@ -128,5 +131,5 @@ def window(
     if ended != "running":
         raise UsageError(f"{running}: this run has ended: {ended}")
     folder = newest_file(running).parent
-    (folder / REQUEST).touch()
+    write_whole(folder / REQUEST, b"")
     write_lines([f"requested a window: its profile will be written to {folder}"])

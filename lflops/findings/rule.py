@@ -140,7 +140,7 @@ class StepRule(Rule):
             rank=candidate.rank,
             phase=candidate.phase,
             seconds=candidate.seconds,
-            share=None if candidate.seconds is None else step.times.share(candidate.seconds),
+            share=step.times.share(candidate.seconds),
             fix=self.advise(candidate, step),
             is_issue=is_issue,
             is_overhead=self.is_overhead,
@@ -165,11 +165,10 @@ class StepRule(Rule):
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
         """The values of the templates."""
+        words: dict[str, float | str | None] = {}
+        for name, value in candidate.facts.items():
+            words[name] = plain(value) if isinstance(value, str) else value
         cost = cost_of(candidate.seconds, step)
-        words: dict[str, float | str | None] = {
-            name: plain(value) if isinstance(value, str) else value
-            for name, value in candidate.facts.items()
-        }
         words["cost"] = cost
         words["Cost"] = cost[0].upper() + cost[1:]
         words["where"] = plain(candidate.module) or root_itself(step.root.class_name)
@@ -198,8 +197,8 @@ class ModuleRule(StepRule):
 
 def cost_of(seconds: float | None, step: StepEvidence) -> str:
     """A cost as `8.2 % of the step (4.1 ms)`."""
-    share = None if seconds is None else step.times.share(seconds)
-    return f"{units.percent(share)} of the {step.unit} ({units.duration(seconds)})"
+    share = units.percent(step.times.share(seconds))
+    return f"{share} of the {step.unit} ({units.duration(seconds)})"
 
 
 def root_itself(class_name: str) -> str:

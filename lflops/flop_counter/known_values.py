@@ -23,7 +23,7 @@ from lflops.torch_private.dispatch_modes import (
     without_modes,
 )
 from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
-from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
+from lflops.torch_private.operators import GROUPED_MM, OpOverload, argument, written_arguments
 from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
 LARGEST = 1 << 20
@@ -157,7 +157,7 @@ class KnownValues(InternalMode):
         if function is self._receive:
             self._receive_values(args[0])
         for name, position in written_arguments(function):
-            written = args[position] if position < len(args) else kwargs.get(name)
+            written = argument(args, kwargs, position, name)
             for tensor in tensors_of((written,)):
                 if type(tensor) is Tensor:
                     self._make_stale(tensor)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from lflops.display import Displayed
 from lflops.profile.series import summed
 
 CATEGORIES = {
@@ -180,7 +181,7 @@ class Start(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Unix time in seconds.
         seconds: Its duration.
-        first_step: Steps that earlier starts had done, as the loggers count.
+        first_step: Steps that earlier starts had done, as the loggers count; 0 if unknown.
         last_step: Steps done when it ended.
         ended: "finished", the class of the exception that ended it, "exit" if the program did not
             close its run, "killed", or "running".
@@ -193,7 +194,7 @@ class Start(Struct, frozen=True, kw_only=True):
     ended: str
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
+class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     """Every second of a run, by category.
 
     `monitor.ledger` is the ledger of a running run; `lflops.load_run` reads a folder.

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops.errors import ProfileError
+from lflops.files import open_for_append, read, write_whole
 from lflops.ledger.account import Ledger, SlowStep, Span, Start, StepGroup, in_pairs
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
@@ -68,7 +69,8 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         spent: Nanoseconds by category since the row before.
         open: Nanoseconds of the running step, which a later row includes in `spent`.
         step: Steps done; `None` before the first.
-        first: Steps that earlier starts had done; `None` before the first step.
+        first: Steps that earlier starts had done; `None` before the first step, and if the loop
+            does not know it.
         memory: Resident memory of the process in bytes.
         durations: Unprofiled steps since the row before, by class of their duration.
         ended: How the run ended, in the row that ends it.
@@ -116,8 +118,7 @@ class Segment:
             return
         if not self._has_begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o666)
+        self._file = open_for_append(self.path, new=not self._has_begun)
         if not self._has_begun:
             self._has_begun = True
             os.write(self._file, _encoded([self.head]))
@@ -147,9 +148,7 @@ class Segment:
         costliest = sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)
         self.slow = [self.slow[place] for place in sorted(costliest[:MOST_SLOW])]
         if self._file is not None and self.path is not None:
-            written = self.path.with_suffix(f".{self.head.pid}.tmp")
-            written.write_bytes(_encoded([self.head, *self.slow, *self.groups, *self.rows]))
-            written.replace(self.path)
+            write_whole(self.path, _encoded([self.head, *self.slow, *self.groups, *self.rows]))
             self.close()
             self.open()
 
@@ -186,11 +185,14 @@ def read_segment(path: Path) -> Segment | None:
     A line that cannot be read is left out: the process died while it wrote the line.
 
     Raises:
-        ProfileError: The file is not a ledger, or another version of lflops wrote it.
+        ProfileError: The file cannot be read, is not a ledger, or another version of lflops wrote
+            it.
     """
-    if path.stat().st_size > LARGEST_FILE:
-        raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes, so it is not a ledger")
-    lines = list(_decoded(path.read_bytes().split(b"\n")))
+    try:
+        content = read(path, LARGEST_FILE)
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}") from error
+    lines = list(_decoded(content.split(b"\n")))
     if not lines:
         return None
     head, *others = lines

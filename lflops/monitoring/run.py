@@ -116,6 +116,7 @@ class RunLedger:
         """Account for the steps of this stage."""
         self.ends_step = stage.ends_step
         self.logged_step = training.logged_step
+        self._writer.knows_step = training.knows_step
         self._device = training.device
 
     def stop(self, ended: str) -> None:
@@ -130,6 +131,8 @@ class RunLedger:
         self.ends_step = bool
         self.logged_step = int
         self._writer.stop(ended)
+        # without a reference to the loop
+        self._writer.knows_step = partial(bool, self._writer.knows_step())
         error = self._writer.error
         self._writer.error = None
         if error is not None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from lflops import units
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.step_times import lost_share
+from lflops.display import Displayed
 from lflops.errors import ProfileError
 from lflops.findings.finding import Finding, first_issue
 from lflops.findings.registry import issue_share
@@ -73,7 +74,7 @@ class Module(Struct, frozen=True, kw_only=True):
     macs: int
 
 
-class Explanation(Struct, frozen=True, kw_only=True):
+class Explanation(Struct, Displayed, frozen=True, kw_only=True):
     """Why a run is slow, with the evidence. `None` is unknown.
 
     Attributes:

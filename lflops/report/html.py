@@ -15,7 +15,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis, analyze
-from lflops.files import write_whole
+from lflops.files import open_device, write_whole
 from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
 from lflops.report.payload.compare import compared_pairs
@@ -88,18 +88,23 @@ def page_of_data(title: str, value: Any, entry: str) -> str:
 
 
 def save(analysis: Analysis, path: Path) -> None:
-    """Write the file of one profile and the folders above it.
+    """Write the file of one profile, atomically, and the folders above it.
 
     It has the ledger of the run if that is in the same folder.
     """
-    write(page(analysis, ledger=ledger_in(path.parent)), path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, page(analysis, ledger=ledger_in(path.parent)).encode())
 
 
 def write(text: str, path: Path) -> None:
-    """Write a file, atomically, and the folders above it. A device or a pipe is written to."""
-    path.resolve().parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+    """Write a file that the user named, atomically, and the folders above it.
+
+    A device or a pipe is written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with open_device(path) as file:
+            file.write(text.encode())
     else:
         write_whole(path, text.encode())
 

@@ -102,11 +102,10 @@ def without_global_hooks(
     and neither the user's hooks nor other threads take part. `after` accepts keyword arguments and
     is always called.
     """
-    registries: dict[str, Any] = {
-        name: None if value is None else type(value)()
-        for name, value in _NAMES.items()
-        if name.startswith("_global_")
-    }
+    registries: dict[str, Any] = {}
+    for name, value in _NAMES.items():
+        if name.startswith("_global_"):
+            registries[name] = None if value is None else type(value)()
     if before is not None:
         registries["_global_forward_pre_hooks"][0] = before
     if after is not None:

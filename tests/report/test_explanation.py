@@ -864,16 +864,16 @@ def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
         (trained(4), "", few),
         (trained(4, data=20e-3), "", ""),
     ]
-    for given, judgement, doubt in judgements:
+    for given, judgement, caveat in judgements:
         first, *others = lines_of(explain(given))
         assert first == ("verdict", explain(given).said + judgement)
         in_log = log_text(analyze(given)).splitlines()
         assert f"verdict           {first[1]}" == in_log[0]
         rows = [f"{label:<18}{text.partition(' (Right in ')[0]}" for label, text in others]
         assert rows == in_log[1 : 1 + len(rows)]
-        trust = dict(others)["confidence"]
-        assert trust.startswith(doubt)
-        assert bool(doubt) == ("cannot tell whether anything" in trust)
+        confidence = dict(others)["confidence"]
+        assert confidence.startswith(caveat)
+        assert bool(caveat) == ("cannot tell whether anything" in confidence)
 
 
 def test_steps_that_cannot_tell_give_no_advice() -> None:

@@ -21,12 +21,13 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.utilization import MODEL_PHASES, flops_per_second
 from lflops.errors import CountError
 from lflops.extras import offered
+from lflops.files import read, write_whole
 from lflops.inputs.arguments import describe
 from lflops.ledger.account import Ledger
 from lflops.monitoring.inputs.messages import Failures
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Training
-from lflops.monitoring.outputs.paths import OutputPaths, open_text
+from lflops.monitoring.outputs.paths import OutputPaths, append_text
 from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES
@@ -41,6 +42,8 @@ from lflops.report.report import report_of
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
 )
+
+_LARGEST_PAGE = 1 << 30
 
 LAYOUT = {
     group: {name: ["Multiline", [tags]] for name, tags in charts.items()}
@@ -187,7 +190,9 @@ class WandbOutput(Output):
         logged[f"{stage}/summary"] = wandb.Html(summary, inject=False)
         for path in files:
             if path.suffix == ".html":
-                logged[f"{stage}/page"] = wandb.Html(path.read_text("utf-8"), inject=False)
+                logged[f"{stage}/page"] = wandb.Html(
+                    read(path, _LARGEST_PAGE).decode(), inject=False
+                )
         kept = [path for path in files if path.name.endswith(".profile.json")]
 
         def log() -> None:
@@ -248,7 +253,7 @@ class MLflowOutput(Output):
             with tempfile.TemporaryDirectory() as temporary:
                 for picture in pictures:
                     path = Path(temporary, f"{picture.name}.png")
-                    path.write_bytes(picture.png)
+                    write_whole(path, picture.png)
                     client.log_artifact(run, str(path), folder)
             for path in files:
                 client.log_artifact(run, str(path), folder)
@@ -551,8 +556,7 @@ class Reporters:
         if settings.output_file is not None:
             text_file = Path(settings.output_file)
             with self._failures.contained(f"output_file={str(text_file)!r}"):
-                with open_text(text_file, self._loop) as file:
-                    file.write(f"{detailed}\n")
+                append_text(text_file, f"{detailed}\n", self._loop)
                 files.append(text_file)
         written = [file for file in (path, *files) if file is not None and file.exists()]
         logs = []

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from operator import attrgetter
-from typing import Any
 
 from msgspec import DecodeError, Struct, json
 
@@ -66,7 +65,7 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 
 
 class _Window(Struct, frozen=True):
-    modules: dict[str, Any]
+    modules: Columns
     compare: ComparedFigures
 
 

@@ -313,9 +313,9 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
     """
     try:
         window = json.decode(payload, type=_Payload).window
-    except DecodeError as error:
+        return json.encode(run_shown(window, ledger_in(folder)))
+    except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"lacks what the first screen needs: {error}") from None
-    return json.encode(run_shown(window, ledger_in(folder)))
 
 
 def ledger_in(folder: Path) -> Ledger | None:
