@@ -317,6 +317,7 @@ class LedgerWriter:
         self._read()
         accountant = self._accountant
         spent, slow = accountant.take()
+        groups, durations = accountant.take_steps()
         row = Row(
             end=accountant.until - accountant.begin,
             spent=spent,
@@ -324,11 +325,12 @@ class LedgerWriter:
             step=accountant.steps,
             first=accountant.first_step if self.knows_step() else None,
             memory=_resident(),
+            durations=durations,
             ended=self._ended,
         )
         try:
             self._segment.open()
-            self._segment.add(row, slow)
+            self._segment.add(row, slow, groups)
         except OSError as error:
             self.error = error
 

@@ -381,8 +381,9 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
             or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
         unprofiled_comparison: The delays of ranks in unprofiled steps, which are more.
-        timelines: One step of the rank that made the profile, or of each of the first ranks; empty
-            if no step was traced or timed by module.
+        timelines: A few steps of the rank that made the profile, or of each of the first ranks; of
+            each rank the step of median length comes first. Empty if no step was traced or timed
+            by module.
     """
 
     schema_version: str
