@@ -166,6 +166,9 @@ class ScheduleCursor:
 
 
 def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part that occurs `times` times. Returns its length and the remaining excess."""
+    """Shorten a part of the schedule that occurs `times` times.
+
+    Returns its new length and the excess that remains.
+    """
     cut = min(math.ceil(excess / times), length - least)
     return length - cut, max(excess - times * cut, 0)

@@ -129,7 +129,7 @@ def outliers(
 def _identical_modules(
     patterns: Mapping[str, str], identical: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield the modules of each place that do the same work, if they are enough to compare."""
+    """Yield groups of modules that do the same work at the same place and are enough to compare."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, pattern in patterns.items():
         if pattern != name:

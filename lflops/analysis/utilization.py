@@ -125,7 +125,7 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 
 def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | None:
-    """Seconds of the executed matmuls at the peaks of their dtypes; `None` if a peak is unknown."""
+    """Seconds that the executed matmuls would take at peak rates; `None` if a peak is unknown."""
     macs: dict[str, int] = {}
     for count in op_counts:
         if count.executed_macs:

@@ -41,7 +41,7 @@ The loss is `None` if it depends on values.
 """
 
 DEEPEST = 10_000
-"""Most layers. Each takes milliseconds to build and to run, so a deeper model seems to hang."""
+"""Maximum number of layers. A deeper model takes so long to build and to run that it seems to hang."""
 
 ONE_LABEL = (
     "ForImageClassification",

@@ -30,7 +30,7 @@ RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
 """Operators that traces have under the name of the one that they call."""
 
 MOST_NAMES = 3
-"""Most operators that a sentence names."""
+"""Maximum number of operators that a sentence names."""
 
 ATEN = "aten::"
 

@@ -32,7 +32,7 @@ MASK_AT = {
 """Position and name of the mask argument of fused attention operators."""
 
 MOST_READ = 1 << 24
-"""Most elements of a mask that is read. A larger mask is ignored."""
+"""Maximum number of elements of a mask that is read. A larger mask is ignored."""
 
 COUNTS_DIMENSIONS = 3
 """Dimensions of a tensor of block counts: batch, heads, rows of blocks."""
@@ -41,7 +41,7 @@ INDICES_DIMENSIONS = 4
 """Dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
 
 MOST_EVALUATED = 1 << 26
-"""Most pairs of a query and a key for which a flex attention mask is evaluated."""
+"""Maximum number of pairs of a query and a key for which a flex attention mask is evaluated."""
 
 
 class MaskedScores(NamedTuple):

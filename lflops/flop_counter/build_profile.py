@@ -33,7 +33,7 @@ from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import dtype_of, grouped, sum_known, sums
 
 LONGEST_DETAIL = 200
-"""Most characters of a module's `extra_repr`."""
+"""Maximum number of characters of a module's `extra_repr`."""
 
 
 @dataclass(frozen=True, kw_only=True)

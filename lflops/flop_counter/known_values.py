@@ -34,7 +34,7 @@ from lflops.torch_private.tensors import (
 )
 
 LARGEST = 1 << 20
-"""Most elements of a tensor whose values are kept."""
+"""Values are kept only of tensors with at most this many elements."""
 
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)

@@ -73,7 +73,7 @@ GATHERED: dict[str, Callable[[Any], int]] = {
     "nll_loss_forward": _elements_of(1),
     "nll_loss2d_forward": _elements_of(1),
 }
-"""The number of elements that a gather reads of its first argument, by operator."""
+"""By gather operator, a function of its arguments that returns how many elements it reads."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
     "index_put_": _index_put_elements,
@@ -89,7 +89,7 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
     "put_": _elements_of(1),
     "embedding_renorm_": _rows_of_first,
 }
-"""The number of elements that a scatter writes of its first argument, by operator."""
+"""By scatter operator, a function of its arguments that returns how many elements it writes."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")

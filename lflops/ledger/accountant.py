@@ -37,7 +37,7 @@ Shorter waits are usual where programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""Pages read from disk in a step from which on they explain its time."""
+"""Pages read from disk in a step above which they explain its time."""
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2

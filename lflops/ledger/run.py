@@ -124,7 +124,7 @@ class Segment:
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. It can be called more than once."""
+        """Close the file. Calling it twice is harmless."""
         if self._file is not None:
             file = self._file
             self._file = None

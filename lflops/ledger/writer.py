@@ -57,7 +57,7 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording. It can be called more than once."""
+        """Stop recording. Calling it twice is harmless."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -93,7 +93,7 @@ While it computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""Nanoseconds of delay from which on a read shows that no thread of the process ran."""
+"""Nanoseconds of delay above which a read shows that no thread of the process ran."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
@@ -192,7 +192,7 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. It can be called more than once.
+        """End the run and begin `after_run`. Calling it twice is harmless.
 
         `ended` is "finished" or the class of an exception.
         """

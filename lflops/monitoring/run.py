@@ -450,7 +450,9 @@ class MonitoredRun:
         return None
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a requested window if its step has come: the next scheduled window, or one more.
+        """Open a requested window if its step has come.
+
+        A scheduled window that is still to come is brought forward; otherwise an extra one begins.
 
         While another window is open, the request waits for its end.
         """

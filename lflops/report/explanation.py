@@ -422,11 +422,8 @@ def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _track_record(finding: Finding) -> str:
-    """How often such a finding was right, as a sentence after it."""
-    if finding.right is None:
-        return ""
-    right, total = finding.right
-    return f" (Right in {right} of {total} training runs with known issues.)"
+    """How often such findings were right, in brackets after the sentence."""
+    return f" ({finding.track_record})" if finding.track_record else ""
 
 
 def markdown(found: Explanation) -> Iterator[str]:

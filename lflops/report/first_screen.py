@@ -18,7 +18,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
-from lflops.findings.finding import LAST, Finding, ordered
+from lflops.findings.finding import LAST, Finding, least_share, ordered
 from lflops.findings.part_rule import BURST_RATIO
 from lflops.findings.run_rule import RunEvidence, preempted_share
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
@@ -42,15 +42,18 @@ LEAST_SAVING = 0.01
 """The smallest saving with a card, as a share of the step."""
 
 LARGE_OVERHEAD = 0.05
-"""The share of the step from which on overhead comes before a part of the computation."""
+"""The share of the step above which overhead comes before a part of the computation."""
 
 PREEMPTED_SHARE = 0.05
 """The share of the training time without a CPU core above which no issue can be excluded."""
 
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
+PROVEN_SHARE = 0.65
+"""The share of such findings that were right at least, above which the confidence may be high."""
+
 REGULAR_SHARE = 0.9
-"""The share of equal distances from which on stalls are regular."""
+"""The share of equal distances above which stalls are regular."""
 
 FEWEST_STALLS = 3
 """Stalls that show a rhythm."""
@@ -708,10 +711,9 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
 
 def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     if finding.right is not None:
-        right, total = finding.right
-        level: Level = "high" if right == total and of_screen.level != "low" else "medium"
-        said = f"right in {right} of {total} training runs with known issues"
-        return Confidence(level=level, why=(said,))
+        is_proven = least_share(*finding.right) >= PROVEN_SHARE
+        level: Level = "high" if is_proven and of_screen.level != "low" else "medium"
+        return Confidence(level=level, why=(finding.track_record,))
     if not finding.is_issue:
         level = "low" if of_screen.level == "low" else "medium"
         return Confidence(level=level, why=("below the threshold of an issue",))

@@ -56,7 +56,7 @@ _UNCALLED = 4
 """Modules that are listed as never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""The share of the MACs from which on recomputation has a line."""
+"""The share of the MACs above which recomputation has a line."""
 
 _SHORT_NAME = 60
 """Characters of a listed module's name."""

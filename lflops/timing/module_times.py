@@ -303,7 +303,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""Relative difference between hooked and clean passes from which on a note reports it."""
+"""Relative difference between hooked and clean passes above which a note reports it."""
 
 
 def attach_module_times(

@@ -126,7 +126,7 @@ def keep_graphs(user: object) -> None:
 
 
 def release_graphs(user: object) -> None:
-    """Stop copying graphs for one user. It can be called again."""
+    """Stop copying graphs for one user. Calling it twice is harmless."""
     _release(id(user))
 
 

@@ -229,7 +229,7 @@ class Compilations:
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Stop listening. It can be called again."""
+        """Stop listening. Calling it twice is harmless."""
         handler = self._handler
         if handler is None:
             return
@@ -315,7 +315,7 @@ class HiddenHooks:
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """Stop. Hooks that are hidden stay removed. It can be called again."""
+        """Stop. Hooks that are hidden stay removed. Calling it twice is harmless."""
         self._before.clear()
         self._compilations.stop()
 

@@ -869,7 +869,7 @@ def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
         assert first == ("verdict", explain(given).said + judgement)
         in_log = log_text(analyze(given)).splitlines()
         assert f"verdict           {first[1]}" == in_log[0]
-        rows = [f"{label:<18}{text.partition(' (Right in ')[0]}" for label, text in others]
+        rows = [f"{label:<18}{text.partition(' (at least ')[0]}" for label, text in others]
         assert rows == in_log[1 : 1 + len(rows)]
         confidence = dict(others)["confidence"]
         assert confidence.startswith(caveat)

@@ -357,7 +357,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step; `cannot tell` if it has times that `step.caveat` forbids to judge."""
+        """Verdict on the step; `cannot tell` if its times cannot be judged, for the reason in `step.caveat`."""
         return self.step.verdict or ("cannot tell" if self.step.caveat else None)
 
     @property

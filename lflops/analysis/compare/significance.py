@@ -50,7 +50,7 @@ LEAST_MODULES = 3
 """With fewer modules, a slower module cannot be distinguished from a slower machine."""
 
 LEAST_IN_COMMON = 1 / 3
-"""Least share of the modules' time in modules with the same work.
+"""Smallest share of the modules' time in modules with the same work.
 
 A few shared layers are not enough to judge a run by.
 """

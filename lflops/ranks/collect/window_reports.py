@@ -118,7 +118,7 @@ class RankWindow:
         return unpacked(head, RankHeader).summary
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Read the heads of the ranks whose reports are complete, without their many steps."""
+        """Read the headers of the ranks whose reports are complete, and none of their steps."""
         heads = {own.summary.rank: own}
         available: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):

@@ -342,7 +342,7 @@ def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_
 def _slower_in_most_places(
     own: Mapping[ModulePhase, Steps], usual: Mapping[ModulePhase, Steps]
 ) -> list[float] | None:
-    """Return the usual ratio of a rank's time to the usual time in each step.
+    """Return, for each step, by which factor a rank is slower everywhere.
 
     The place with the largest excess is left out. `None` if the rest is too little to tell.
     """

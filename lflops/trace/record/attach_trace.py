@@ -13,7 +13,7 @@ from lflops.trace.record.tracer import Recording
 
 _ROOTS_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
-"""Phase of work at the end of backward in a trace, where it comes after the last node.
+"""The module and phase of work that a trace records after the last node of backward.
 
 A counting step counts it as the root's backward.
 """

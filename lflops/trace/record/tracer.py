@@ -270,7 +270,7 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop without a recording. It can be called again."""
+        """Stop without a recording. Calling it twice is harmless."""
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def _is_free(self) -> bool:
