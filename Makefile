@@ -64,6 +64,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(BIN)/python benchmarks/drivers.py
+	@$(BIN)/python benchmarks/unprofiled_step.py
 	@$(PEERS)/python benchmarks/callback.py
 
 # Several hundred trainings, each with and without the monitor: a quarter of an hour on two cores.

@@ -7,6 +7,7 @@ follows from the ranks of the differences, so it needs no assumption about their
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import comb
 from pathlib import Path
@@ -216,6 +217,8 @@ def work_of_step(run: Run) -> tuple[int, int]:
     found = Instructions()
     drivers.CLOCKS.append(found.next_step)
     size = Size(8, 4, 40)
+    # the ledger times garbage collections, whose number depends on what ran before
+    gc.disable()
     sys.settrace(found.trace)
     try:
         run(size)
@@ -225,10 +228,24 @@ def work_of_step(run: Run) -> tuple[int, int]:
     return max(step["call"] for step in steps), max(step["opcode"] for step in steps)
 
 
+def work_lines() -> Iterator[str]:
+    """A line for each loop of the work of lflops in a step. No time is measured."""
+    yield "The unprofiled step with the most work of lflops, in the training thread:"
+    yield ""
+    yield "| loop | Python calls | bytecode instructions |"
+    yield "|---|--:|--:|"
+    for name, (_, with_it) in pairs().items():
+        calls, instructions = in_child(lambda run=with_it: work_of_step(run))
+        if calls:
+            yield f"| {name} | {calls} | {instructions} |"
+    yield ""
+    yield "All loops are before their first window. CPU time was not measured."
+
+
 def main() -> None:
     """Measure every loop, and write a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of runs; 0 times nothing")
     parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--loop", action="append")
     parser.add_argument("--print", action="store_true", help="record nothing")
@@ -239,6 +256,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if not asked.rounds:
+        record("unprofiled_step.py", "What an unprofiled step costs", list(work_lines()))
+        return
     lines = [
         "| in each step | calls | instructions | size | step | added | 95 % interval | share of step | other threads |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
