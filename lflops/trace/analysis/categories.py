@@ -100,7 +100,7 @@ def _category_by_name(name: str) -> Category:
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
-    """Return whether a kernel runs on tensor or matrix cores; `None` if its name does not show it."""
+    """Return whether a kernel runs on tensor or matrix cores; `None` if its name is unclear."""
     return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 

@@ -295,7 +295,7 @@ def launches(summary: TraceSummary) -> Iterator[str]:
 
 
 def ranks_verdict(skew: RankSkew) -> str:
-    """Return a sentence with the last rank to arrive at collectives and the longest-waiting rank."""
+    """Return a sentence with the rank that arrives last most often and the rank that waits most."""
     calls = sum(row.calls for row in skew.collectives)
     if not calls:
         return f"The traces of {len(skew.ranks)} ranks have no collective in common."
