@@ -41,7 +41,7 @@ CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
-`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper has more, as cuBLAS's
+`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's
 documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has
 a second workspace, as measured on an H100.
 """

@@ -103,7 +103,7 @@ def annotate(
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode(distributed)))
     with written_whole(into) as file:
         write_head(file, parts)
-        # The new events follow the old ones in the same list.
+        # The new events follow the old events in the same list.
         file.write(memoryview(events)[:-1])
         if not is_empty:
             file.write(b",\n")

@@ -34,7 +34,7 @@ LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 CATEGORIES = {
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
-    # With its own name, each step and each collective would appear twice.
+    # With its original category, each step and each collective would appear twice.
     "gpu_user_annotation": "gpu_annotation",
     # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
@@ -138,11 +138,11 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
         again = _readable(TraceStream(trace, Raw), LeftOut())
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            # The events are last, because 0.4.3 adds its own before the last bracket.
+            # The events are last, because 0.4.3 adds events before the last bracket.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
-            # For events with the same times, the first one is the outer one.
+            # For events with the same times, the first event is the outer event.
             for event in itertools.chain(_modules(marked), map(_relabelled, again)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"

@@ -1,8 +1,8 @@
 """Reads the events of a trace file in portions, so that a file of any size needs bounded memory.
 
 A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each
-piece is cut after its last complete event and decoded as a separate array, so no text outlives its
-piece.
+piece is cut after its last complete event and decoded as a separate array, so that the text of only
+one piece is in memory.
 """
 
 import re
@@ -195,7 +195,7 @@ class TraceStream(Generic[_Event]):
         self.damage = self.damage or str(error)
 
     def _decode(self, text: bytes) -> list[_Event]:
-        """Decode a list of events, without the damaged ones."""
+        """Decode a list of events, without damaged events."""
         try:
             return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):

@@ -286,7 +286,7 @@ def outer_first(
     Args:
         slices: Slices of one thread.
         opened: Stack of the slices around the current slice. Slices that have ended are popped from
-            it; the caller appends each slice that may contain the next ones.
+            it; the caller appends each slice that may contain the next slices.
         may_cross: Whether a slice that ends after the innermost slice around it is still inside
             that slice. Otherwise it is inside no slice that it crosses.
     """

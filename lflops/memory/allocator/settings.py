@@ -43,7 +43,7 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
         divisions: For each power of two from 1 MiB, the number of parts into which it is divided to
             round requests up. 0 and 1 round up to multiples of 512 bytes.
         garbage_collection_threshold: Share of the allowed memory above which old free segments are
-            released before a new one is reserved. Without a memory fraction it has no effect, as in
+            released before another is reserved. Without a memory fraction it has no effect, as in
             torch.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """

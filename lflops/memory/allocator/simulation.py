@@ -78,7 +78,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is only a part of its segment."""
+        """Whether the block is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int, *, mapped: bool) -> "Block":
@@ -318,7 +318,7 @@ class Allocator:
             return LEAST_BLOCK
         power = nbytes.bit_length() - 1
         divisions = self._settings.divisions
-        # The first interval ends at 2 MiB, the last one has no end.
+        # The first interval ends at 2 MiB; the last interval has no end.
         interval = min(max(power - 20, 0), len(divisions) - 1)
         parts = divisions[interval]
         if parts > 1 and nbytes > LEAST_BLOCK * parts:

@@ -113,7 +113,7 @@ class _Case(NamedTuple):
 def causes_of(
     peak: Peak, parameter_sizes: frozenset[int], total: int | None = None
 ) -> tuple[Cause, ...]:
-    """Return the causes, the most important one first.
+    """Return the causes, the most important cause first.
 
     A specific cause, such as a leak, comes before the largest category if it explains a tenth of
     the memory and the bytes of the failed request.
@@ -298,7 +298,7 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         named_share: Share of the requested bytes with a known category or line of code.
         by_category: Bytes by category.
         holders: Bytes by category and line of code.
-        causes: The causes, the most important one first.
+        causes: The causes, the most important cause first.
         settings: Settings of the allocator.
         by_module: Bytes by module; `None` without a profile.
     """

@@ -96,7 +96,7 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether it is a line of Python."""
+        """Whether the frame is a line of Python."""
         if self.file.endswith(".py") or self.file.startswith("<"):
             return True
         # Cells of a notebook have names without a suffix. Headers of the C++ library also have no

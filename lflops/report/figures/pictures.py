@@ -1,4 +1,4 @@
-"""Draws the roofline and the live memory of a profile, as on its page.
+"""Draws the roofline and the live memory of a profile, as on the page of the profile.
 
 Each figure has a separate canvas, so the global state of matplotlib does not change.
 """

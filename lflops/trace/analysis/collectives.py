@@ -157,7 +157,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
     Attributes:
         transfer: Nanoseconds of the shortest kernel of each call.
-        waiting: Nanoseconds that each rank waited in addition.
+        waiting: Nanoseconds that each rank waited for the last rank.
         skew_median: Median time between the first and the last arrival at a call.
         skew_longest: Longest time between the first and the last arrival at a call.
         last: Number of calls at which each rank arrived last.

@@ -28,7 +28,7 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 class TraceDiff(Struct, frozen=True, kw_only=True):
     """Changes from one trace to another, the largest change of each group first.
 
-    Pairs are the values before and after; `None` is unknown.
+    Pairs are the values before and after; `None` if unknown.
 
     Attributes:
         per_step: Whether times are of a step rather than of the window.

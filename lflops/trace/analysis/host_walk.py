@@ -432,7 +432,7 @@ def _is_open(operator: str, opened: Sequence[_Open]) -> bool:
 
 
 def _better_described(outer: Collective | None, inner: Collective | None) -> Collective | None:
-    """Return the outer description of a collective, unless only the inner one has a group size."""
+    """Return the outer description of a collective, unless only the inner has a group size."""
     if outer is None:
         return inner
     if inner is not None and inner.group_size is not None and outer.group_size is None:

@@ -55,7 +55,7 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread. A moment belongs to the first one that contains it, else to `python`."""
+"""Activities of a thread. A moment belongs to the first that contains it, or else to `python`."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(

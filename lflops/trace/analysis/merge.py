@@ -56,7 +56,7 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
         file: Path of the merged trace.
         ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
         damaged: Number of events left out because they cannot be read.
-        clocks: Shift of each rank except the first, whose clock is the common one.
+        clocks: Shift of each rank except the first, whose clock is the common clock.
     """
 
     file: str
@@ -134,7 +134,7 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 
 
 def _sources(folder: Path) -> list[_Source]:
-    """Return the traces of a folder by rank, those of unknown rank last."""
+    """Return the traces of a folder by rank, traces of unknown rank last."""
     sources = []
     for path in traces_in(folder):
         stream = TraceStream(path, Raw)

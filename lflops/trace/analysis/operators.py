@@ -72,7 +72,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """An operator with multiplications whose number the recorded inputs do not show."""
+    """A multiplying operator whose recorded inputs do not show how much it multiplies."""
 
     name: str
     calls: int

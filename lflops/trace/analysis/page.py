@@ -189,5 +189,5 @@ def _row(name: str, *cells: str) -> str:
 
 
 def _text(content: str) -> str:
-    """Return content as HTML text: names come from a file and may hold anything."""
+    """Return content as HTML text: names come from a file and may contain any characters."""
     return html.escape(plain(content))

@@ -420,7 +420,7 @@ def _host_tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
-    """Make the table of device states, with columns for each device and for their sum."""
+    """Return the table of device states, with columns for each device and for their sum."""
     timelines = {f"device {each.device}": each.timeline for each in summary.devices}
     if len(summary.devices) > 1:
         timelines = {"all devices": device} | timelines
@@ -553,7 +553,7 @@ def _operators(summary: TraceSummary, top: int) -> TraceTable:
 
 
 def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> TraceTable:
-    """Make the table of operators with their shapes, speed and share of the roofline.
+    """Return the table of operators with their shapes, speed and share of the roofline.
 
     `roof` adds the columns of `lflops roofline`.
     """

@@ -279,7 +279,7 @@ class Region:
 
 
 _Times = dict[ModulePhase, dict[ModulePhase, float]]
-"""Nanoseconds by running module and phase, and then by the module and phase that own the time."""
+"""Nanoseconds by running module and phase, and then by the module and phase of the work."""
 
 
 @dataclass(kw_only=True)

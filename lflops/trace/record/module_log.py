@@ -322,7 +322,7 @@ class Replay:
         self._frames.append(_ReplayFrame(key, module_phase, moment, is_call=True))
 
     def _end(self, frames: Sequence[_ReplayFrame], moment: float) -> None:
-        """Add the calls of frames that have ended, the inner ones first."""
+        """Add the calls of frames that have ended, the inner frames first."""
         for frame in reversed(frames):
             if frame.run is not None:
                 self._node_ends.pop()
