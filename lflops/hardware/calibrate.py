@@ -479,7 +479,7 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    # The clock may not have moved.
+    # The clock may return the same time twice.
     return max(seconds_of(clock, run, calls), 1e-9)
 
 

@@ -284,7 +284,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     for name in blocks_of(profile):
         module = profile.modules[name]
         forward = module.forward
-        # A fused attention recomputes a part of its work in any case.
+        # Fused attention always recomputes a part of its work.
         is_checkpointed = 2 * module.recompute.macs >= forward.macs > 0
         if activations[name] and not is_checkpointed:
             block = Checkpointed(

@@ -142,8 +142,8 @@ def threads_of_tracks(
 ) -> dict[int, Thread]:
     """Return the thread of each track of backward slices.
 
-    A backward slice begins at the same time as a backward node. A track belongs to the thread that
-    ran most of the nodes of its slices.
+    A backward slice begins at the same time as a backward node. A track belongs to the thread on
+    which most of these nodes run.
 
     Args:
         slices: Track and start of each slice.

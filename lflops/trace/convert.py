@@ -61,7 +61,7 @@ Thread = tuple[Any, Any]
 
 
 class _Call(NamedTuple):
-    """A call of a module. Without a phase: all of backward up to the next step or forward."""
+    """A call of a module. Without a phase, it is all of backward up to the next step or forward."""
 
     start: int
     end: int

@@ -15,7 +15,7 @@ LEAST_SPLIT_MIB = 20
 """Lower limit in MiB of the settings for large blocks."""
 
 INTERVALS = 16
-"""Number of powers of two from 1 MiB on, each with its own number of divisions."""
+"""Number of power-of-two sizes, starting at 1 MiB, that have separate divisions."""
 
 IGNORED = {
     "backend",

@@ -319,7 +319,7 @@ def phase_of(stack: Stack) -> Phase:
 
 
 def _is_optimizer(frame: Frame) -> bool:
-    """Return whether a frame is in torch's optimizers, or is `step` in a file with `optim`."""
+    """Return whether a frame is in torch's optimizers, or is `step` with `optim` in its file."""
     if OPTIMIZER in frame.file and "swa_utils" not in frame.file:
         return True
     return frame.function == "step" and "optim" in frame.file.lower()

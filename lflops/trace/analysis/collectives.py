@@ -174,7 +174,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """Waiting in all collectives, as in `CollectiveSkew`.
+    """Waiting in all collectives together, with fields as in `CollectiveSkew`.
 
     Attributes:
         unmatched: Number of calls that only one rank recorded.

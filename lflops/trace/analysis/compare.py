@@ -1,4 +1,4 @@
-"""Two traces compared: steps, device states, idle time by cause, and operators and kernels."""
+"""Compares two traces: steps, device states, idle time by cause, and operators and kernels."""
 
 from collections.abc import Iterable
 

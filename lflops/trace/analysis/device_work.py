@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds and numbers of the work on one stream of a device.
+    """Busy nanoseconds and numbers of kernels and copies on one stream of a device.
 
     Attributes:
         busy: Time with work; overlapping kernels of a stream count once.

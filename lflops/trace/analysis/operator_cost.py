@@ -214,7 +214,7 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
                 raise _Unknown
             named["out"] = out
         elif place is not None and place < len(call.arguments):
-            # `beta` decides whether a bias is added. Without values, it has its default.
+            # `beta` decides whether a bias is added. Without recorded values, it keeps its default.
             if keyword.name != "beta" or call.has_values:
                 named[keyword.name] = call.value(place)
         elif keyword.default is keyword.empty:
@@ -270,7 +270,7 @@ def _convolution_result(
     dimensions = len(sizes)
 
     def option(name: str, default: int) -> list[int]:
-        """Return a number for each dimension."""
+        """Return the value of an option for each dimension."""
         if name not in places:
             return [default] * dimensions
         value = call.value(places[name])

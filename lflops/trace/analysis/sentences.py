@@ -80,11 +80,11 @@ _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 """Causes that the verdict sums up as "the host prepares launches"."""
 
 _SMALL = 0.01
-"""A state is not mentioned if it has a smaller share of the window."""
+"""States below this share of the window are not mentioned."""
 _LARGE = 0.05
-"""Idle time or a late start is mentioned if it has a larger share of the window."""
+"""Losses and late starts above this share of the window get a sentence."""
 _MOST = 0.6
-"""A cause with at least this share of the idle time is named alone."""
+"""If one cause has at least this share of the idle time, only this cause is named."""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""

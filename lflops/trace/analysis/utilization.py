@@ -15,7 +15,7 @@ from lflops.trace.analysis.steps import StepTimes
 
 
 class TraceUtilization(Struct, frozen=True, kw_only=True):
-    """FLOP/s of the counted matmuls and its share of the peak; `None` if unknown.
+    """FLOP/s of the counted matmuls, and their share of the peak; `None` if unknown.
 
     Attributes:
         seconds: Time of all steps, or of the window if there is no step, times the number of

@@ -90,7 +90,7 @@ def _places_in_trace(
         kinds = _kernel_kinds(row.collective)
         if ModulePhase(row.module, row.phase) == _ROOTS_BACKWARD:
             of_row.update({(_OTHER, kind) for kind in kinds} - counted)
-        # If no other collective has its kind, all kernels of the kind belong to it: a trace may
+        # If only one collective has a kind, all kernels of the kind belong to it: a trace may
         # show a launch a little before or after its module.
         for place in seconds:
             kind = place[1]

@@ -487,7 +487,7 @@ class _Sums:
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Match each event with the n-th call of its name; `None` if the numbers of both differ."""
+    """Match each event with the n-th call of its name, or `None` if their numbers differ."""
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
     numbers = Counter(names)
     seen: Counter[str] = Counter()

@@ -177,7 +177,7 @@ def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        # Add it to all calls around it, because a run of backward may end after the call
+        # Add the interval to all calls around this call, because a run of backward may end after
         # around it.
         for others in inside:
             others.append((call.start, call.end))
@@ -268,7 +268,7 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     covered_until = 0
     for each in sorted(collectives, key=attrgetter("start")):
         if not launches or launches[0].start > each.start:
-            # It was launched before the recording began.
+            # The collective was launched before the recording began.
             continue
         launch = _launch_of(each, launches)
         while launches.popleft() is not launch:
