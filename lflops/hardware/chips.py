@@ -422,7 +422,7 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return up to four chips that share the most words with digits, or else are spelled similarly."""
+    """Return up to four chips that share the most words with digits, or are spelled similarly."""
     requested = {word for word in _words(name) if any(map(str.isdigit, word))}
     chip_by_words: dict[frozenset[str], str] = {}
     for table in _tables():

@@ -178,7 +178,7 @@ def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
     for call in outer_first(calls, running):
         del inside[len(running) :]
         # Add the interval to all calls around this call, because a run of backward may end after
-        # around it.
+        # the call around it.
         for others in inside:
             others.append((call.start, call.end))
         running.append(call)
