@@ -88,7 +88,7 @@ class TorchMachine:
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that sets the precision of float32 matmuls, ignoring the user's setting."""
+        """Return a context with this precision of float32 matmuls, whatever the user has set."""
         if dtype in {"fp32", "tf32"}:
             return _float32_products(self.kind, tf32=dtype == "tf32")
         return contextlib.nullcontext()
