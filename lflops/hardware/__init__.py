@@ -1,7 +1,7 @@
-"""What chips can do: peak FLOP/s by dtype, memory bandwidth and memory size.
+"""The limits of chips: peak FLOP/s by dtype, memory bandwidth and memory size.
 
-`chips.toml` is the table. `chips` reads it and the user's own, and looks a chip up by the name that
-its driver reports. `lflops.hardware.lookup` is public.
+`chips.toml` is the shipped table. The module `chips` reads this table and the user's table, and
+finds a chip by the name that its driver reports. `lflops.hardware.lookup` is public.
 """
 
 from lflops.hardware.chips import DTYPES, Hardware, lookup, names

@@ -1,8 +1,8 @@
-"""Measure the peaks of this machine: square matrix products by dtype, and a copy through memory.
+"""Measure the peaks of this machine: square matmuls by dtype, and a copy through memory.
 
-Every figure is a median over rounds. All measurements take turns in a round, so that a slow moment
-affects all of them. The figures are stored in a file of the user, and are not measured again on the
-same device with the same torch and the same number of threads.
+Every figure is a median over rounds. Each round runs all measurements, so that a slow moment
+affects all of them. The figures are stored in a file of the user. They are not measured again on
+the same device with the same version of torch and the same number of threads.
 """
 
 import contextlib
@@ -41,7 +41,10 @@ UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
 LONGEST_WAIT = 120.0
-"""Maximum number of seconds to wait while another process measures. Measuring a GPU takes half a minute."""
+"""Maximum number of seconds to wait while another process measures.
+
+Measuring a GPU takes half a minute.
+"""
 LOCK_INTERVAL = 0.1
 """Seconds between two attempts to lock the file of this machine."""
 _BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
@@ -77,15 +80,15 @@ class TorchMachine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """A context without dispatch modes, on the device's current stream.
+        """Return a context without dispatch modes, on the device's current stream.
 
-        Autocast does not change products with an `out` argument.
+        Autocast does not change matmuls with an `out` argument.
         """
         with without_modes(), current(self.device):
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """A context with the precision of float32 products, independent of the user's setting."""
+        """Return a context with this precision of float32 matmuls, whatever the user has set."""
         if dtype in {"fp32", "tf32"}:
             return _float32_products(self.kind, tf32=dtype == "tf32")
         return contextlib.nullcontext()
@@ -93,7 +96,7 @@ class TorchMachine:
     def product(self, dtype: str, size: int) -> Callable[[], object]:
         """Return a function that multiplies two square matrices of random numbers.
 
-        With zeros, a GPU stays cool and is too fast.
+        With zeros, a GPU would stay cool and run too fast.
         """
         generator = torch.Generator(self.device).manual_seed(0)
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "device": self.device}
@@ -102,7 +105,7 @@ class TorchMachine:
         return partial(torch.mm, left, right, out=torch.empty(size, size, **options))
 
     def copy(self, size: int) -> Callable[[], object]:
-        # Ones are written. The system would map pages that were never written to a single one.
+        # The source is written once, because the system may map all unwritten pages to one page.
         source = torch.ones(size // 4, dtype=torch.float32, device=self.device)
         return partial(torch.empty_like(source).copy_, source)
 
@@ -136,8 +139,8 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Bytes of all caches of the last level; a guess if the system does not report them."""
-    # By level, then by the CPUs that share a cache.
+    """Return the bytes of all caches of the last level, or a guess if they are not reported."""
+    # Sizes by level, and then by the CPUs that share a cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -150,7 +153,7 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Bytes that the host has left, within the limits of all control groups of this process."""
+    """Return the free bytes of the host, within the limits of this process's control groups."""
     system = _memory_field(root, "MemAvailable")
     if system is None:
         system = UNKNOWN_MEMORY
@@ -199,13 +202,13 @@ def _number_in(file: pathlib.Path) -> int:
 
 
 def _inactive_file(group: pathlib.Path) -> int:
-    """Bytes of the file cache that the system can reclaim."""
+    """Return the bytes of the file cache that the system can reclaim."""
     fields = dict(line.split() for line in read(group / "memory.stat").decode().splitlines())
     return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 
 METHOD = 2
-"""Version of the method, which is raised so that figures of an older method are not used."""
+"""Version of the method. A new version ensures that figures of an older method are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
 """Rows and columns of the matrices."""
@@ -214,16 +217,16 @@ SIZING_SECONDS = 4.0
 """Maximum number of seconds to find the fastest size of a dtype."""
 
 PROBES = 3
-"""Blocks that are timed for each size."""
+"""Number of blocks that are timed for each size."""
 
 PROBE_SECONDS = 0.02
-"""Seconds of such a block."""
+"""Duration in seconds of a block that is timed for a size."""
 
 MEASURING_SECONDS = 12.0
-"""Maximum number of seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
+"""After this many seconds, no round starts if at least `FEWEST_ROUNDS` are done."""
 
 BLOCK_SECONDS = 0.2
-"""Seconds of a block in a round."""
+"""Duration in seconds of a block in a round."""
 
 ROUNDS = 11
 FEWEST_ROUNDS = 3
@@ -235,18 +238,18 @@ COPY_SHARE = 1 / 4
 """Share of the free memory for source and target of the copy."""
 
 CACHES = 8
-"""Size of source and target of the copy, in last-level caches."""
+"""Size of source and target of the copy together, as a multiple of the last-level cache."""
 
 FEWEST_CACHES = 4
-"""Smallest size of source and target. A smaller copy would measure the cache."""
+"""Minimum of this multiple if memory is scarce. A smaller copy would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 SOURCE = "measured by lflops.calibrate"
-"""The beginning of the source of measured figures."""
+"""Beginning of the text that names the source of measured figures."""
 
 BUSY = ", while other processes used the CPU"
-"""The end of the source of figures that are too low. The next run measures them again."""
+"""End of this text if the figures are too low. The next run measures them again."""
 
 MOST_LOST = 0.03
 """Share of the CPU time that other processes may use while the peaks are measured."""
@@ -266,21 +269,21 @@ def calibrate(
 ) -> Hardware:
     """Measure the peaks of this machine, or read the figures of an earlier measurement.
 
-    A measurement takes up to half a minute. The processes of a machine measure one after another:
-    at the same time, each would reach only a part of the peaks. Among the ranks of a run, the first
-    one measures, and all others wait and read its figures.
+    A measurement takes up to half a minute. The processes of a machine measure one after another,
+    because at the same time each process would reach only a part of the peaks. In a run with
+    several ranks, the first rank measures, and all other ranks wait and read its figures.
 
     Args:
         device: The CPU or an accelerator. Default: the accelerator if there is one.
-        dtypes: The products to measure, by names in `lflops.hardware.DTYPES`. Default: all that run
+        dtypes: The matmuls to measure, by names in `lflops.hardware.DTYPES`. Default: all that run
             on the device.
         fresh: Measure again, even if figures are stored.
         clock: The clock that times a block. Default: the clock of the device.
 
     Returns:
-        FLOP/s of square matrix products, and bytes/s (read and written) of a copy too large for any
-        cache. A dtype without a product on this device is left out. The bandwidth is `None` if too
-        little memory is free to measure it.
+        FLOP/s of square matmuls, and bytes/s (read and written) of a copy too large for any cache.
+        A dtype without a matmul on this device is left out. The bandwidth is `None` if too little
+        memory is free to measure it.
 
     Raises:
         HardwareError: The device or a dtype cannot be measured.
@@ -297,7 +300,7 @@ def calibrate(
         return before
     with _one_process_at_a_time():
         known = None if fresh else _known(key)
-        # Another rank may have measured since.
+        # Another rank may have measured during the wait.
         if known is not None and (known != before or not known.source.endswith(BUSY)):
             return known
         clock = clock or clock_of(machine.device)
@@ -324,7 +327,7 @@ def forget(hardware: Hardware | None) -> bool:
     """Remove measured figures that a step has exceeded, so that the next run measures again.
 
     Returns:
-        Whether they were stored.
+        Whether the figures were stored.
     """
     if hardware is None or not hardware.source.startswith(SOURCE):
         return False
@@ -338,9 +341,9 @@ def forget(hardware: Hardware | None) -> bool:
 def _measured(
     machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]
 ) -> tuple[dict[str, float], float | None, bool]:
-    """The peaks, the bandwidth, and whether other processes used the CPU.
+    """Return the peaks, the bandwidth, and whether other processes used the CPU.
 
-    If they did, everything is measured a second time, and the larger figures count.
+    If they used it, everything is measured a second time, and the larger figures count.
     """
     peaks: dict[str, float] = {}
     bandwidth: float | None = None
@@ -356,7 +359,7 @@ def _measured(
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """The hardware that a user requests; `None` if it is not requested, or unknown.
+    """Return the hardware that a user requests; `None` if none is requested, or it is unknown.
 
     `"auto"` looks up the name of the device, `"measure"` measures the device, and any other text is
     a name in the table.
@@ -375,7 +378,7 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 def measure(
     machine: TorchMachine, clock: Clock, dtypes: Iterable[str]
 ) -> tuple[dict[str, float], float | None]:
-    """The peaks by dtype, and the bandwidth."""
+    """Return the peaks by dtype, and the bandwidth."""
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
     running = {name: task for name, task in tasks.items() if task is not None}
@@ -408,8 +411,8 @@ class _Task:
 
     Attributes:
         work: FLOPs or bytes of a call.
-        run: The call.
-        calls: Calls of a block.
+        run: The function that is timed.
+        calls: Number of calls in a block.
         rate: The best rate of a first measurement, in FLOP/s or bytes/s.
     """
 
@@ -420,7 +423,7 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """The product in the fastest size for which there is time and memory.
+    """Return the matmul of the fastest size for which there is time and memory.
 
     All sizes are tried, because one size can be slow by chance.
     """
@@ -433,22 +436,21 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
             with machine.precision(dtype):
                 task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
         except RuntimeError:
-            # torch has no such product on this device, or no memory for it.
+            # torch has no such matmul on this device, or no memory for it.
             break
         if best is None or task.rate > best.rate:
             best = task
         left -= spent
-        # A product of twice the size takes eight times as long. A long product is called three
-        # times.
+        # A matmul of twice the size takes eight times as long. A long matmul is called three times.
         if 3 * 8 * task.work / task.rate > left:
             break
     return best
 
 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
-    """A copy whose source and target together are several times larger than the cache.
+    """Return a copy whose source and target together are several times larger than the cache.
 
-    `None` if there is too little memory.
+    Returns `None` if there is too little memory.
     """
     working_set = min(CACHES * machine.cache_bytes, int(memory))
     if working_set < FEWEST_CACHES * machine.cache_bytes:
@@ -477,7 +479,7 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    # The clock may not have moved.
+    # The clock may return the same time twice.
     return max(seconds_of(clock, run, calls), 1e-9)
 
 
@@ -517,7 +519,7 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this user measures on this machine, `LONGEST_WAIT` at most.
+    """Wait until no other process of this user measures here, for at most `LONGEST_WAIT` seconds.
 
     If no file can be locked, no process waits.
     """
@@ -536,7 +538,7 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file until the context ends. Yields `False` if another process kept the lock."""
+    """Lock a file until the context ends; yield `False` if another process kept the lock."""
     file = open_lock(path)
     try:
         latest = now() + LONGEST_WAIT

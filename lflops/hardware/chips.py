@@ -1,10 +1,10 @@
 """Chips: peaks by dtype, bandwidth and memory, found by the name that a driver reports.
 
-Only a complete name is found: an unknown chip is `None`, never a similar chip, because a wrong peak
-looks like a right one. Chips in the user's file replace chips with the same name in the shipped
-table. The user's file is the one in the variable `LFLOPS_CHIPS`, or else `lflops/chips.toml` in the
-folder for settings (`XDG_CONFIG_HOME`, or else `~/.config`). Every error names the file, the chip
-and the key.
+A chip is found only by its complete name. For an unknown name, the result is `None`, never a
+similar chip, because a wrong peak looks like a right peak. Chips in the user's file replace chips
+with the same name in the shipped table. The path of the user's file is in the variable
+`LFLOPS_CHIPS`, or else it is `lflops/chips.toml` in the folder for settings (`XDG_CONFIG_HOME`, or
+else `~/.config`). Every error names the file, the chip and the key.
 """
 
 import datetime as dt
@@ -43,13 +43,13 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""By key of a file: the field of `Hardware`, and the bytes of the key's unit."""
+"""The field of `Hardware` and the bytes of the unit, by key of a file."""
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
 
 def own_file() -> Path:
-    """The path of the user's file of chips, which need not exist."""
+    """Return the path of the user's file of chips, which may not exist."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser()
@@ -58,12 +58,12 @@ def own_file() -> Path:
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The chips of a file, each with its vendor.
+    """Return the chips of a file, each with its vendor.
 
     The comment at the top of `chips.toml` explains the keys.
     """
     if path == Path(os.devnull):
-        # The usual way to pass no file.
+        # This is the usual way to pass no file.
         return []
     try:
         table = tomllib.loads(read(path).decode())
@@ -146,20 +146,20 @@ def _short(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """A TOML string. TOML has the same escapes as JSON."""
+    """Return a TOML string. TOML has the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
 """The words that identify each vendor of GPUs in a chip's name.
 
-Some drivers and people leave them out, so they are ignored when names are compared.
+Some drivers and people leave these words out, so they are ignored when names are compared.
 """
 
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
 
 _Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
-"""By the words of a name: the vendor, and the chip. A chip can have several names."""
+"""Vendor and chip, by the words of a name. A chip can have several names."""
 
 _given: dict[Path, _Table] = {}
 """Tables that were passed to `named` as paths."""
@@ -210,7 +210,7 @@ def lookup(name: str) -> Hardware | None:
 
     The name is the result of `torch.cuda.get_device_name()` or one of `names()`. Letter case, the
     order of the words, and the words NVIDIA, Tesla, GeForce, AMD and Instinct do not matter. All
-    other words do: a laptop chip or a MIG slice is not the desktop chip.
+    other words matter: a laptop chip or a MIG slice is not the desktop chip.
 
     Raises:
         HardwareError: The user's table of chips cannot be read.
@@ -227,7 +227,7 @@ Only names that a user passes are looked up here. A driver reports complete name
 
 
 def named(name: str) -> Hardware:
-    """The chip with a name, or the only chip in the TOML file at a path.
+    """Return the chip with a name, or the only chip in the TOML file at a path.
 
     The name of a family stands for its usual chip, such as `H100 SXM` for `H100`.
 
@@ -243,18 +243,18 @@ def named(name: str) -> Hardware:
 
 
 def vendor_of(name: str) -> str | None:
-    """The vendor of a chip; `None` if the chip is unknown."""
+    """Return the vendor of a chip; `None` if the chip is unknown."""
     found = _found(name)
     return None if found is None else found[0]
 
 
 def is_gpu(chip: Hardware | None) -> bool:
-    """Whether a chip is from NVIDIA or AMD, whose GPUs torch uses as CUDA devices."""
+    """Return whether a chip is from NVIDIA or AMD, whose GPUs torch uses as CUDA devices."""
     return chip is not None and vendor_of(chip.name) in GPU_VENDORS
 
 
 def names() -> tuple[str, ...]:
-    """The names of the chips in all tables."""
+    """Return the names of the chips in all tables."""
     listed: list[str] = []
     for of_vendor in chips().values():
         listed += [chip.name for chip in of_vendor]
@@ -262,7 +262,7 @@ def names() -> tuple[str, ...]:
 
 
 def chips() -> Mapping[str, tuple[Hardware, ...]]:
-    """The chips of all tables, by vendor."""
+    """Return the chips of all tables, by vendor."""
     listed: dict[str, list[Hardware]] = {}
     for table in reversed([*_tables()]):
         for words, (vendor, chip) in table.items():
@@ -276,7 +276,8 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 def save(name: str, measured: Hardware) -> Path:
     """Add the result of `lflops.calibrate` to the user's file of chips, and return the file's path.
 
-    If no table has the device, its own name finds the figures too, so that `hardware="auto"` works.
+    If no table has the device, the figures are also found by the device's name, so that
+    `hardware="auto"` works.
     """
     check_new(name)
     path = own_file()
@@ -307,7 +308,7 @@ def _as_toml(name: str, chip: Hardware) -> str:
 
 
 def _vendor_in(name: str) -> str:
-    """The vendor that a name contains, or `measured`."""
+    """Return the vendor that a name contains, or `measured`."""
     words = set(_split(name))
     for vendor, marks in GPU_VENDORS.items():
         if words & marks:
@@ -316,7 +317,7 @@ def _vendor_in(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """A sentence about an unknown chip, and what to do in Python."""
+    """Return a sentence about an unknown chip, and what to do in Python."""
     return (
         f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as "
         "lflops.Hardware(name=..., peak_flops_per_second={'bf16': ...}, "
@@ -326,7 +327,7 @@ def hint(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """A clause that a chip is unknown, with the names of similar chips."""
+    """Return a clause about an unknown chip, with the names of similar chips."""
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:
@@ -370,7 +371,7 @@ def _found(name: str) -> tuple[str, Hardware] | None:
 
 
 def _tables() -> Iterator[_Table]:
-    """The user's tables, and then the shipped table."""
+    """Yield the user's tables, and then the shipped table."""
     yield from _given.values()
     path = own_file()
     try:
@@ -387,7 +388,7 @@ def _tables() -> Iterator[_Table]:
 
 @functools.lru_cache(maxsize=8)
 def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
-    """The user's table. It is read again if the file has changed."""
+    """Return the user's table. It is read again if the file has changed."""
     return _table_of(path)
 
 
@@ -421,7 +422,7 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Up to four chips that share the most words with a digit, or else have a similar spelling."""
+    """Return up to four chips that share the most words with digits, or are spelled similarly."""
     requested = {word for word in _words(name) if any(map(str.isdigit, word))}
     chip_by_words: dict[frozenset[str], str] = {}
     for table in _tables():

@@ -20,12 +20,12 @@ _PEAKS: Mapping[str, str] = {
     "quint8": "int8",
 }
 
-# By the part of the name before the first underscore.
+# By the part of the dtype's name before the first underscore.
 _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"}
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """The hardware, or the chip with this name, or by default the chip of the run.
+    """Return the hardware, or the chip with this name; by default, the chip of the run.
 
     Raises:
         HardwareError: The name is unknown.
@@ -36,9 +36,9 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """The name of the peak for a dtype of torch, or for `tf32`; `None` if there is none.
+    """Return the name of the peak for a dtype of torch, or for `tf32`; `None` if there is none.
 
-    A chip without TF32 computes such products in fp32.
+    A chip without TF32 computes such matmuls in fp32.
     """
     if dtype is None:
         return None
@@ -49,7 +49,7 @@ def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
 
 
 def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:
-    """FLOP/s for a dtype; `None` if they are unknown."""
+    """Return the FLOP/s for a dtype; `None` if they are unknown."""
     name = name_of_peak(dtype, chip)
     if chip is None or name is None:
         return None

@@ -1,1 +1,4 @@
-"""Memory: the peak of a step, the simulated allocator, and CUDA snapshots. No torch."""
+"""Memory: the peak of a step, the simulated allocator, and CUDA snapshots.
+
+This package does not import torch.
+"""

@@ -1,9 +1,10 @@
-"""The peak memory of a step: holders, ways to lower it, its parts on a rank, its fit on a chip.
+"""The peak memory of a step: holders, ways to lower it, parts on a rank, and fit on a chip.
 
-The ways include activation checkpointing of each block. The peak of a rank under DeepSpeed's ZeRO
-comes from a replay of the step with the tensors that ZeRO divides and gathers; for DDP and FSDP2,
-an estimate wraps the model. The memory on a chip adds the driver, libraries and the allocator to
-the tensors. Its constants are upper bounds for a plan, each with its source.
+The ways to lower it include activation checkpointing of each block. The peak of a rank under
+DeepSpeed's ZeRO comes from a replay of the step, in which ZeRO divides and gathers tensors. For DDP
+and FSDP2, an estimate wraps the model instead. The memory on a chip includes the tensors, the
+driver, libraries and the allocator. Its constants are upper bounds for planning, each with a
+source.
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ The chips with HBM in the table have 0.985 to 0.992.
 """
 
 CONTEXT_BYTES = 750 * 2**20
-"""Bytes of CUDA's context, with torch's kernels loaded when they are needed.
+"""Bytes of CUDA's context, if torch loads its kernels only when it needs them.
 
 Measured 619 MiB on an H100 with torch 2.11, CUDA 13.0, after one kernel,
 and 749 MiB after matmuls in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before
@@ -40,7 +41,7 @@ CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
-`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper has more, as cuBLAS's
+`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's
 documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has
 a second workspace, as measured on an H100.
 """
@@ -52,12 +53,12 @@ They grow with the number of channels: PCIe has fewer, and ranks that send to ea
 """
 
 FRAGMENTATION = 0.05
-"""Share of the peak that the allocator reserves in addition, if it was not simulated."""
+"""Share of the peak that the allocator reserves beyond the peak, if it was not simulated."""
 
 TIGHT = 0.05
-"""A step that leaves a smaller share of the usable memory is tight.
+"""A fit is tight if the step leaves less than this share of the usable memory.
 
-A longer batch or another version of a library may not fit.
+Then a longer batch or another version of a library may not fit.
 """
 
 
@@ -65,15 +66,15 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     """The memory that a step needs on a chip, and whether the chip has it.
 
     Attributes:
-        verdict: `fits`, `does not fit`, `tight`, which leaves less than 5 % of the usable memory,
-            or `fits, with retries`: the allocator frees its cache to get memory, and each time the
-            device waits.
+        verdict: `fits`; `does not fit`; `tight` if less than 5 % of the usable memory is left; or
+            `fits, with retries` if the allocator must free its cache to get memory. The device
+            waits during each retry.
         chip: Name of the chip.
         usable_bytes: Memory of the device that a process can use.
         needed_bytes: The sum of all parts below.
         tensor_bytes: Peak of live tensors.
-        fragmentation_bytes: Memory that the allocator reserves in addition, simulated or a share of
-            the peak.
+        fragmentation_bytes: Memory that the allocator reserves beyond the peak: simulated, or a
+            share of the peak.
         fragmentation_simulated: Whether the allocator was simulated.
         context_bytes: Memory of the driver for this process.
         workspace_bytes: Workspaces of cuBLAS, for the threads of forward and backward.
@@ -93,7 +94,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 
 
 def usable_bytes(chip: Hardware) -> int | None:
-    """Memory of a chip that a process can use; `None` if it is unknown."""
+    """Return the memory of a chip that a process can use; `None` if it is unknown."""
     if chip.usable_bytes is not None:
         return int(chip.usable_bytes)
     return None if chip.memory_bytes is None else int(chip.memory_bytes * USABLE)
@@ -114,7 +115,7 @@ def memory_fit(
         chip: The chip.
         ranks: The number of ranks.
         reserved_bytes: The memory that a simulated allocator reserves.
-        retries: How often the allocator has to free its cache, as in `Reserved`.
+        retries: Number of times that the allocator has to free its cache, as in `Reserved`.
     """
     if chip is None or chip.memory_bytes is None:
         return None
@@ -149,7 +150,7 @@ def memory_fit(
 def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
     """Return whether the step of a profile fits on a chip.
 
-    `None` if the memory of the step was not counted, or the memory of the chip is unknown.
+    Returns `None` if the memory of the step was not counted, or the memory of the chip is unknown.
     """
     memory = profile.memory
     if memory is None:
@@ -236,12 +237,12 @@ def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list
 
 
 def peak_moment(memory: Memory) -> Moment | None:
-    """Return the operator that reached the peak, or `None` if the timeline does not have it."""
+    """Return the operator that reached the peak, or `None` if the timeline does not contain it."""
     return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the modules with a number in their container, except those inside another one."""
+    """Return the modules whose last name is a number, except modules inside such a module."""
     numbered = [row for row in profile.modules if row.rpartition(".")[2].isdecimal()]
     return [
         row
@@ -255,10 +256,10 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: Name of the block.
-        saved_bytes: Its activations that are alive at the peak, an upper bound of what can be
-            saved.
-        macs: MACs of its forward, which run once more.
-        flops: FLOPs of its forward, which run once more.
+        saved_bytes: Bytes of its activations that are alive at the peak: an upper bound of the
+            saving.
+        macs: MACs of its forward, which runs once more.
+        flops: FLOPs of its forward, which runs once more.
     """
 
     module: str
@@ -283,7 +284,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     for name in blocks_of(profile):
         module = profile.modules[name]
         forward = module.forward
-        # A fused attention recomputes a part of its work in any case.
+        # Fused attention always recomputes a part of its work.
         is_checkpointed = 2 * module.recompute.macs >= forward.macs > 0
         if activations[name] and not is_checkpointed:
             block = Checkpointed(
@@ -301,7 +302,7 @@ class Saving(Struct, frozen=True, kw_only=True):
             loss in chunks.
         module: The block, or the pattern of repeated blocks; empty for all other kinds.
         modules: Number of blocks.
-        bytes: An upper bound of the saving. Another moment may then be the peak.
+        bytes: An upper bound of the saving, because another moment may become the peak.
         macs: Additional MACs in a step.
     """
 
@@ -344,8 +345,8 @@ def memory_savings(
 def _of_logits(memory: Memory) -> int:
     """Return the bytes of logits and loss.
 
-    They are the softmax of the loss, and storages of the same, half or twice the size, which are
-    casts and gradients.
+    These are the softmax of the loss, and storages of the same size, half the size or twice the
+    size, which are casts and gradients.
     """
     sizes: set[int] = set()
     for each in memory.alive:
@@ -361,8 +362,8 @@ def _of_logits(memory: Memory) -> int:
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
     """Return the savings of checkpointing, grouped over repeated blocks.
 
-    While a block is recomputed, its activations exist. So the largest of repeated blocks saves
-    nothing.
+    While a block is recomputed, its activations exist again. So for repeated blocks, the bytes of
+    the largest block are not saved.
     """
     savings: list[Saving] = []
     places = grouped(checkpointed, lambda block: patterns.get(block.module, block.module))
@@ -396,7 +397,7 @@ class Sharded(Struct, frozen=True, kw_only=True):
         parameter_bytes: The rank's part of the parameters.
         gradient_bytes: The rank's part of the gradients, after they are reduced.
         optimizer_state_bytes: The rank's part of the optimizer's state.
-        gathered_bytes: Unsharded parameters and gradients of the blocks at work, and the buffers of
+        gathered_bytes: Unsharded parameters and gradients of the running blocks, and the buffers of
             their collectives.
         rest_bytes: Activations, temporary and other tensors.
         memory_fit: Whether the peak fits on the chip; `None` without a chip.
@@ -415,13 +416,13 @@ class Sharded(Struct, frozen=True, kw_only=True):
 
 
 class _Moment(NamedTuple):
-    """The memory at an operator in the step of one rank, before it is sharded.
+    """The memory at one operator of the step, before sharding.
 
     Attributes:
         phase: The phase of the step.
         live: Live bytes by category.
         more: Bytes in addition to `live` that are alive during a part of the operator.
-        root_gradients: Bytes of the gradients so far of modules outside the blocks.
+        root_gradients: Bytes of the gradients that modules outside the blocks have so far.
         is_in_block: Whether the operator runs in a block.
     """
 
@@ -531,9 +532,9 @@ def _sizes(profile: Profile, state: int) -> _Sizes:
 
 
 def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Iterator[_Moment]:
-    """Yield the moments, and under ZeRO-3 the end of backward.
+    """Yield the moments and, for ZeRO-3, a moment at the end of backward.
 
-    ZeRO-3 then reduces the gradients outside the blocks, with a buffer of the same size.
+    At this moment, ZeRO-3 reduces the gradients outside the blocks, with a buffer of the same size.
     """
     yield from moments
     last = next((each for each in reversed(moments) if each.phase == "backward"), None)
@@ -541,7 +542,7 @@ def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Ite
         live = last.live._replace(
             gradients=sizes.gradients, temporary=last.live.temporary + sizes.rest_gradients
         )
-        # The parameters outside the blocks are sharded again, and no block is at work.
+        # The parameters outside the blocks are sharded again, and no block runs.
         yield _Moment("other", live, 0, sizes.rest_gradients, is_in_block=False)
 
 
@@ -572,7 +573,7 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
 
 
 def _gathered(moment: _Moment, sizes: _Sizes, level: int) -> int:
-    """Return the unsharded bytes of the blocks at work, and the buffers of their collectives."""
+    """Return the unsharded bytes of the running blocks, and the buffers of their collectives."""
     if level == 2 and moment.phase in ("backward", "recompute"):
         return sizes.block_gradients
     if level < 3:
@@ -580,11 +581,11 @@ def _gathered(moment: _Moment, sizes: _Sizes, level: int) -> int:
     gathered = moment.root_gradients
     if moment.phase not in PASS_PHASES:
         return gathered
-    # The buffer of the last collective stays until the next one.
+    # The buffer of the last collective stays until the next collective.
     gathered += sizes.rest + sizes.block
     if moment.is_in_block:
-        # The block at work, in backward with its gradients so far, and with the buffer that reduces
-        # the gradients of the block before it.
+        # The running block. In backward, also its gradients so far, and the buffer that reduces the
+        # gradients of the previous block.
         gradients = max(moment.live.gradients - moment.root_gradients, 0)
         gathered += sizes.block + min(gradients, 2 * sizes.block_gradients)
     return gathered

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: as values, as files, annotated and converted.
+"""Traces of torch.profiler: in memory, in files, annotated and converted.
 
-Recording is in `record/`, explaining in `analysis/`.
+`record/` records traces, and `analysis/` explains them.
 """

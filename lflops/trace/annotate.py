@@ -1,7 +1,6 @@
-"""Add to a Chrome trace what torch does not write: modules, FLOP/s, live memory, and the rank.
+"""Add modules, FLOP/s, live memory and the rank to a Chrome trace that torch wrote.
 
-The trace is never parsed as a whole. The new events are written after its last event, and
-everything else stays the same to the byte.
+The original events are copied byte for byte, and the new events are written after them.
 """
 
 import shutil
@@ -28,19 +27,19 @@ from lflops.trace.files import (
 from lflops.trace.recorded import microseconds, span
 
 PROCESS = "lflops modules"
-"""Name of the modules' process in a viewer."""
+"""Name of the process under which a trace viewer shows the modules."""
 
 PROCESS_ID = 10_000_000
-"""A process id that is larger than any on Linux."""
+"""Process id of the modules. It is larger than any process id on Linux."""
 
 MODULE = "lflops_module"
-"""Category of the slices of modules."""
+"""Category of module slices."""
 
 MEMORY = b'"[memory]"'
-"""Name of the events with allocated memory."""
+"""Name of the events that record allocated memory."""
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
-"""The tracks of each thread."""
+"""Phases with a separate track for each thread."""
 
 Thread = TypeVar("Thread")
 
@@ -50,7 +49,7 @@ class RecordedCalls(Struct, frozen=True, kw_only=True):
 
     Attributes:
         batches: Number of recorded batches.
-        rank: The rank that recorded.
+        rank: The rank that recorded the trace.
         world_size: Number of ranks.
         calls: The calls.
     """
@@ -75,20 +74,20 @@ class _Memory(Struct):
 def annotate(
     trace: Path, recorded: RecordedCalls, into: Path, *, profile: Profile | None = None
 ) -> LeftOut:
-    """Write a compressed copy of a trace with the calls in it, completely or not at all.
+    """Write a compressed copy of a trace with the recorded calls.
 
     Args:
-        trace: The trace, as torch wrote it, uncompressed.
-        recorded: The calls.
-        into: The new file.
-        profile: The work of the modules. Without it, or for a module that it lacks, a slice has
-            only its name.
+        trace: The uncompressed trace that torch wrote.
+        recorded: The recorded calls.
+        into: The new file, which appears only when it is complete.
+        profile: Profile with the work of the modules. Without it, or for a module that it does not
+            contain, a slice has no FLOP/s.
 
     Returns:
-        The events that are left out of the curves of memory.
+        The damaged events, which the memory curves leave out.
 
     Raises:
-        ProfileError: The file is no trace of torch.
+        ProfileError: The file is not a trace that torch wrote.
     """
     left_out = LeftOut()
     text = read(trace, LARGEST_RAW)
@@ -104,7 +103,7 @@ def annotate(
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode(distributed)))
     with written_whole(into) as file:
         write_head(file, parts)
-        # The new events follow the old ones in the same list.
+        # The new events follow the old events in the same list.
         file.write(memoryview(events)[:-1])
         if not is_empty:
             file.write(b",\n")
@@ -113,7 +112,7 @@ def annotate(
 
 
 def pack(trace: Path, into: Path) -> None:
-    """Write a compressed copy of a trace, completely or not at all."""
+    """Write a compressed copy of a trace, which appears only when it is complete."""
     with open_file(trace) as source, written_whole(into) as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
@@ -143,12 +142,12 @@ def threads_of_tracks(
 ) -> dict[int, Thread]:
     """Return the thread of each track of backward slices.
 
-    A slice begins at the same time as a node of backward. The thread is the one on which most of a
-    track's slices do.
+    A backward slice begins at the same time as a backward node. A track belongs to the thread on
+    which most of these nodes run.
 
     Args:
-        slices: The track and the beginning of each slice.
-        nodes: The threads of backward nodes, by their beginning.
+        slices: Track and start of each slice.
+        nodes: Thread of each backward node, by the start of the node.
     """
     found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
     threads: dict[int, Thread] = {}
@@ -205,9 +204,9 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 class _Work:
     """The work of calls, from a profile.
 
-    All calls of a module are assumed to do the same work. In backward, where a call is only a part
-    of a module's work, the rate is the average of the module. On a device, the time is the
-    device's: the time in which the host launches the work says nothing.
+    All calls of a module are assumed to do the same work. In backward, a call is only a part of a
+    module's work, so its rate is the average of the module. With a device, rates use device time,
+    because the host only launches the work.
     """
 
     def __init__(self, recorded: RecordedCalls, profile: Profile | None) -> None:

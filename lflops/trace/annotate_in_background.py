@@ -1,6 +1,6 @@
 """Annotate a recorded trace in a separate process without torch, so that training continues.
 
-The process calls `main` with TRACE CALLS INTO [PROFILE].
+The arguments of the process are TRACE CALLS INTO [PROFILE].
 """
 
 import contextlib
@@ -32,7 +32,7 @@ PARTLY = 3
 """Exit status if unreadable events were left out."""
 
 LONGEST = 60.0
-"""Seconds that the end of a training run waits for a trace."""
+"""Maximum number of seconds that the end of a training run waits for an annotated trace."""
 
 _PROGRAM = f"""
 import os, sys
@@ -45,10 +45,10 @@ _MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be rea
 
 
 class AnnotationProcess:
-    """A process that annotates a trace. It continues if this process ends first.
+    """A process that annotates a trace. It continues even if the training process ends first.
 
     Attributes:
-        into: The annotated trace.
+        into: Path of the annotated trace.
         lacks: The part that is missing if `finish` returns a reason.
     """
 
@@ -59,9 +59,9 @@ class AnnotationProcess:
 
         Args:
             trace: The trace that torch wrote. It is removed when `into` has been written.
-            into: The annotated trace.
-            calls: The calls of modules.
-            profile: File of a profile with the work of the modules.
+            into: Path of the annotated trace.
+            calls: The recorded calls of modules.
+            profile: File of a profile, which has the work of each module.
         """
         self.into = into
         self.lacks = "the modules"
@@ -72,7 +72,7 @@ class AnnotationProcess:
         paths = [trace, self._calls_file, into]
         if profile is not None:
             paths.append(profile)
-        # A pipe that no one reads would fill up. `finish` or `leave` closes the file.
+        # A pipe would fill up if nothing reads it. `finish` or `leave` closes the file.
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         try:
             self._process = self._start([str(path.absolute()) for path in paths])
@@ -82,15 +82,15 @@ class AnnotationProcess:
             raise
 
     def _start(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
-        # The process imports what this one would import, in the same order, and nothing from the
-        # current folder, where other people may have files.
+        # The new process has the same import path as this process, but without the current folder,
+        # where other people may have files.
         search_path = os.pathsep.join(filter(os.path.isabs, sys.path))
         return subprocess.Popen(  # noqa: S603 - our own program, on our own files
             [sys.executable, "-P", "-c", _PROGRAM, search_path, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
-            # Ctrl-C in the terminal is meant for the training run.
+            # Ctrl-C in the terminal must stop only the training run.
             start_new_session=True,
         )
 
@@ -99,13 +99,14 @@ class AnnotationProcess:
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:
-        """Wait for the process, and compress the trace as it is if the process failed.
+        """Wait for the process. If it failed, compress the trace without annotations.
 
         Args:
-            seconds: The longest time to wait. Default: `LONGEST`.
+            seconds: Maximum number of seconds to wait. Default: `LONGEST`.
 
         Returns:
-            Why the trace is not annotated, not copied, or not finished; `None` if it is complete.
+            Reason why the trace is not annotated, not copied or not finished; `None` if it is
+            complete.
         """
         seconds = LONGEST if seconds is None else seconds
         try:
@@ -142,7 +143,8 @@ class AnnotationProcess:
 def main(arguments: Sequence[str]) -> int:
     """Annotate a trace, and copy it for torch-tb-profiler if that is installed.
 
-    If annotating fails, the trace is compressed as it is. The files that were read are removed.
+    If annotation fails, the trace is compressed without annotations. The input trace and the file
+    of calls are removed.
 
     Returns:
         The exit status: 0, `FAILED`, `NO_COPY` or `PARTLY`. The reason is written to stderr.
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run() -> NoReturn:
-    """Run `main` in a process without other work, and end it."""
+    """Run `main` with low priority, and exit with its status."""
     with contextlib.suppress(OSError):
         os.nice(10)
     sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,12 @@
-"""A copy of a trace for torch-tb-profiler 0.4.3, which reads traces as torch wrote them years ago.
+"""Copies a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
 
-Names that it does not know are replaced by names that it knows, and the calls of modules are
-written as Python calls, which it reads as modules. For any other reader that would be wrong, so the
-copy is in a separate folder.
+In the copy, names that 0.4.3 does not support are replaced by names that it supports. Calls of
+modules are written as Python calls, which 0.4.3 reads as modules. Other readers would misread such
+a trace, so the copy is in a separate folder.
 
-torch's arrows from forward to backward stay unchanged: with them, 0.4.3 drops all parts of backward
-that are in no module from its tables. Therefore the parts of backward are modules too, below a
-module that is called `backward`.
+torch's arrows from forward to backward stay unchanged. Because of these arrows, 0.4.3 drops all
+parts of backward that are in no module from its tables. Therefore the parts of backward are written
+as modules too, below a module with the name `backward`.
 """
 
 import importlib.util
@@ -34,25 +34,26 @@ LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 CATEGORIES = {
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
-    # Each step and each collective would be there twice.
+    # With its original category, each step and each collective would appear twice.
     "gpu_user_annotation": "gpu_annotation",
-    # Their numbers are not the numbers of our modules.
+    # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
 }
-"""Categories by the names of 0.4.3. It only draws the last two, which it does not know."""
+"""Names of categories in 0.4.3. It draws the last two, and does not analyse them."""
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""Collectives by the names of 0.4.3. Collectives with other names are in none of its tables."""
+"""Names of collectives in 0.4.3. Its tables leave out collectives with other names."""
 
 FINE = 1024
-"""Parts of a microsecond in which the times of the copy are given.
+"""Times in the copy are multiples of one microsecond divided by this number.
 
-0.4.3 adds floats, and drops an event from all tables if it ends after the event around it by a
-rounding error. Sums of these parts are exact below 2^43 µs, which is 101 days. They are finer than
-nanoseconds, so that no two times become one. Kineto's times begin with the quarter.
+0.4.3 adds floats. If a rounding error makes an event end after the event around it, 0.4.3 drops the
+inner event from all tables. Sums of these multiples are exact below 2^43 µs, which is 101 days, and
+Kineto counts time from the start of the quarter. The multiples are finer than nanoseconds, so that
+different times stay different.
 """
 
 Thread = tuple[Any, Any]
@@ -60,7 +61,7 @@ Thread = tuple[Any, Any]
 
 
 class _Call(NamedTuple):
-    """A call of a module, or without a phase, all of backward up to the next step or forward."""
+    """A call of a module. Without a phase, it is all of backward up to the next step or forward."""
 
     start: int
     end: int
@@ -83,7 +84,7 @@ class _Event(Struct):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Start and end in parts of a microsecond. Equal times stay equal, and the order stays."""
+        """Start and end in parts of a microsecond. Equal times stay equal; the order stays."""
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
 
@@ -104,17 +105,17 @@ def is_wanted() -> bool:
 def place(trace: Path) -> Path:
     """Return the path of the copy of a trace.
 
-    The copies of a folder's traces are in one folder, so that they are one run. Its name sorts
-    before the names of the traces' folders.
+    The copies of all traces in a folder are in one folder, so that torch-tb-profiler reads them as
+    one run. The name of this folder sorts before the names of the folders with traces.
     """
     folder = trace.absolute().parent
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
 def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
-    """Write a compressed copy of a trace for torch-tb-profiler, completely or not at all.
+    """Write a compressed copy of a trace for torch-tb-profiler.
 
-    The copy has modules if the trace is annotated.
+    The copy has modules if the trace is annotated. It appears only when it is complete.
 
     Returns:
         The path of the copy, and the events that are left out.
@@ -126,22 +127,22 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
     left_out = LeftOut()
     with as_trace(trace):
         stream = TraceStream(trace, Raw)
-        # The file is read twice, because its events need not fit into memory.
+        # The file is read twice, because its events may not fit into memory.
         marked, readable = _marked(_readable(stream, left_out))
         if left_out.number and not readable:
             raise ValueError(left_out.first)
         parts = msgspec.json.decode(stream.header_text, type=dict[str, Raw])
         parts.pop("traceEvents", None)
-        # Lightning's name here turns the modules off.
+        # If the framework is Lightning, 0.4.3 shows no modules.
         parts.pop("Framework", None)
         again = _readable(TraceStream(trace, Raw), LeftOut())
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            # The events are last, because 0.4.3 adds its own before the last bracket.
+            # The events are last, because 0.4.3 adds events before the last bracket.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
-            # For events with the same times, the first one is the outer one.
+            # For events with the same times, the first event is the outer event.
             for event in itertools.chain(_modules(marked), map(_relabelled, again)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
@@ -156,13 +157,13 @@ def _marked(events: Iterable[Raw]) -> tuple[list[Raw], int]:
     for raw in events:
         number += 1
         if any(mark in bytes(raw) for mark in MARKS):
-            # Its own copy, so that the other events of the portion are freed.
+            # A separate copy, so that the memory of all other events is freed.
             marked.append(raw.copy())
     return marked, number
 
 
 def _readable(stream: TraceStream[Raw], left_out: LeftOut) -> Iterator[Raw]:
-    """Yield the events that can be read. All others are counted."""
+    """Yield the events that can be read. All other events are counted in `left_out`."""
     for raw in itertools.chain.from_iterable(stream.portions()):
         try:
             event = msgspec.json.decode(raw, type=_Event)
@@ -198,9 +199,9 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """Yield the calls of modules as Python calls, the outer ones first.
+    """Yield the calls of modules as Python calls, the outer calls first.
 
-    Calls with the same name below the same module have the same number, and are one row.
+    Calls with the same name below the same module have the same number, and share one row.
     """
     calls, beginnings = _calls(events)
     calls += _backward_passes(calls, beginnings)

@@ -1,8 +1,8 @@
-"""The events of a trace file in portions, so that a file of any size is read in bounded memory.
+"""Reads the events of a trace file in portions, so that a file of any size needs bounded memory.
 
 A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each
-piece is cut after its last complete event and decoded as a separate array, so no text outlives its
-piece.
+piece is cut after its last complete event and decoded as a separate array, so that the text of only
+one piece is in memory.
 """
 
 import re
@@ -19,7 +19,7 @@ from lflops.files import InflatedFile
 from lflops.trace.files import as_trace, malformed_at, rank_in_name, without_infinities
 
 _PIECE = 1 << 22
-"""Bytes that are read at a time."""
+"""Number of bytes to read at a time."""
 _LONGEST = 1 << 24
 """Maximum size of an event, of the header and of the trailer, in bytes."""
 _LARGEST = 1 << 33
@@ -27,13 +27,13 @@ _LARGEST = 1 << 33
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-"""Looks like the border between two events, but may be inside an event."""
+"""Text that separates two events. The same text may also occur inside an event."""
 _TRAILING = "JSON is malformed: trailing characters"
-"""The problem that msgspec reports for text after a value."""
+"""Message of msgspec's error if text follows a complete JSON value."""
 _TAIL = 1 << 16
-"""How many of the last bytes that were read are searched for a border between two events."""
+"""Number of bytes at the end of the text that are searched for a border between two events."""
 _CUTS = 8
-"""Number of possible borders that are tried."""
+"""Maximum number of possible borders to try, the last border first."""
 
 _Event = TypeVar("_Event")
 
@@ -50,7 +50,7 @@ class _Device(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True):
-    """A trace's fields besides its events, which may stand before or after the events."""
+    """The fields of a trace except its events. They may come before or after the events."""
 
     base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
@@ -83,7 +83,7 @@ class TraceStream(Generic[_Event]):
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._single = msgspec.json.Decoder(kind)
         self._read = 0
-        # Place of the first byte that is not decoded yet.
+        # Position of the first byte that is not decoded yet.
         self._line = 1
         self._column = 1
 
@@ -91,7 +91,7 @@ class TraceStream(Generic[_Event]):
         """Iterate over the events, some thousands at a time.
 
         Raises:
-            ProfileError: The file cannot be read or is no trace.
+            ProfileError: The file cannot be read, or it is not a trace.
         """
         try:
             with as_trace(self._path), InflatedFile(self._path) as file:
@@ -138,7 +138,7 @@ class TraceStream(Generic[_Event]):
         while piece := self._read_piece(file, _PIECE):
             text += piece
             start = text.lstrip()
-            # A list of events without a header is a trace too.
+            # A trace may also be a list of events without a header.
             if start.startswith(b"["):
                 return b"", start[1:]
             for match in _EVENTS.finditer(text):
@@ -163,7 +163,7 @@ class TraceStream(Generic[_Event]):
         return piece
 
     def _count_lines(self, text: bytes) -> None:
-        """Move the place of the first undecoded byte behind a text."""
+        """Advance the position of the first undecoded byte past a text."""
         self._line += text.count(b"\n")
         if b"\n" in text:
             self._column = len(text) - text.rfind(b"\n")
@@ -173,14 +173,14 @@ class TraceStream(Generic[_Event]):
     def _problem(self, text: bytes, *, is_whole: bool) -> str:
         """Explain why a text is not the rest of a list of events.
 
-        `is_whole` tells that no text follows.
+        `is_whole` means that the file has no more text.
         """
         try:
             msgspec.json.decode(b"[" + text, type=list[Raw])
         except msgspec.DecodeError as error:
             found = malformed_at(error)
             if found is not None:
-                # The position counts the bracket.
+                # The position also counts the bracket before the text.
                 position, problem = found
                 self._count_lines(text[:position])
                 return f"line {self._line}, column {self._column}: {problem}"
@@ -195,7 +195,7 @@ class TraceStream(Generic[_Event]):
         self.damage = self.damage or str(error)
 
     def _decode(self, text: bytes) -> list[_Event]:
-        """Decode a list of events, without the damaged ones."""
+        """Decode a list of events, without damaged events."""
         try:
             return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
@@ -211,7 +211,7 @@ class TraceStream(Generic[_Event]):
     def _leading_events(self, text: bytes) -> tuple[list[_Event], bytes] | None:
         """Return the complete events at the beginning of a text, and the rest.
 
-        Returns `None` if no possible border is the border between two events.
+        Returns `None` if no tried border separates two events.
         """
         borders = _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))
         cuts = [match.start() + 1 for match in borders]
@@ -225,9 +225,9 @@ class TraceStream(Generic[_Event]):
 
 
 def _is_header(head: bytes) -> bool:
-    """Return whether a text up to `"traceEvents": ` is the start of a trace.
+    """Return whether a text that ends with `"traceEvents": ` is the start of a trace.
 
-    Otherwise these words stand inside a string or another object.
+    Otherwise `"traceEvents"` is inside a string or another object.
     """
     try:
         msgspec.json.decode(head + b"[]}", type=Header)
@@ -239,7 +239,10 @@ def _is_header(head: bytes) -> bool:
 
 
 def _end_of_array(text: bytes) -> int | None:
-    """Return where an array ends, given the text after its first bracket; `None` if it does not."""
+    """Return where an array ends, or `None` if its end is missing.
+
+    The text starts after the opening bracket of the array.
+    """
     try:
         msgspec.json.decode(b"[" + text, type=Raw)
     except msgspec.DecodeError as error:

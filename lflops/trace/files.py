@@ -1,4 +1,4 @@
-"""Names of trace files, their text, and what is wrong with it."""
+"""Recognises trace files by name and content, and decodes and writes their text."""
 
 import contextlib
 import gzip
@@ -14,25 +14,25 @@ from lflops.errors import ProfileError
 from lflops.files import GZIP, open_file, replacing
 
 _BEGIN = 1 << 16
-"""Bytes that are searched for `"traceEvents"`."""
+"""Number of bytes at the start of a file that are searched for `"traceEvents"`."""
 
 _AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
-"""C++ writes these if a rate is a division by 0. JSON has no such numbers."""
+"""Infinite or undefined numbers. C++ writes them for a division by 0, but JSON lacks them."""
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
 """Errors from reading a damaged event."""
 
 LARGEST_RAW = 1 << 33
-"""Maximum number of bytes of a trace that torch wrote and that is not annotated yet."""
+"""Maximum size in bytes of a trace that is not annotated yet."""
 
 
 class LeftOut:
     """Events that are left out because they are damaged.
 
     Attributes:
-        number: How many events are left out.
-        first: The problem with the first of them; empty if there is none.
+        number: Number of events that are left out.
+        first: Problem of the first such event; empty if no event is left out.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class LeftOut:
         self.first = ""
 
     def add(self, error: Exception) -> None:
-        """Count an event."""
+        """Count an event that is left out because of an error."""
         self.number += 1
         self.first = self.first or str(error)
 
@@ -91,7 +91,7 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def decoded(text: bytes, kind: Any) -> Any:
-    """Decode a whole trace as a value of a type, with infinite rates as null.
+    """Decode a whole trace as a value of a type, with infinite numbers as null.
 
     Raises:
         ValueError: The JSON is malformed; the message has the line and the column.
@@ -115,19 +115,19 @@ def decoded(text: bytes, kind: Any) -> Any:
 
 
 def malformed_at(error: msgspec.DecodeError) -> tuple[int, str] | None:
-    """Return the position and the problem in an error about malformed JSON, if it has them."""
+    """Return the position and the problem that an error about malformed JSON reports, or `None`."""
     message = str(error)
     found = _AT_BYTE.search(message)
     return (int(found[1]) - 1, message[: found.start()]) if found else None
 
 
 def without_infinities(text: bytes) -> bytes:
-    """Replace infinite numbers in JSON text by null."""
+    """Replace infinite numbers in JSON text with null."""
     return _NO_NUMBER.sub(b": null", text)
 
 
 def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
-    """Write everything of a trace that comes before its events."""
+    """Write the part of a trace before its events."""
     file.write(b"{\n")
     for key, value in parts.items():
         file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))

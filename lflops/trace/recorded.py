@@ -1,9 +1,9 @@
-"""The value of a recorded trace: device work, host calls and named spans.
+"""The contents of a recorded trace: device work, host calls and named spans.
 
-All times are integers of nanoseconds. A trace file has microseconds as decimal text, which never
-becomes a float: Kineto's times count from the start of the quarter, and from its 51st day on,
-floats of them are 1/1024 µs apart. Times computed from them would be off by a nanosecond, and a
-slice would end before a slice that it contains.
+All times are integers in nanoseconds. A trace file has microseconds as decimal text, which is never
+converted to a float: Kineto counts time from the start of the quarter, and from the 51st day on,
+neighbouring floats are 1/1024 µs apart. Times computed from such floats would be off by a
+nanosecond, and a slice could end before a slice that it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -84,9 +84,10 @@ class OperatorCall(Struct, gc=False):
 
     Attributes:
         inputs: The operator's inputs, or `None` if shapes were not recorded.
-        sequence: Sequence number, which a backward node shares with its forward operator; -1 is
-            none.
-        forward_thread: For a backward node, torch's number of the forward's thread; 0 is none.
+        sequence: Sequence number, which a backward node shares with its forward operator; -1 if
+            there is none.
+        forward_thread: For a backward node, torch's number of the thread that ran forward; 0 if
+            there is none.
         spans_threads: Whether the call ended on another thread. Such a call contains nothing.
     """
 
@@ -114,8 +115,8 @@ class Span(Struct, gc=False):
             module slice that lflops added.
         phase: Phase of a module slice.
         collective: Message of a collective's scope, if the trace records it.
-        external: As for an operator; only set for events in memory.
-        spans_threads: As for an operator; only set for events in memory.
+        external: Number of the span, as for an operator; only set for events in memory.
+        spans_threads: Whether the span ended on another thread; only set for events in memory.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -181,7 +182,7 @@ class RecordedTrace(Struct, kw_only=True):
     def on_host(self) -> Iterator[HostItem]:
         """Iterate over everything on the host.
 
-        Where times are equal, a span contains an operator, and an operator contains a runtime call.
+        If times are equal, a span contains an operator, and an operator contains a runtime call.
         """
         return chain(self.spans, self.operators, self.runtime)
 
@@ -197,7 +198,7 @@ def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
     """Return start and end in nanoseconds, from the JSON texts of an event's `ts` and `dur`.
 
     Fractions of a nanosecond are rounded at both ends, so that an event inside another event stays
-    inside it. Raises `ValueError` for a text that is no number of microseconds.
+    inside it. Raises `ValueError` for a text that is not a number of microseconds.
     """
     start = _parse_kineto_time(bytes(ts))
     length = _parse_kineto_time(bytes(dur))
@@ -218,7 +219,7 @@ def microseconds(nanoseconds: int) -> Raw:
 def _parse_kineto_time(text: bytes) -> int | None:
     """Return nanoseconds of a text with exactly three decimal places, or `None` for other texts.
 
-    This is four times as fast as a decimal.
+    This is four times as fast as `Decimal`.
     """
     if text[-4:-3] != b"." or len(text) > 22:
         return None
@@ -265,8 +266,8 @@ Sliced = TypeVar("Sliced", bound=Slice)
 class SliceTimes:
     """Calls and nanoseconds of all slices with one name.
 
-    Device times are of work that was launched inside the slices. Times are inclusive, or with the
-    prefix `self_` without the slices inside.
+    Device times are the times of work that was launched inside the slices. Times include the slices
+    inside, except for fields with the prefix `self_`.
     """
 
     name: str
@@ -285,7 +286,7 @@ def outer_first(
     Args:
         slices: Slices of one thread.
         opened: Stack of the slices around the current slice. Slices that have ended are popped from
-            it; the caller appends each slice that may contain the next ones.
+            it; the caller appends each slice that may contain the next slices.
         may_cross: Whether a slice that ends after the innermost slice around it is still inside
             that slice. Otherwise it is inside no slice that it crosses.
     """

@@ -1,4 +1,4 @@
-"""A simulation of torch's caching allocator for CUDA: the memory that requests reserve.
+"""Simulates torch's caching allocator for CUDA, and the memory that it reserves for requests.
 
-No torch.
+This package does not import torch.
 """

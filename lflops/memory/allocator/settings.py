@@ -12,10 +12,10 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""Smallest value of the settings for large blocks."""
+"""Lower limit in MiB of the settings for large blocks."""
 
 INTERVALS = 16
-"""Powers of two from 1 MiB to 64 GiB. Each can have its own number of divisions."""
+"""Number of power-of-two sizes, starting at 1 MiB, that have separate divisions."""
 
 IGNORED = {
     "backend",
@@ -33,16 +33,17 @@ IGNORED = {
 
 
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
-    """How the allocator rounds, splits and releases.
+    """Settings for rounding, splitting and releasing blocks.
 
     Attributes:
         expandable_segments: Whether segments grow page by page, instead of one `cudaMalloc` each.
-        max_split_size: Blocks of at least so many bytes are never split; `None` for no limit.
-        max_non_split_rounding: How many bytes such a block may be larger than requested.
+        max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
+        max_non_split_rounding: Maximum number of bytes by which such a block may be larger than the
+            request.
         divisions: For each power of two from 1 MiB, the number of parts into which it is divided to
             round requests up. 0 and 1 round up to multiples of 512 bytes.
         garbage_collection_threshold: Share of the allowed memory above which old free segments are
-            released before a new one is reserved. Without a memory fraction it has no effect, as in
+            released before another is reserved. Without a memory fraction it has no effect, as in
             torch.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """
@@ -157,4 +158,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""By torch's name of a setting: the field, and the function that parses its value."""
+"""Field and parser of each setting, by torch's name of the setting."""

@@ -1,10 +1,10 @@
 """A simulation of torch's caching allocator.
 
-It reserves segments, splits them into blocks for requests, and joins blocks that are freed. Pools
-keep free blocks in order.
+It reserves segments, splits them into blocks for requests, and joins free blocks. Pools keep free
+blocks in order.
 
-The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`. `tests/memory/allocator/` works
-out each rule by hand.
+The rules are the same as in torch's `c10/cuda/CUDACachingAllocator.cpp`. The expected results in
+`tests/memory/allocator/` are worked out by hand for each rule.
 """
 
 from bisect import bisect_left, insort
@@ -24,13 +24,13 @@ class Block:
     Attributes:
         pool: The pool that it returns to.
         stream: The stream that uses it.
-        address: Its first byte.
-        size: Its bytes.
-        mapped: Whether its addresses have memory. Only expandable segments have blocks without.
+        address: Address of its first byte.
+        size: Size in bytes.
+        mapped: Whether its addresses have memory. Only expandable segments have unmapped blocks.
         expandable: Whether its segment is expandable.
-        allocated: Whether it is handed out.
+        allocated: Whether a request uses it.
         requested: Bytes that were requested; 0 while it is free.
-        inserted: The pool's number of searches when it became free. Its age counts from there.
+        inserted: Number of searches in the pool when it became free. Its age counts from there.
         previous: The block before it in its segment.
         next: The block after it in its segment.
     """
@@ -78,11 +78,11 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is a part of its segment."""
+        """Whether the block is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int, *, mapped: bool) -> "Block":
-        """Keep the first `size` bytes. Returns the rest as a block that follows."""
+        """Keep the first `size` bytes, and return the rest as a new block after this block."""
         rest = Block(
             self.pool,
             self.stream,
@@ -100,7 +100,7 @@ class Block:
         return rest
 
     def absorb(self, other: "Block | None") -> None:
-        """Join a neighbour, if it is free and mapped like this block."""
+        """Absorb a neighbour if it is free, and if both or neither of the blocks are mapped."""
         if other is None or other.allocated or other.mapped != self.mapped:
             return
         other.pool.remove(other)
@@ -117,11 +117,11 @@ class Block:
 
 
 class Pool:
-    """The free blocks for small requests, or for large ones."""
+    """The free blocks for small requests, or for large requests."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        # How often a free block was searched for. It is the clock for the age of blocks.
+        # Number of searches for a free block. The age of blocks is measured in searches.
         self.searches = 0
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
@@ -167,16 +167,16 @@ class Pool:
 MIB = 2**20
 
 LEAST_BLOCK = 512
-"""Bytes of the smallest block. Block sizes are multiples of it."""
+"""Bytes of the smallest block. All block sizes are multiples of this size."""
 
 SMALL_REQUEST = MIB
-"""Largest request that is packed into a small segment."""
+"""Maximum size in bytes of a request that is packed into a small segment."""
 
 SMALL_SEGMENT = 2 * MIB
 """Bytes of a segment for small requests."""
 
 LARGE_REQUEST = 10 * MIB
-"""Requests from here on have segments of their own, in multiples of `LARGE_MULTIPLE`."""
+"""Requests of at least this many bytes get a segment each, in multiples of `LARGE_MULTIPLE`."""
 
 LARGE_SEGMENT = 20 * MIB
 """Bytes of a segment that smaller requests share."""
@@ -191,8 +191,8 @@ class Request(NamedTuple):
     """An allocation, or a free.
 
     Attributes:
-        key: The name of the allocation. A free has the name of the allocation that it frees.
-        bytes: The requested bytes; `None` frees.
+        key: Number of the allocation. A free has the number of the allocation that it frees.
+        bytes: The requested bytes; `None` for a free.
         stream: The stream that uses and reuses the memory.
     """
 
@@ -206,7 +206,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     Attributes:
         requested: Bytes that were requested.
-        allocated: Bytes of blocks that are handed out: `torch.cuda.memory_allocated()`.
+        allocated: Bytes of blocks in use: `torch.cuda.memory_allocated()`.
         reserved: Bytes of segments: `torch.cuda.memory_reserved()`.
     """
 
@@ -219,13 +219,15 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """The result of a sequence of requests.
 
     Attributes:
-        peak: The maximum of each number, each at its own time.
-        at_reserved_peak: The usage when most is reserved and, among these moments, most is
-            allocated. The difference is the overhead of the allocator.
+        peak: The maximum of each number. The maxima may be at different times.
+        at_reserved_peak: The usage when the most bytes are reserved. If there are several such
+            moments, the moment with the most allocated bytes. The difference of both numbers is the
+            overhead of the allocator.
         end: The usage after the last request.
-        retries: How often the device had no memory left until cached segments were released.
-        failed: Place of the request that failed, and the bytes that it requested from the device;
-            `None` if none failed.
+        retries: Number of times that cached segments were released because the device had no memory
+            left.
+        failed: Index of the request that failed, and the bytes that it requested from the device;
+            `None` if no request failed.
     """
 
     peak: Usage
@@ -272,7 +274,7 @@ class Allocator:
         return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Hand out a block.
+        """Allocate a block for a request.
 
         Raises:
             OutOfMemoryError: The device has no memory left.
@@ -316,7 +318,7 @@ class Allocator:
             return LEAST_BLOCK
         power = nbytes.bit_length() - 1
         divisions = self._settings.divisions
-        # The first interval ends at 2 MiB, the last one has no end.
+        # The first interval ends at 2 MiB; the last interval has no end.
         interval = min(max(power - 20, 0), len(divisions) - 1)
         parts = divisions[interval]
         if parts > 1 and nbytes > LEAST_BLOCK * parts:
@@ -328,7 +330,7 @@ class Allocator:
             pool.searches += 1
         block = None
         for each in pool.best(stream, size):
-            # Among expandable segments, the one that can grow the least is taken.
+            # Among expandable segments, the segment that can grow the least is used.
             if block is not None and _growable(each) >= _growable(block):
                 break
             block = each
@@ -352,7 +354,7 @@ class Allocator:
         return size < self._unsplit and rest > SMALL_REQUEST
 
     def _reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Reserve memory on the device; `None` if it has none left."""
+        """Reserve memory on the device; return `None` if the device has no memory left."""
         segment = _segment_size(size)
         if self._settings.memory_fraction is not None and self.reserved + segment > self._allowed:
             return None
@@ -365,7 +367,7 @@ class Allocator:
         return Block(pool, stream, self._next_address - segment, segment)
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages at the lowest addresses with enough room; `None` without memory for them."""
+        """Map pages at the lowest addresses with enough room; `None` if the memory is exhausted."""
         block = self._expandable(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -373,7 +375,7 @@ class Allocator:
             rest = block.next
             if not self._map(rest, min(size - block.size, rest.size)):
                 return None
-            # It has absorbed the free block before it.
+            # `rest` has absorbed the free block before it.
             block = rest
         pool.remove(block)
         return block
@@ -418,9 +420,9 @@ class Allocator:
         return True
 
     def _collect(self) -> None:
-        """Release free segments that are older than their mean age.
+        """Release free segments whose age is at least their mean age.
 
-        This repeats until less is reserved than the threshold.
+        This repeats until the reserved bytes do not exceed the threshold.
         """
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
         segments = [block for block in self._large if not block.is_split]
@@ -441,7 +443,7 @@ class Allocator:
         """Release free blocks that are too large to be split, until they are enough for a request.
 
         Returns:
-            Whether they are enough. Never if there is no limit for splitting.
+            Whether they are enough; always false if there is no limit for splitting.
         """
         if self._settings.max_split_size is None:
             return False

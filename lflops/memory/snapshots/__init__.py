@@ -1,4 +1,4 @@
-"""Snapshots of CUDA memory: read safely, restored to the moment of the peak, and explained.
+"""Reads snapshots of CUDA memory safely, restores their peak and explains it, for `lflops memory`.
 
-`lflops memory`. No torch.
+This package does not import torch.
 """

@@ -56,21 +56,22 @@ EVALUATION = (
     "eval_step",
     "valid_step",
 )
-# A specific cause must explain at least this share of what is alive.
+# A specific cause must explain at least this share of the live memory.
 LEAST_SHARE = 0.1
 
-# Causes that come first, followed by the largest of the others.
+# Causes that are always listed first. After them, the largest cause comes first.
 _FIRST = {"process_limit"}
-# Lines that hold less than this share of the largest line of kept results are losses. They do not
-# make a graph of the results.
+# Lines of code that hold less than this share of the largest line of kept results hold losses. They
+# do not count as lines of a kept graph.
 SMALL_SHARE = 0.01
 HUGE_SHARE = 0.2
-# So many forward passes with live results are a leak. Two may be pipelining, or a graph that was
-# retained by accident.
+# At least this many forward passes with live results are a leak. Two passes may be pipelining, or a
+# graph that was retained by accident.
 MANY = 3
 # Bytes that torch may request from the device for a smaller allocation.
 LARGE_SEGMENT = 20 * 2**20
-# Bytes that a process may have outside the allocator: CUDA's context, NCCL's buffers, libraries.
+# Maximum number of bytes that a process may use outside the allocator, such as CUDA's context,
+# NCCL's buffers and libraries.
 OUTSIDE_ALLOCATOR = 3 * 2**30
 
 
@@ -79,7 +80,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: The kind of cause.
-        bytes: The memory that would be free without it.
+        bytes: The memory that would be free without the cause.
         count: Number of passes, tensors or pieces.
         line: The line of code that allocated most of it; empty if unknown.
     """
@@ -94,9 +95,9 @@ class _Case(NamedTuple):
     """The evidence for the causes.
 
     Attributes:
-        peak: What is alive.
-        held: What is alive by category. Temporary tensors of the optimizer's step are apart from
-            all other temporary tensors.
+        peak: The live allocations.
+        held: The live allocations by category. Temporary tensors of the optimizer's step have a
+            separate category.
         failed: Bytes of the request that failed, 0 if memory did not run out.
         unused: Reserved bytes that no tensor has.
         total: Bytes of the device that the process could have; `None` if unknown.
@@ -112,13 +113,13 @@ class _Case(NamedTuple):
 def causes_of(
     peak: Peak, parameter_sizes: frozenset[int], total: int | None = None
 ) -> tuple[Cause, ...]:
-    """Return the causes, the most important one first.
+    """Return the causes, the most important cause first.
 
     A specific cause, such as a leak, comes before the largest category if it explains a tenth of
-    the memory and the failed request.
+    the memory and the bytes of the failed request.
 
     Args:
-        peak: What is alive.
+        peak: The live allocations.
         parameter_sizes: Sizes in bytes that parameters have.
         total: Bytes of the device that the process can use.
     """
@@ -155,10 +156,10 @@ def _code(category: Category, alive: Alive) -> str:
 
 
 def _elsewhere(case: _Case) -> Cause | None:
-    """A limit of the process, or another process.
+    """Find a limit of the process, or another process.
 
-    It is a limit if the device has the requested bytes free. It is another process if the device
-    has less free than this process leaves.
+    The limit is the cause if the device has the requested bytes free. Another process is the cause
+    if more memory is in use outside the allocator than this process can explain.
     """
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:
@@ -172,7 +173,7 @@ def _elsewhere(case: _Case) -> Cause | None:
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """The unused memory is enough for the request, but not in one piece."""
+    """Find unused memory that is enough for the request, but not in one piece."""
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
@@ -180,7 +181,7 @@ def _fragmentation(case: _Case) -> Cause | None:
 
 
 def _kept_passes(case: _Case) -> Cause | None:
-    """Activations of earlier forward passes."""
+    """Find activations of earlier forward passes."""
     old: list[Alive] = []
     current_calls: set[Stack] = set()
     for each in case.held.get("activations", ()):
@@ -208,7 +209,7 @@ def _calls(stack: Stack) -> Stack:
 
 
 def _validation_graph(case: _Case) -> Cause | None:
-    """Activations that validation keeps for a backward that never runs."""
+    """Find activations that validation keeps for a backward that never runs."""
     held = [each for each in case.held.get("activations", ()) if _is_evaluation(each)]
     return _held("validation_graph", held, len({each.passes_ago for each in held}))
 
@@ -218,7 +219,7 @@ def _is_evaluation(alive: Alive) -> bool:
 
 
 def _kept_gradients(case: _Case) -> Cause | None:
-    """Gradients that are still alive after an optimizer step."""
+    """Find gradients that are still alive after an optimizer step."""
     held = [each for each in case.held.get("gradients", ()) if each.steps_ago]
     if not held:
         return None
@@ -227,12 +228,12 @@ def _kept_gradients(case: _Case) -> Cause | None:
 
 
 def _model_copy(case: _Case) -> Cause | None:
-    """A second model, such as an EMA, a reference model or a deep copy."""
+    """Find a second model, such as an EMA, a reference model or a deep copy."""
     return _held("model_copy", case.held.get("copy", []))
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
-    """One tensor with a fifth of the memory: the request that failed, or the largest tensor."""
+    """Find a tensor with a fifth of the memory: the failed request, or the largest tensor."""
     least = HUGE_SHARE * (case.peak.bytes + case.failed)
     largest = max(case.peak.alive, key=lambda each: each.bytes, default=None)
     request = case.peak.ran_out
@@ -250,7 +251,7 @@ def _huge_tensor(case: _Case) -> Cause | None:
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
     """Return a cause for some allocations, with the line of code that made most of their bytes.
 
-    `None` if there are no allocations.
+    Returns `None` if there are no allocations.
     """
     if not held:
         return None
@@ -282,8 +283,8 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         ran_out: Whether a request failed.
         failed_bytes: Bytes of the request that failed; `None` if no request failed.
         failed_line: The line of code of this request.
-        missing_bytes: How many more bytes had to be free, on the device or within the limit of the
-            process; `None` if unknown.
+        missing_bytes: Number of bytes that had to be free in addition, on the device or within the
+            limit of the process; `None` if unknown.
         requested_bytes: Bytes that were requested for all live allocations.
         reserved_bytes: Bytes in the allocator's segments.
         allowed_bytes: Bytes that the process may reserve, if torch has a limit; `None` if it has
@@ -297,7 +298,7 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         named_share: Share of the requested bytes with a known category or line of code.
         by_category: Bytes by category.
         holders: Bytes by category and line of code.
-        causes: The causes, the most important one first.
+        causes: The causes, the most important cause first.
         settings: Settings of the allocator.
         by_module: Bytes by module; `None` without a profile.
     """
@@ -330,7 +331,7 @@ def explain_snapshot(content: Any, device: int | None, total: int, allowed: int)
     """Explain a snapshot in torch's containers.
 
     Args:
-        content: The return value of torch's function.
+        content: The snapshot that torch's function returned.
         device: The device to explain.
         total: Bytes of the device that the process can use.
         allowed: Bytes that the process may reserve.
@@ -350,8 +351,8 @@ def explain(
     Args:
         snapshot: The snapshot.
         chip: The chip. Its memory shows the share of other processes.
-        total: Bytes of the device that the process can use, if they are known better than from the
-            chip.
+        total: Bytes of the device that the process can use, if they are known more exactly than
+            from the chip.
         allowed: Bytes that the process may reserve.
     """
     peak = peak_of(snapshot)
@@ -410,10 +411,10 @@ class Explanation(NamedTuple):
     """The text of a cause.
 
     Attributes:
-        sentence: Names the cause. It may use `{bytes}`, `{count}`, and `{each}` for bytes per
-            count.
+        sentence: Sentence that names the cause. It may use `{bytes}`, `{count}`, and `{each}` for
+            bytes per count.
         remedy: How to free the memory.
-        within: The category that also has the bytes of the cause.
+        within: Category that includes the bytes of the cause.
     """
 
     sentence: str
@@ -519,9 +520,9 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Yield how to free memory for each cause, and whether that would have been enough.
+    """Yield a remedy for each cause, with the bytes that it frees, and whether they are enough.
 
-    Each byte is counted for one cause only.
+    Each byte is counted for only one cause.
     """
     held = dict[str, int](explained.by_category.items())
     counted_bytes: Counter[str] = Counter()

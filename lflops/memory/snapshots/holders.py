@@ -1,6 +1,6 @@
-"""The allocations that are alive at a snapshot's peak, with a category and a line of code for each.
+"""The allocations that are alive at a snapshot's peak, each with a category and a line of code.
 
-Both come from the stack of the allocation.
+Category and line come from the stack of the allocation.
 """
 
 import re
@@ -33,9 +33,11 @@ class Alive(NamedTuple):
     Attributes:
         bytes: The bytes that were requested.
         stack: The code that allocated it.
-        passes_ago: How many forward passes have begun since; `None` if it is older than the trace.
-        steps_ago: How many optimizer steps have ended since; `None` if it is older than the trace.
-        outlives_step: For an allocation of an optimizer: whether it is alive after the step.
+        passes_ago: Number of forward passes that have begun since the allocation; `None` if it is
+            older than the trace.
+        steps_ago: Number of optimizer steps that have ended since the allocation; `None` if it is
+            older than the trace.
+        outlives_step: Whether an allocation of an optimizer is alive after the step.
     """
 
     bytes: int
@@ -50,9 +52,9 @@ class Peak(NamedTuple):
 
     Attributes:
         ran_out: The request that failed; `None` if memory did not run out.
-        alive: The allocations.
-        passes: How many forward passes of the trace have begun.
-        steps: How many optimizer steps of the trace have ended.
+        alive: The live allocations.
+        passes: Number of forward passes of the trace that have begun.
+        steps: Number of optimizer steps of the trace that have ended.
         reserved: Bytes in segments.
     """
 
@@ -68,7 +70,7 @@ class Peak(NamedTuple):
 
 
 def peak_of(snapshot: Snapshot) -> Peak:
-    """Return the memory at the last failed request, or else with the most bytes alive."""
+    """Return the memory at the last failed request, or else when the most bytes are alive."""
     at = peak_place(snapshot)
     lasting = lasting_state(snapshot.trace)
     births = births_in(snapshot.trace[: at + 1])
@@ -89,7 +91,7 @@ def peak_of(snapshot: Snapshot) -> Peak:
             outlives_step=birth.place in lasting,
         )
         alive.append(allocation)
-    # The segments are those at the end of the trace.
+    # The snapshot has the segments at the end of the trace.
     reserved = sum(segment.size for segment in snapshot.segments)
     for entry in snapshot.trace[at:]:
         reserved -= _GROWS.get(entry.action, 0) * entry.size
@@ -103,7 +105,7 @@ def peak_of(snapshot: Snapshot) -> Peak:
 
 
 def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
-    """Return the request that failed at a place in the trace; `None` if none failed there."""
+    """Return the request that failed at a place in the trace, or `None` if no request failed."""
     if place < len(snapshot.trace) and snapshot.trace[place].action == "oom":
         return snapshot.trace[place]
     return None
@@ -112,7 +114,7 @@ def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
     """Return the size and stack of each allocation before an entry of the trace, by address.
 
-    They are the allocations at the end of the trace, with all entries since then undone.
+    The function takes the allocations at the end of the trace, and undoes all entries since `at`.
     """
     alive: dict[int, tuple[int, Stack]] = {}
     for block in _active_blocks(snapshot):
@@ -134,9 +136,9 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 
 
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
-    """Whether an entry that frees has the stack that frees, instead of the one that allocated.
+    """Return whether frees have the stack of the code that frees, not of the code that allocated.
 
-    The code that made an allocation older than the trace is unknown then.
+    In that case, the code that made an allocation before the trace is unknown.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -146,7 +148,7 @@ def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
 
 
 def peak_place(snapshot: Snapshot) -> int:
-    """Return the place of the last failed request, or else the place before which most is alive."""
+    """Return the place of the last failed request, or else of the moment with the most bytes."""
     trace = snapshot.trace
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
@@ -169,8 +171,8 @@ def peak_place(snapshot: Snapshot) -> int:
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     """Return the places of allocations that optimizers make and that outlive the step.
 
-    If memory runs out during a step, the allocations of a line of code are taken to outlive it if
-    that line has freed nothing in the step, and is not a line of torch's optimizers.
+    If memory runs out during a step, an allocation is assumed to outlive the step if its line of
+    code has freed nothing in the step and is not in torch's optimizers.
     """
     lasting: set[int] = set()
     # Places of the step's allocations that are alive, by address.
@@ -196,10 +198,10 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
 
 
 def _is_torch_optimizer(stack: Stack) -> bool:
-    """Whether one of torch's optimizers runs, such as `torch/optim/adam.py`.
+    """Return whether a stack is in one of torch's optimizers, such as `torch/optim/adam.py`.
 
-    It makes its state in `_init_group`, and many temporary tensors. Any optimizer can run the code
-    of `optimizer.py`.
+    Such an optimizer creates its state in `_init_group`, and also many temporary tensors. The file
+    `optimizer.py` does not count, because any optimizer may run its code.
     """
     for frame in stack:
         if OPTIMIZER in frame.file and not frame.file.endswith("/optimizer.py"):
@@ -213,8 +215,8 @@ class Birth(NamedTuple):
     Attributes:
         place: Place in the trace.
         entry: The entry of the trace.
-        passes: How many forward passes had begun.
-        steps: How many optimizer steps had ended.
+        passes: Number of forward passes that had begun.
+        steps: Number of optimizer steps that had ended.
     """
 
     place: int
@@ -226,8 +228,8 @@ class Birth(NamedTuple):
 def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
     """Return the allocations and failed requests of a trace.
 
-    A forward pass begins if a module's forward allocates after anything else did: the loss,
-    backward, an optimizer, a batch. An optimizer step has ended if anything else allocates.
+    A forward pass begins if a module's forward allocates after something else has allocated: the
+    loss, backward, an optimizer, a batch. An optimizer step ends if anything else allocates.
     """
     births = []
     passes = 0
@@ -260,7 +262,7 @@ class Change(NamedTuple, Generic[Label]):
     Attributes:
         place: Place in the trace; -1 for an allocation that is older than the trace.
         label: The label of the allocation; `None` if it is unknown, or for a failed request.
-        bytes: The bytes that it adds, or removes if negative; 0 for a failed request.
+        bytes: The bytes that the entry adds, negative for a free; 0 for a failed request.
     """
 
     place: int
@@ -298,7 +300,7 @@ def changes(
 
 
 def phase_of(stack: Stack) -> Phase:
-    """Return the phase of the innermost frame that has one.
+    """Return the phase of the innermost frame that belongs to a phase.
 
     The innermost frame counts because Lightning runs forward and backward in a closure that the
     optimizer's `step` calls. Backward runs in a thread without a Python stack.
@@ -317,7 +319,7 @@ def phase_of(stack: Stack) -> Phase:
 
 
 def _is_optimizer(frame: Frame) -> bool:
-    """Whether it is an optimizer of torch, or `step` in a file with an optimizer's name."""
+    """Return whether a frame is in torch's optimizers, or is `step` with `optim` in its file."""
     if OPTIMIZER in frame.file and "swa_utils" not in frame.file:
         return True
     return frame.function == "step" and "optim" in frame.file.lower()
@@ -352,7 +354,7 @@ COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
 """Functions that copy a model."""
 
 EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")
-"""Names of files that keep averaged weights, but not `schema.py`."""
+"""Pattern for the names of files with averaged weights. It does not match `schema.py`."""
 
 LIBRARIES = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|^<(frozen|string|eval_with_key)"
@@ -362,8 +364,8 @@ LIBRARIES = re.compile(
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
     """Return the category of an allocation, from the code that made it.
 
-    Backward runs in a thread without a Python stack. Its allocations are gradients if they have the
-    size of a parameter, or else temporary.
+    Backward runs in a thread without a Python stack. An allocation of backward is a gradient if it
+    has the size of a parameter, or else temporary.
     """
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
@@ -411,8 +413,8 @@ def _makes_parameters(frame: Frame) -> bool:
 def line_of(stack: Stack) -> str:
     """Return the innermost line of the user's code as `file:line function`; empty without a stack.
 
-    Without such a line, it is the innermost line of another library, or else of torch. Without
-    Python, it is the C++ function.
+    If there is no such line, the result is the innermost line of another library, or else of torch.
+    If the stack has no Python, the result is the C++ function.
     """
     if not stack:
         return ""
@@ -443,8 +445,8 @@ class StackHolder(Struct, frozen=True, kw_only=True):
     Attributes:
         category: The category.
         line: `file:line function`; empty if the stack is unknown.
-        count: Number of the allocations.
-        bytes: Their bytes.
+        count: Number of these allocations.
+        bytes: Bytes of these allocations.
     """
 
     category: Category

@@ -35,12 +35,12 @@ Attention allocates its result, its sums, and two numbers for its dropout.
 """
 
 MOST_OPERATORS = 2_000
-"""Maximum number of operators that are matched: those that allocate the most."""
+"""Maximum number of operators to match. The operators that allocate the most are used."""
 
 LEAST_SHARE = 0.5
 """Smallest share of the step's bytes that must match.
 
-Less means that the profile is of another model, batch or precision.
+A smaller share means that the profile is of another model, batch or precision.
 """
 
 EARLIER = "before this step"
@@ -54,9 +54,10 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     Attributes:
         matched_share: Share of the bytes of forward and backward that match an operator of the
             profile.
-        moments: By moment, then by module and phase, such as `layers.*.mlp, made in forward`:
-            bytes. The moments are the peak of each phase, and last the failure or the peak of the
-            step. Bytes without a module are named `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
+        moments: Bytes by moment, and then by module and phase, such as `layers.*.mlp, made in
+            forward`. The moments are the peak of each phase; the last moment is the failure or the
+            peak of the step. Bytes without a module are named `EARLIER`, `OPTIMIZER` or
+            `UNMATCHED`.
     """
 
     matched_share: float
@@ -172,7 +173,8 @@ def _moments(
     Args:
         snapshot: The snapshot.
         peak: Place of the failure or the peak.
-        names: Names of allocations by place. The next step begins at the first one without a name.
+        names: Names of allocations by place. The next step begins at the first allocation without a
+            name.
         phases: Phases of allocations by place.
         begin: Place at which the step begins.
     """
@@ -205,8 +207,8 @@ def _moments(
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
     """Yield the operators of the profile's step that allocate, in order.
 
-    The timeline of a long step has only some of the operators. An operator is known to allocate if
-    the next one is there as well.
+    The timeline of a long step has only some of the operators. The bytes that an operator allocates
+    are known only if the timeline also has the next operator.
     """
     for moment, following in zip_longest(timeline, timeline[1:]):
         nbytes = (moment.highest_bytes or 0) - moment.live_bytes
@@ -221,8 +223,8 @@ def _aligned(
 ) -> list[tuple[int, _Operator]]:
     """Match allocations with operators so that both orders are kept and the most bytes match.
 
-    It is an alignment of two sequences by dynamic programming: for each number of
-    first allocations and first operators, it has the most bytes that they can match.
+    This is an alignment of two sequences by dynamic programming. `best[i][j]` is the maximum number
+    of bytes that can match among the first i allocations and the first j operators.
 
     Args:
         made: For each allocation, whether it is made in backward, and its bytes.
@@ -277,8 +279,8 @@ def _groups_by_end(
 ) -> list[dict[tuple[bool, int], int]]:
     """Return the groups of successive allocations that end at each allocation.
 
-    A group may be the allocations of one operator. It is given by its side and its bytes, if they
-    are wanted, and has the number of its allocations. The smallest group comes first.
+    A group may be the allocations of one operator. Each result maps the side and the bytes of a
+    wanted group to the number of its allocations. For equal bytes, the smallest group is used.
     """
     groups = []
     for end, (in_backward, _) in enumerate(made, 1):

@@ -1,8 +1,8 @@
 """Check the opcodes of a pickle before it is loaded, in time that is linear in its size.
 
-A pickle of a few bytes can reserve any amount of memory, and can compute for years: it may write to
-a huge place of the memo, or use nested tuples as keys, which are hashed again and again. Files of
-torch need neither.
+A pickle of a few bytes can reserve any amount of memory, by writing to a huge index of the memo. It
+can also compute for years, by using nested tuples as keys, which are hashed again and again. Files
+of torch need neither.
 """
 
 import functools
@@ -16,7 +16,7 @@ _LINE = 40
 """Maximum number of characters of a number that is written as text."""
 
 _SMALL_NUMBERS = [rb"\x8a\x00"]
-"""Opcodes of integers with at most 9 bytes. 64 bits without a sign need so many."""
+"""Opcodes of integers with at most 9 bytes, which unsigned 64-bit numbers need."""
 for _length in range(1, 10):
     _SMALL_NUMBERS.append(rb"\x8a\x%02x.{%d}" % (_length, _length))
 
@@ -29,34 +29,37 @@ _NUMBER = rb"(?:%b)" % b"|".join(
 )
 
 _TUPLE = rb"%b\x85|%b{2}\x86|%b{3}\x87|\(%b{0,16}+t" % ((_NUMBER,) * 4)
-"""A tuple of numbers. Any other tuple could contain itself many times."""
+"""A tuple of numbers. Any other tuple could contain another tuple many times."""
 
 _CONTAINER_OR_MARK = rb"[()\]}aesudl01\x94]"
 _REFERENCE = rb"h.|j.{4}|g\d{1,10}\n"
 _START = rb"\x80.|\x95.{8}"
 
 _SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8}
-"""Opcodes of texts, and the bytes of their length."""
+"""Opcodes of texts, and the number of bytes that store the length of the text."""
 
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
 _CHECKED = _NAMES.keys() - set(b"ciPQ\x93\x82\x83\x84")
-"""All opcodes except those that look up a class, a function or an object.
+"""All opcodes except opcodes that look up a class, a function or an object.
 
-The unpickler refuses these by name, and bytes that are no opcode.
+The unpickler itself refuses such lookups by name, and bytes that are not opcodes.
 """
 _PUT = ord("p")
 
 BYTES_OF_MEMO = 3
-"""Each entry of the memo needs this many bytes of the file: a value, an opcode and its place."""
+"""Minimum number of bytes in the file for each entry of the memo: a value, an opcode, an index."""
 
 SECONDS = 5.0
 BYTES_PER_SECOND = 5_000_000
-"""The check may take `SECONDS`, and a second more for so many bytes."""
+"""Time limit of the check: `SECONDS`, and one second more for each `BYTES_PER_SECOND` bytes."""
 
 MANY_CONTAINERS = 2_000_000
 BYTES_OF_CONTAINER = 9
-"""A file may have `MANY_CONTAINERS`, and one more for so many bytes. An empty one has 64 bytes."""
+"""Maximum number of containers: `MANY_CONTAINERS`, and one more for each `BYTES_OF_CONTAINER`.
+
+An empty container uses 64 bytes of memory.
+"""
 
 
 def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +84,7 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
 
 @functools.cache
 def _harmless(most: int) -> re.Pattern[bytes]:
-    """Opcodes that need no look, with places of the memo below `most` + 1 times 65536."""
+    """Return a pattern of harmless opcodes, with memo indexes below `most` + 1 times 65536."""
     high = min(most >> 8, 255)
     top = b"[\\x00-\\x%02x]" % high
     middle = b"." if high else b"[\\x00-\\x%02x]" % (most & 255)

@@ -92,7 +92,7 @@ def snapshot_shown(
 def _sentences(explained: ExplainedMemory) -> list[str]:
     """Return the lines of the explanation before the table of categories."""
     first, *others = explained_lines(explained)
-    # An empty line separates them from the table.
+    # An empty line separates these lines from the table.
     return [first, *others[1 : others.index("by category") - 1]]
 
 
@@ -106,7 +106,7 @@ def timeline_of(
     Args:
         snapshot: The snapshot.
         parameter_sizes: Sizes in bytes that parameters have.
-        most: Most points. A longer trace keeps its extremes.
+        most: Maximum number of points. For a longer trace, the extremes are kept.
 
     Returns:
         The columns, and the index; `None` without a trace.
@@ -171,8 +171,8 @@ class _Holder(Struct):
         line: The user's line of code.
         file: The file of that line.
         stack: The whole stack, a line for each frame.
-        count: Number of the allocations.
-        bytes: Their bytes.
+        count: Number of these allocations.
+        bytes: Bytes of these allocations.
     """
 
     category: Category

@@ -29,7 +29,7 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-"""The errors that pickle raises for a damaged file, or for a file that is no pickle."""
+"""The errors that pickle raises for a damaged file, or for a file that is not a pickle."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -43,9 +43,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
-    """Read a pickle of containers, strings and numbers. Returns its value and the file's bytes.
+    """Read a pickle of containers, strings and numbers, and return its value and the file's size.
 
-    Raises `ProfileError` if the file cannot be read, or has anything else.
+    Raises `ProfileError` if the file cannot be read, or contains anything else.
     """
     path = Path(path)
     try:
@@ -72,18 +72,18 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Files of lflops whose frames are in the stacks of a counting step, but not part of the training
-# run. `collect` was their folder when older snapshots were recorded.
+# Folders of lflops whose frames are in the stacks of a counting step, but are not part of the
+# training run. Older snapshots have the folder `collect`.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"
 )
 # The file of the frame that replaces the frames of C++'s backward engine.
 AUTOGRAD = "autograd"
 
-# An address has 64 bits, and no number of bytes needs more.
+# Addresses have 64 bits, and no number of bytes needs more.
 LARGEST_NUMBER = 2**64
-# Most blocks, entries and frames of a file, and most for each of its bytes: a small pickle can refer
-# to one list a billion times.
+# Maximum number of blocks, entries and frames of a file. The size of the file in bytes is another
+# maximum, because a small pickle can refer to one list a billion times.
 MOST_PARTS = 50_000_000
 
 
@@ -96,11 +96,11 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether it is a line of Python."""
+        """Whether the frame is a line of Python."""
         if self.file.endswith(".py") or self.file.startswith("<"):
             return True
-        # Cells of a notebook have names without a suffix. Headers of the C++ library do as well,
-        # but without a line.
+        # Cells of a notebook have names without a suffix. Headers of the C++ library also have no
+        # suffix, but their frames have no line.
         name = self.file.rpartition("/")[2]
         return "." not in name and name not in {"", "??"} and self.line > 0
 
@@ -112,8 +112,8 @@ class Block(NamedTuple):
     """A part of a segment.
 
     Attributes:
-        address: Where it begins.
-        size: Its bytes.
+        address: Address of its first byte.
+        size: Size in bytes.
         requested: The bytes that were requested.
         state: `active_allocated`, `active_awaiting_free` or `inactive`.
         stack: The code that allocated it, the innermost line first; empty if unknown.
@@ -139,8 +139,8 @@ class Entry(NamedTuple):
     Attributes:
         action: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`
             or another of torch's actions.
-        address: Where the memory begins.
-        size: Its bytes.
+        address: Address of the first byte.
+        size: Size in bytes.
         stack: The code that caused it.
         device_free: For an `oom`, the bytes that the device had left.
     """
@@ -164,8 +164,8 @@ class Snapshot(NamedTuple):
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
     """Read a file of `torch.cuda.memory._dump_snapshot`.
 
-    Without `device`, it is the device that ran out of memory, or else the device with the most
-    reserved memory. Raises `ProfileError` if the file is no snapshot.
+    Without `device`, the result is for the device that ran out of memory, or else for the device
+    with the most reserved memory. Raises `ProfileError` if the file is not a snapshot.
     """
     content, size = load_plain(path)
     try:
@@ -179,12 +179,12 @@ def snapshot_of(
 ) -> Snapshot:
     """Read the snapshot in torch's containers.
 
-    `most_parts` is the most blocks, entries and frames that it may have.
+    `most_parts` is the maximum number of blocks, entries and frames.
 
     Raises a `ProfileError` that names the place of a wrong value.
     """
     reader = _Reader(most_parts)
-    # Older versions of torch wrote the segments alone.
+    # Older versions of torch wrote only the segments.
     if isinstance(content, list):
         content = {"segments": content}
     if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
@@ -228,7 +228,7 @@ def snapshot_of(
 def _fullest(
     segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]
 ) -> int:
-    """Return the device that ran out of memory, or else the device with the most reserved."""
+    """Return the device that ran out of memory, or else the device with most reserved bytes."""
     for device, trace in enumerate(traces):
         entries = trace if isinstance(trace, list) else []
         if any(isinstance(each, Mapping) and each.get("action") == "oom" for each in entries):
@@ -244,7 +244,7 @@ class _Reader:
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
         self._parts = 0
-        # Stacks by the id of their list, which torch's pickles share.
+        # Stacks by the id of their list of frames. torch's pickles share these lists.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:

@@ -1,1 +1,1 @@
-"""Figures of the roofline and of live memory, drawn by matplotlib."""
+"""Figures of the roofline and of live memory, drawn with matplotlib."""

@@ -1,6 +1,6 @@
-"""Figures of a profile as the page draws them: the roofline and live memory.
+"""Draws the roofline and the live memory of a profile, as on the page of the profile.
 
-Each has its own canvas, so the state of matplotlib does not change.
+Each figure has a separate canvas, so the global state of matplotlib does not change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ CATEGORIES = _COLOURS["categories"]
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure of a size in inches, and its axes."""
+    """Return an empty figure of a size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):
@@ -67,7 +67,7 @@ class Picture(NamedTuple):
 
 
 def pictures(analysis: Analysis) -> Iterator[Picture]:
-    """The roofline, if the chip's peak is known, and live memory, if it was counted."""
+    """Yield the roofline, if the chip's peak is known, and live memory, if it was counted."""
     memory = analysis.profile.memory
     if analysis.roofline.ceilings:
         yield _picture("roofline", roofline_figure(analysis.roofline, analysis.patterns))
@@ -76,7 +76,7 @@ def pictures(analysis: Analysis) -> Iterator[Picture]:
 
 
 def _picture(name: str, figure: Figure) -> Picture:
-    # Most methods of the canvas have no annotations.
+    # Most methods of the canvas have no type annotations.
     canvas: Any = FigureCanvasAgg(figure)
     file = BytesIO()
     canvas.print_png(file)
@@ -88,7 +88,7 @@ _BAND = (1.02, 1.07)
 """Bottom and top of the band of phases, as fractions of the height of the axes."""
 
 _NARROWEST_LABELLED = 0.08
-"""The narrowest phase with a label, as a share of the width."""
+"""Minimum width of a phase with a label, as a share of the figure's width."""
 
 _TICKS = 6
 
@@ -96,11 +96,11 @@ _AFTER_OPERATOR = 0.5
 """Position of the peak, between the operator that reached it and the next operator."""
 
 _LATE = 0.75
-"""Behind this share of the step, the label of the peak is to the left of it."""
+"""After this share of the step, the label of the peak is to the left of the peak."""
 
 
 def memory_figure(analysis: Analysis) -> Figure:
-    """Live bytes before each operator, by category if it is known, and the peak.
+    """Draw the peak, and the live bytes before each operator, by category if it is known.
 
     Raises:
         ProfileError: Memory was not counted.
@@ -195,7 +195,7 @@ def _phases(axes: Axes, memory: Memory, operators: Sequence[float]) -> None:
 
 
 def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
-    """Draw a point with its size at the peak, or a line across if its moment is unknown."""
+    """Draw the peak as a point with a label, or as a line if the moment of the peak is unknown."""
     label = f"peak {units.size(nbytes)}"
     style: dict[str, Any] = {
         "fontsize": 9,
@@ -222,7 +222,7 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
 
 
 def save_memory_figure(profile: Profile, path: Path) -> None:
-    """Write the figure of live memory. The format is the suffix of the path.
+    """Write the figure of live memory. The suffix of the path determines the format.
 
     Raises:
         ProfileError: Memory was not counted, or the file cannot be written.
@@ -237,10 +237,10 @@ def save_memory_figure(profile: Profile, path: Path) -> None:
 FORMATS = ("svg", "png", "pdf")
 
 _NAMED = 8
-"""Points with a name."""
+"""Maximum number of points with a name."""
 
-# Pixels: width of a character, height of a line, from a point to its name, and the margin around a
-# point that no name may cover.
+# In pixels: width of a character, height of a line, distance from a point to its name, and the
+# margin around a point that no name may cover.
 _CHARACTER = 7
 _LINE = 14
 _GAP = 14
@@ -267,10 +267,10 @@ _DECADE = 10.0
 
 
 def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[str, str]) -> None:
-    """Write the figure of the roofline. The format is the suffix of the path.
+    """Write the figure of the roofline. The suffix of the path determines the format.
 
     Raises:
-        ValueError: The suffix is none of `FORMATS`.
+        ValueError: The suffix is not in `FORMATS`.
     """
     if path.suffix[1:].lower() not in FORMATS:
         suffixes = ", ".join(f".{name}" for name in FORMATS)
@@ -279,9 +279,9 @@ def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[s
 
 
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
-    """Modules without their submodules, with areas in proportion to their seconds.
+    """Draw modules without their submodules as points, with areas in proportion to their seconds.
 
-    If nothing was timed, operators at their roofline limit.
+    If nothing was timed, draw operators at their roofline limit.
     """
     figure, axes = drawn_on(9, 6)
     timed = []
@@ -320,7 +320,7 @@ def _intensity(point: Point) -> float:
 
 
 def _height(point: Point, *, timed: bool) -> float:
-    """FLOP/s of a point, or of its roofline limit. 0 for a point that cannot be drawn."""
+    """Return the FLOP/s of a point or of its roofline limit; 0 if the point cannot be drawn."""
     if not point.intensity:
         return 0.0
     return (point.flops_per_second if timed else point.roof_flops_per_second) or 0.0
@@ -329,7 +329,7 @@ def _height(point: Point, *, timed: bool) -> float:
 def _scatter(
     axes: Axes, points: Sequence[Point], colour: str, longest: float, *, timed: bool
 ) -> Line2D:
-    """Draw the points of a phase. Returns their entry in the legend."""
+    """Draw the points of a phase, and return their entry in the legend."""
     sizes = [30.0] * len(points)
     if longest:
         sizes = [20 + 180 * (point.seconds or 0.0) / longest for point in points]
@@ -398,7 +398,7 @@ def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
 
 
 def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
-    """Draw a roofline, a decade beyond all points and the usual ridges."""
+    """Draw a roofline, from a decade before all points and usual ridges to a decade after them."""
     values = [0.1, 1000.0, *intensities]
     left = min(values) / _DECADE
     right = max(values) * _DECADE

@@ -1,4 +1,4 @@
-"""Any trace of torch.profiler: read, merged with those of other ranks, explained, and drawn.
+"""Reads, merges, explains and draws traces of torch.profiler, for `lflops trace`.
 
-`lflops trace`. No torch.
+This package does not import torch.
 """

@@ -1,8 +1,8 @@
 """Categories of operators and kernels, and precision and tensor cores by kernel names.
 
-A kernel has the category of the operator that launched it, if that is known, because a layout
-conversion inside a convolution is convolution. Otherwise its own name decides. `categories.toml`
-has the names.
+A kernel has the category of the operator that launched it, if the operator is known, because a
+layout conversion inside a convolution is convolution. Otherwise the kernel's name determines the
+category. `categories.toml` has the names.
 """
 
 import functools
@@ -54,7 +54,7 @@ def _compiled(
 
 
 def _first_match(patterns: _Patterns[Meaning], name: str) -> Meaning | None:
-    """Return the meaning of the first pattern in a name."""
+    """Return the meaning of the first pattern that a name matches."""
     for pattern, meaning in patterns:
         if pattern.search(name):
             return meaning
@@ -73,7 +73,7 @@ _PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns, re.IGNORECASE)
 
 @functools.lru_cache(1 << 16)
 def category_of_operator(name: str) -> Category:
-    """Return the category of an operator by its name, `other` if it is unknown."""
+    """Return the category of an operator by its name, or `other` if the name is unknown."""
     base = name.removeprefix("aten::")
     known = base if base in _OPERATORS else base.rstrip("_")
     if known in _OPERATORS:
@@ -100,7 +100,7 @@ def _category_by_name(name: str) -> Category:
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
-    """Return whether a kernel runs on tensor or matrix cores; `None` if its name hides it."""
+    """Return whether a kernel runs on tensor or matrix cores; `None` if its name is unclear."""
     return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 
@@ -113,16 +113,16 @@ CUDA's `float4` is four numbers of 32 bits.
 """
 
 _BITS = {"2m1": "4", "2m3": "6", "3m2": "6", "4m3": "8", "5m2": "8"}
-"""The bits of a format, by its exponent and mantissa."""
+"""Number of bits of a format, by exponent and mantissa."""
 
 _OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
-"""The operands in the names of TensorRT-LLM's matmuls; the result is before them."""
+"""The operands in the names of TensorRT-LLM's matmuls. The result comes before the operands."""
 
 
 def narrow_formats(name: str) -> str | None:
     """Return the formats of at most 8 bits in a kernel's name, such as `mxfp4 × mxfp8`.
 
-    The formats of the operands count, where the name tells them from the result.
+    If the name distinguishes the operands from the result, only the operands count.
     """
     operands = _OPERANDS.match(name)
     found = set()
@@ -137,6 +137,6 @@ def narrow_formats(name: str) -> str | None:
 def precision_by_name(name: str) -> str | None:
     """Return the precision that a kernel's name shows.
 
-    It is a name in `hardware.DTYPES`, or names a format of at most 8 bits.
+    It is a name in `hardware.DTYPES`, or the name of a format of at most 8 bits.
     """
     return narrow_formats(name) or _first_match(_PRECISION_PATTERNS, name)

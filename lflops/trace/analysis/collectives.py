@@ -5,9 +5,9 @@ times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA
 n ranks the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an all-gather, a
 reduce-scatter and an all-to-all; and 1 for all others.
 
-A collective's kernel runs from a rank's arrival until all ranks are done. So the rank that arrives
-last has the shortest kernel, which is the transfer, and the other ranks waited for the rest of
-their kernels' time. This needs no common clock.
+On each rank, a collective's kernel runs from the rank's arrival until all ranks are done. So the
+rank that arrives last has the shortest kernel: its time is the transfer. The other ranks waited for
+the rest of their kernel time. This comparison needs no common clock.
 
     rank 0    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
     rank 1            ▇▇▇▇▇▇▇▇     last: rank 1; rank 0 waited half of its time
@@ -37,7 +37,7 @@ class Occurrence(NamedTuple):
 
     Attributes:
         step: Name of the step that launched it; empty if no step did.
-        bytes: Size of the message, or `None` if unknown: the larger one of input and result.
+        bytes: Size of the input or of the result, whichever is larger; `None` if unknown.
     """
 
     kind: str
@@ -54,15 +54,15 @@ class Occurrence(NamedTuple):
 
 
 class CollectiveTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds and bytes of all calls of one kind in one group; `None` is unknown.
+    """Nanoseconds and bytes of all calls of one kind in one group; `None` if unknown.
 
     Attributes:
         group: The ranks, or else the group's name; empty if the trace does not record it.
-        exposed: Time in which nothing was computed. Time in which another collective runs too is in
-            both rows.
+        exposed: Time in which nothing was computed. If two collectives run at the same time, the
+            rows of both include this time.
         bytes: Size of all messages.
-        algorithmic_bytes_per_second: `bytes` over the time.
-        bus_bytes_per_second: Rate on a link.
+        algorithmic_bytes_per_second: `bytes` divided by the time.
+        bus_bytes_per_second: `algorithmic_bytes_per_second`, as a rate on a link.
     """
 
     kind: str
@@ -126,7 +126,7 @@ def _bytes(kind: str, message: Collective) -> int | None:
 
 
 def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
-    """Sum the collectives by kind and group, those with the most time first."""
+    """Sum the collectives by kind and group, the largest time first."""
     groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(
         found, attrgetter("kind", "group", "group_size")
     )
@@ -157,7 +157,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
     Attributes:
         transfer: Nanoseconds of the shortest kernel of each call.
-        waiting: Nanoseconds that each rank waited in addition.
+        waiting: Nanoseconds that each rank waited for the last rank.
         skew_median: Median time between the first and the last arrival at a call.
         skew_longest: Longest time between the first and the last arrival at a call.
         last: Number of calls at which each rank arrived last.
@@ -174,7 +174,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """Waiting in all collectives, as in `CollectiveSkew`.
+    """Waiting in all collectives together, with fields as in `CollectiveSkew`.
 
     Attributes:
         unmatched: Number of calls that only one rank recorded.
@@ -189,7 +189,7 @@ class RankSkew(Struct, frozen=True, kw_only=True):
 
 
 Key = tuple[str, str, str, int]
-"""Identifies a call of a collective on all ranks: kind, group, step, and number among these."""
+"""Key of a call, equal on all ranks: kind, group, step, and number of the call within these."""
 
 
 def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:

@@ -28,7 +28,7 @@ from lflops.trace.convert import convert_for_tb_profiler
 from lflops.trace.files import traces_in
 
 _LISTED = 10
-"""Rows of each table of a comparison."""
+"""Maximum number of rows in each table of a comparison."""
 
 _WHY_UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each trace needs at least two steps",

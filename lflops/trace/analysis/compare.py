@@ -1,4 +1,4 @@
-"""Two traces compared: steps, device states, idle time by cause, and operators and kernels."""
+"""Compares two traces: steps, device states, idle time by cause, and operators and kernels."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ _STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
-    """Nanoseconds before and after: of a step if both traces have steps, else of the window."""
+    """Nanoseconds before and after, per step if both traces have steps, or else in the window."""
 
     name: str
     before: float
@@ -28,7 +28,7 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 class TraceDiff(Struct, frozen=True, kw_only=True):
     """Changes from one trace to another, the largest change of each group first.
 
-    Pairs are the values before and after; `None` is unknown.
+    Pairs are the values before and after; `None` if unknown.
 
     Attributes:
         per_step: Whether times are of a step rather than of the window.
@@ -82,7 +82,7 @@ class _Times:
     """Nanoseconds of a trace by name, per step or in the window."""
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
-        """Take the times from a trace."""
+        """Collect the times of a trace."""
         self._divisor = len(summary.steps) if per_step else 1
         timeline = _timeline(summary, per_step=per_step)
         if timeline is not None:
@@ -151,8 +151,8 @@ def trace_limits(
 ) -> tuple[Limit, ...]:
     """Check the second trace against limits.
 
-    A longer step within the spread of the steps breaks no limit. The memory limit is for the
-    allocator's peak.
+    A longer step breaks no limit if the change is within the spread of the steps. The memory limit
+    applies to the allocator's peak.
     """
     limits = []
     if max_regress is not None:
@@ -175,7 +175,7 @@ def trace_limits(
 
 
 def _regress(diff: TraceDiff) -> float | None:
-    """Return by which share of its time a step became slower; `None` with fewer than two steps."""
+    """Return the relative slowdown of a step, such as 0.03; `None` with fewer than two steps."""
     before, after = diff.step
     if diff.is_beyond_noise is None or before is None or after is None or not before.median:
         return None

@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds and numbers of the work on one stream of a device.
+    """Busy nanoseconds and numbers of kernels and copies on one stream of a device.
 
     Attributes:
         busy: Time with work; overlapping kernels of a stream count once.
@@ -45,7 +45,7 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     Attributes:
         tensor_cores: Whether it runs on tensor or matrix cores; `None` if its name does not show
             it.
-        operators: The operators that launched it, those with the most time first.
+        operators: The operators that launched it, the operator with the most time first.
     """
 
     name: str
@@ -106,7 +106,8 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
 def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
     """Return the precision of an operator's inputs.
 
-    Of a custom matmul it is unknown: its operands may be packed, next to inputs of other dtypes.
+    For a custom matmul, the precision is unknown: its operands may be packed, and it may have
+    inputs of other dtypes.
     """
     is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
     return None if is_custom_matmul else precision_of(operator.inputs)
@@ -115,8 +116,8 @@ def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
 def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | None:
     """Return a kernel's precision.
 
-    Inputs are more reliable than names, but only names show that fp32 is multiplied in TF32, and
-    that a matmul has operands of at most 8 bits.
+    Inputs are more reliable than kernel names. But only kernel names show that fp32 is multiplied
+    in TF32, or that a matmul has operands of at most 8 bits.
     """
     by_name = precision_by_name(kernel)
     is_tf32 = by_name == "tf32" and by_inputs == "fp32"

@@ -46,8 +46,8 @@ class OperatorSums(SliceTimes):
         counted_device: Inclusive device time of the counted calls.
         unsupported_device: Device self time outside all counted calls.
         has_operators: Whether it called another operator.
-        has_tf32: Whether a kernel of its counted calls is named after TF32, which fp32 inputs do
-            not show.
+        has_tf32: Whether the name of a kernel in its counted calls contains TF32. Inputs only show
+            fp32.
     """
 
     inputs: Inputs | None = None
@@ -86,7 +86,7 @@ NOT_RECORDED = Launch()
 
 
 class CountedCall(NamedTuple):
-    """A call of an operator whose cost counts, and whether activation checkpointing repeats it."""
+    """A counted call of an operator, and whether activation checkpointing recomputes it."""
 
     start: int
     operator: OperatorSums
@@ -153,7 +153,7 @@ class _Open:
     is_counted: bool = False
 
     def inherit(self, around: "_Open") -> None:
-        """Copy what holds for everything inside the item around this item."""
+        """Copy the values that apply to everything inside the enclosing item."""
         self.operator = around.operator
         self.operator_end = around.operator_end
         self.is_within_counted = around.is_within_counted
@@ -287,11 +287,11 @@ class _Walker:
         return {thread: numbers.most_common(1)[0][0] for thread, numbers in votes.items()}
 
     def _is_recompute(self, counted: _Counted, thread_numbers: Mapping[int, int]) -> bool:
-        """Return whether activation checkpointing repeats a call inside a backward node.
+        """Return whether a call inside a backward node is recomputed by activation checkpointing.
 
-        Inside a node, only operators that autograd records have a sequence number: operators of
-        checkpointing, and with `create_graph` operators of backward itself. The nodes of the latter
-        run later, outside this node. Each thread has its own sequence.
+        Inside a node, only operators that autograd records have a sequence number. They are
+        operators of checkpointing or, with `create_graph`, operators of backward itself. The nodes
+        of operators of backward run later, outside this node. Each thread has a separate sequence.
         """
         node = counted.node
         again = counted.again
@@ -309,7 +309,7 @@ class _Walker:
         return True
 
     def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
-        """Add work whose launch was not recorded to the operator that it names."""
+        """Add work whose launch was not recorded to the operator that its `external` names."""
         sums = self._operator_sums(call)
         sums.device += work.duration
         sums.self_device += work.duration
@@ -432,7 +432,7 @@ def _is_open(operator: str, opened: Sequence[_Open]) -> bool:
 
 
 def _better_described(outer: Collective | None, inner: Collective | None) -> Collective | None:
-    """Return the outer description of a collective, unless only the inner one has a group size."""
+    """Return the outer description of a collective, unless only the inner has a group size."""
     if outer is None:
         return inner
     if inner is not None and inner.group_size is not None and outer.group_size is None:

@@ -36,11 +36,11 @@ Cause = Literal[
 """Cause of an idle moment.
 
 * `data_loader`: The thread was inside the data loader.
-* `synchronising`: It waited for the device, or had just been woken.
-* `allocating`: It requested or released device memory.
-* `launching`: It was in another call of the device's runtime.
-* `operators`: It was in an operator, outside such calls.
-* `python`: It did none of these.
+* `synchronising`: The thread waited for the device, or had just been woken.
+* `allocating`: The thread requested or released device memory.
+* `launching`: The thread was in another call of the device's runtime.
+* `operators`: The thread was in an operator, outside such calls.
+* `python`: The thread did none of these.
 * `launch_latency`: The next work was launched after the idle time began, and had not started yet.
 * `queued`: The next work had been launched before: a gap on the device, or a wait for another
   stream.
@@ -55,7 +55,7 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread. A moment belongs to the first one that contains it, else to `python`."""
+"""Activities of a thread. A moment belongs to the first that contains it, or else to `python`."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(
@@ -87,7 +87,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
         calls: Number of launches.
         high: 90th percentile of the delays.
         call_median: Median duration of the calls.
-        shorter_than_launch: Number of kernels that ran shorter than their launch call.
+        shorter_than_launch: Number of kernels that were shorter than their launch call.
     """
 
     calls: int
@@ -99,11 +99,11 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Number of launches whose work has not started, over the window.
+    """Number of launches whose work has not started, during the window.
 
     Attributes:
         mean: Mean over time.
-        empty: Nanoseconds with no such launch.
+        empty: Nanoseconds without such a launch.
     """
 
     mean: float
@@ -187,7 +187,7 @@ class _Launched(NamedTuple):
 def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDelays | None:
     """Return the delays of launches, or `None` if no launch was recorded.
 
-    A graph is launched once, so only its first work counts.
+    A graph is launched once, so only the first work of the graph counts.
     """
     first: dict[int, _Launched] = {}
     for each in work:
@@ -218,7 +218,7 @@ def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDe
 def queue_depth(
     work: Iterable[DeviceEvent], launch_of: _LaunchOf, start: int, end: int
 ) -> QueueDepth | None:
-    """Return the depth of the queue between two moments, or `None` if no launch was recorded."""
+    """Return the queue depth between two moments, or `None` if no launch was recorded."""
     changes: list[tuple[int, int]] = []
     for each in work:
         launch = launch_of(each)
@@ -232,7 +232,7 @@ def queue_depth(
     depth_time = 0
     empty = 0
     now = start
-    # The queue is empty after the last change, which the change of 0 at the end accounts for.
+    # After the last change, the queue is empty. The change of 0 at the end adds this time.
     for moment, change in [*sorted(changes), (end, 0)]:
         passed = min(max(moment, start), end) - now
         depth_time += depth * passed

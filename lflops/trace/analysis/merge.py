@@ -1,4 +1,4 @@
-"""Traces of several ranks merged into one, on the clock that collectives set."""
+"""Merges the traces of several ranks into one trace, on a clock that collectives define."""
 
 import itertools
 import statistics
@@ -18,7 +18,7 @@ from lflops.trace.files import as_trace, traces_in, written_whole
 from lflops.trace.recorded import ZERO, microseconds, span
 
 MERGED = "merged.trace.json.gz"
-"""Name of the merged file, which readers of single traces do not look for."""
+"""Name of the merged file. Readers of single traces ignore this name."""
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that end at almost the same time on all ranks: each rank needs all others."""
@@ -56,7 +56,7 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
         file: Path of the merged trace.
         ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
         damaged: Number of events left out because they cannot be read.
-        clocks: Shift of each rank except the first, whose clock is the common one.
+        clocks: Shift of each rank except the first, whose clock is the common clock.
     """
 
     file: str
@@ -90,14 +90,14 @@ class _Properties(Struct):
 
 
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
-    """Merge the traces of a folder, which are of one window, into one compressed file.
+    """Merge the traces in a folder, all from the same window, into one compressed file.
 
     A rank's clock is set by the collectives that it shares with the ranks before it. Without shared
     collectives it is not shifted: clocks of different machines differ by milliseconds.
 
     Args:
         folder: Folder with the traces.
-        into: File to write, which appears only when it is complete. By default it is next to the
+        into: File to write, which appears only when it is complete. By default, it is next to the
             traces.
 
     Raises:
@@ -134,7 +134,7 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 
 
 def _sources(folder: Path) -> list[_Source]:
-    """Return the traces of a folder by rank, those of unknown rank last."""
+    """Return the traces of a folder by rank, traces of unknown rank last."""
     sources = []
     for path in traces_in(folder):
         stream = TraceStream(path, Raw)
@@ -160,7 +160,7 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
 
 
 def _ends(source: _Source) -> dict[Key, int]:
-    """Return when the collectives ended that all ranks of a group leave together."""
+    """Return the end times of the collectives that end together on all ranks of a group."""
     trace = read_trace(source.path)
     host = walk(trace, trace.work, lambda _: False)
     calls = numbered(occurrences(trace.work, host, trace))
@@ -182,7 +182,7 @@ class _Merger:
         self._devices: dict[tuple[int, int], int] = {}
 
     def rewritten(self, source: _Source, index: int, shift: int) -> Iterator[bytes]:
-        """Iterate over the events of one trace, with new numbers and in the common time."""
+        """Iterate over the events of one trace, with new numbers and on the common clock."""
         stream = TraceStream(source.path, Raw)
         processes: dict[int | str, int] = {}
         names: dict[int | str, str] = {}
@@ -225,8 +225,8 @@ class _Merger:
 
     def _add_properties(self, devices: list[dict[str, Any]], index: int) -> None:
         by_number = {row.get("id"): row for row in devices}
-        # A trace may number its devices differently than it lists them. That does not matter if all
-        # have the same name.
+        # Events may use other device numbers than the list of devices. That does not matter if all
+        # devices have the same name.
         names = {row.get("name") for row in devices}
         default = devices[0] if len(names) == 1 else None
         for (place, device), number in self._devices.items():
@@ -235,9 +235,9 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return new values of the arguments that are numbers of this trace alone."""
+        """Return new values of the arguments whose numbers are unique only in this trace."""
         changed = {}
-        # The numbers of the first trace stay.
+        # The numbers of the first trace stay the same.
         if index:
             for name, smallest in _SMALLEST_NUMBERS.items():
                 number = _number(arguments, name)

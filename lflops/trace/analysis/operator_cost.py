@@ -1,4 +1,4 @@
-"""Cost of a recorded operator, from its input shapes and the formulas that count live calls.
+"""Cost of a recorded operator, from its input shapes and the formulas for live calls.
 
 A cost is exact, or it is `None` because the inputs do not determine it.
 """
@@ -50,7 +50,7 @@ BYTES = {name: size for name, (_, size) in _TABLES.types.items()}
 """Bytes of an element, by the type's name in traces."""
 
 _LARGEST = 1 << 48
-"""No dimension of a tensor is larger."""
+"""Sizes of tensor dimensions must be below this limit."""
 
 
 class Argument(NamedTuple):
@@ -59,7 +59,7 @@ class Argument(NamedTuple):
     Attributes:
         shape: Shape of a tensor, list of shapes of a list of tensors, or else `None`.
         type: Name of the element type; of the first tensor for a list of tensors.
-        value: Text of a value that is no tensor; empty if absent or not recorded.
+        value: Text of a value that is not a tensor; empty if absent or not recorded.
     """
 
     shape: Any
@@ -151,11 +151,11 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors of formulas and parsing for inputs that do not fit. A trace may come from anywhere."""
+"""Errors of formulas and parsing if the inputs do not fit. Any program may have written a trace."""
 
 
 class _Call(NamedTuple):
-    """A call whose cost is wanted."""
+    """A call whose cost is calculated."""
 
     name: str
     arguments: Sequence[Argument]
@@ -197,7 +197,7 @@ def _has_invalid_size(argument: Argument) -> bool:
 
 
 def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
-    """Apply a formula to the shapes, and to the values that it takes as keywords."""
+    """Apply a formula to the shapes, and to the values that it accepts as keywords."""
     places = PLACES.get(call.name, {})
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -214,7 +214,7 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
                 raise _Unknown
             named["out"] = out
         elif place is not None and place < len(call.arguments):
-            # `beta` decides whether a bias is added. Without values, it has its default.
+            # `beta` decides whether a bias is added. Without recorded values, it keeps its default.
             if keyword.name != "beta" or call.has_values:
                 named[keyword.name] = call.value(place)
         elif keyword.default is keyword.empty:
@@ -270,7 +270,7 @@ def _convolution_result(
     dimensions = len(sizes)
 
     def option(name: str, default: int) -> list[int]:
-        """Return a number for each dimension."""
+        """Return the value of an option for each dimension."""
         if name not in places:
             return [default] * dimensions
         value = call.value(places[name])

@@ -1,9 +1,9 @@
 """Operators of a trace by name and by the shapes of their inputs, and modules and scopes.
 
 Modules and scopes are spans around operators. A module frame of the Python stack has the class and
-a number as its name, for example `Linear_3`; a slice of lflops has the module's name. Backward
-belongs to the module whose forward created the node, if the trace has the numbers that show it.
-Device times are of kernels that were launched inside.
+a number as its name, for example `Linear_3`; a slice of lflops has the module's name. A backward
+node belongs to the module whose forward created the node, if the trace has sequence numbers. Device
+times are the times of kernels that were launched inside.
 """
 
 import re
@@ -37,7 +37,7 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator with equal inputs; `None` is unknown.
+    """All counted calls of one operator with equal inputs; `None` if unknown.
 
     Attributes:
         shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other
@@ -48,9 +48,9 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
         device: Inclusive device time in nanoseconds.
         flops: FLOPs of all calls, without work that a mask skips.
         flops_per_second: FLOPs over the device time.
-        roof_seconds: Least time that the chip needs, for the FLOPs at its peak or for the bytes at
-            its bandwidth.
-        bound: Which of these two times is longer.
+        roof_seconds: Minimum time of the chip: for the FLOPs at its peak or for the bytes at its
+            bandwidth, whichever is longer.
+        bound: Resource that limits this minimum time.
         share: `roof_seconds` over the device time; over 1 if data stayed in a cache.
     """
 
@@ -72,7 +72,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """An operator that multiplies, but whose recorded inputs do not show how much."""
+    """A multiplying operator whose recorded inputs do not show how much it multiplies."""
 
     name: str
     calls: int
@@ -84,10 +84,10 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The name, with a star instead of each number if there are several instances.
-        phase: lflops' name of the phase; forward if the trace does not show it.
+        phase: Phase of the spans; `forward` if the trace does not show it.
         instances: Number of different names.
         device: Inclusive time of the kernels launched inside.
-        self_device: Time of the kernels launched inside, but in no module or scope below.
+        self_device: Time of the kernels launched inside, without inner modules or scopes.
         host: Inclusive host time.
     """
 
@@ -102,7 +102,7 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
 
 
 def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
-    """Sum the operators by name, those with the most self time first."""
+    """Sum the operators by name, the operator with the most self time first."""
     rows = []
     for name, found in grouped(host.operators.values(), attrgetter("name")).items():
         times = sums(found, "calls", "host", "self_host", "device", "self_device")
@@ -111,13 +111,13 @@ def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
 
 
 def precision(operator: OperatorSums) -> str | None:
-    """Return the precision that an operator multiplies in."""
+    """Return the precision in which an operator multiplies."""
     by_inputs = precision_of(operator.inputs)
     return "tf32" if by_inputs == "fp32" and operator.has_tf32 else by_inputs
 
 
 def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
-    """Return the counted operators by their inputs, those with the most device time first."""
+    """Return the counted operators by their inputs, the most device time first."""
     rows = []
     for operator in host.operators.values():
         cost = cost_of(operator.name, operator.inputs)
@@ -176,7 +176,7 @@ def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
 
 
 def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Return the operators that multiply and are in no total, those with the most time first."""
+    """Return the multiplying operators that are in no total, the most time first."""
     has_device = any(each.device for each in host.operators.values())
     missing = [
         each for each in host.operators.values() if _is_unsupported(each, has_device=has_device)
@@ -203,7 +203,7 @@ def _is_unsupported(operator: OperatorSums, *, has_device: bool) -> bool:
 
 
 def span_times(host: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
-    """Return the modules or the scopes, those with the most device time first."""
+    """Return the modules or the scopes, the most device time first."""
     spans = [each for each in host.spans.values() if each.kind == kind]
     rows = []
     for (pattern, phase), found in grouped(spans, _pattern_and_phase).items():

@@ -30,7 +30,7 @@ from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace.device_states import DeviceTimeline
 
 _LISTED = 200
-"""Maximum number of rows of a table: all kernels of a trace are too many for a browser."""
+"""Maximum number of rows of a table. All kernels of a trace would be too many for a browser."""
 
 _STATE_COLOURS = {
     "computing": "var(--part-ideal-compute)",
@@ -55,7 +55,7 @@ _CATEGORY_COLOURS = {
     "other": "var(--part-other)",
     "between operators": "var(--part-all)",
 }
-"""Colour of each category of work; the named ones are the same as on the page of a profile."""
+"""Colour of each category of work. The page of a profile uses the same colours for these."""
 _OTHER_CATEGORIES = [category for category in CATEGORIES if category not in _CATEGORY_COLOURS]
 for _place, _category in enumerate(_OTHER_CATEGORIES):
     _CATEGORY_COLOURS[_category] = f"var(--class-{_place})"
@@ -112,7 +112,7 @@ def _times_by_state(timeline: DeviceTimeline) -> dict[str, int]:
 
 
 def _work(summary: TraceSummary) -> str:
-    """Draw time by category: of device work, or without a device of a step on the host."""
+    """Draw the device time by category, or the host time of a step if there is no device."""
     if summary.device is not None:
         parts: dict[str, int] = {row.category: row.device for row in summary.categories}
         title = f"kernels and copies: {nanoseconds(sum(parts.values()))}, by category"
@@ -189,5 +189,5 @@ def _row(name: str, *cells: str) -> str:
 
 
 def _text(content: str) -> str:
-    """Return content as HTML text: names come from a file and may hold anything."""
+    """Return content as HTML text: names come from a file and may contain any characters."""
     return html.escape(plain(content))

@@ -1,4 +1,4 @@
-"""Reads a trace file into a `RecordedTrace`, with times as integers of nanoseconds."""
+"""Reads a trace file into a `RecordedTrace`, with times as integers in nanoseconds."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -83,7 +83,7 @@ _Texts = list[str | list[str]]
 """JSON types of an operator's input types and values."""
 
 _ASCEND = "Ascend Hardware"
-"""Name of the process whose slices are the work of an Ascend device. They have no category."""
+"""Name of the process whose slices are work of an Ascend device. The slices have no category."""
 _ASCEND_WAITS = ("EVENT_", "NOTIFY_")
 """Prefixes of the Ascend tasks that compute nothing."""
 
@@ -169,7 +169,7 @@ def read_trace(path: Path) -> RecordedTrace:
     """Read one file, compressed or not.
 
     Raises:
-        ProfileError: The file cannot be read or is no trace.
+        ProfileError: The file cannot be read, or it is not a trace.
     """
     trace = RecordedTrace(file=str(path))
     stream = TraceStream(path, _Event)
@@ -199,14 +199,14 @@ class _Reader:
         self._trace = trace
         self._skip = skip
         self._unread: Counter[str] = Counter()
-        # Values that many events share, kept once.
+        # Values that many events share are stored only once.
         self._threads: dict[tuple[Any, Any], int] = {}
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
         # Events that have begun and not ended, by process and thread.
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}
-        # Slices without a category, which are device work if their process is an Ascend device:
-        # the work by process, and the number of all other such slices.
+        # A slice without a category is device work if its process is an Ascend device. Such slices
+        # are kept by process. All others are only counted.
         self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
         self._number_uncategorised = 0
         self._ascend: set[int | str | None] = set()
@@ -272,7 +272,7 @@ class _Reader:
         for begun in self._begun.values():
             self._unread.update(event.cat or "begun, but not ended" for event in begun)
         self._trace.unread = dict(self._unread)
-        # Module slices are not from torch, and may be from outside the recording.
+        # lflops added the module slices, which may lie outside the recording.
         moments = [item for item in self._trace.on_host() if not _is_module_slice(item)]
         self._trace.first = min((item.start for item in moments), default=0)
         self._trace.last = max((item.end for item in moments), default=0)
@@ -309,7 +309,10 @@ class _Reader:
         self._trace.work.append(work)
 
     def _add_without_category(self, event: _Event) -> None:
-        """Keep a slice that may be work of an Ascend device, which only the whole trace shows."""
+        """Keep a slice that is work if its process is an Ascend device.
+
+        The event that names the process may follow later in the trace.
+        """
         args = msgspec.json.decode(event.args, type=_AscendArgs)
         if not args.task or args.task.startswith(_ASCEND_WAITS):
             self._number_uncategorised += 1

@@ -26,7 +26,7 @@ class IdleCause(NamedTuple):
     Attributes:
         label: Name of the cause in tables and legends.
         when: Clause that completes "the device is idle, mostly …".
-        next: What reduces this idle time; empty if there is no general advice.
+        next: Advice to reduce this idle time; empty if there is no general advice.
     """
 
     label: str
@@ -80,14 +80,14 @@ _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 """Causes that the verdict sums up as "the host prepares launches"."""
 
 _SMALL = 0.01
-"""Share of the window below which a state is not mentioned."""
+"""States below this share of the window are not mentioned."""
 _LARGE = 0.05
-"""Share of the window above which idle time or a late start is worth a sentence."""
+"""Losses and late starts above this share of the window get a sentence."""
 _MOST = 0.6
-"""Share of the idle time from which one cause alone explains it."""
+"""If one cause has at least this share of the idle time, only this cause is named."""
 
 _SHORT_NAME = 24
-"""Width of operator and group names that are not in the first column of a table."""
+"""Maximum width of operator and group names outside the first column of a table."""
 
 
 def nanoseconds(value: int | None) -> str:
@@ -165,7 +165,7 @@ def _largest_cause(summary: TraceSummary) -> Cause:
 
 
 def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
-    """The states of the device, the largest loss first."""
+    """Return a sentence with the states of the device, the largest loss first."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
     of_whole = f" of {gpus} {nanoseconds(device.window)}"
@@ -189,7 +189,7 @@ _LOSSES = {
 
 
 def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """The states in which nothing is computed, the longest first, without short ones."""
+    """Return the states in which nothing is computed, the longest first, without short states."""
     times = [(state, getattr(device, state)) for state in _LOSSES]
     long = [(state, time) for state, time in times if time > _SMALL * device.window]
     return sorted(long, key=lambda loss: -loss[1])
@@ -295,7 +295,7 @@ def launches(summary: TraceSummary) -> Iterator[str]:
 
 
 def ranks_verdict(skew: RankSkew) -> str:
-    """Say which rank arrives last at collectives, and which rank waits the longest."""
+    """Return a sentence with the rank that arrives last most often and the rank that waits most."""
     calls = sum(row.calls for row in skew.collectives)
     if not calls:
         return f"The traces of {len(skew.ranks)} ranks have no collective in common."
@@ -309,7 +309,7 @@ def ranks_verdict(skew: RankSkew) -> str:
 
 
 def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
-    """Say by how much each rank's times were shifted to the clock of the first rank."""
+    """Yield a line for each rank with the shift of its times to the clock of the first rank."""
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
@@ -364,7 +364,7 @@ class TraceTable:
 
     Attributes:
         heading: The table's title.
-        total: Number of rows that exist, if the table lists only some of them.
+        total: Number of all rows, if the table lists only some of them.
         names: First cell of each row.
         columns: The other cells, by column heading, in the order of `names`.
         notes: Lines below the table.
@@ -420,7 +420,7 @@ def _host_tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
-    """Make the table of device states, with columns for each device and for their sum."""
+    """Return the table of device states, with columns for each device and for their sum."""
     timelines = {f"device {each.device}": each.timeline for each in summary.devices}
     if len(summary.devices) > 1:
         timelines = {"all devices": device} | timelines
@@ -553,7 +553,7 @@ def _operators(summary: TraceSummary, top: int) -> TraceTable:
 
 
 def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> TraceTable:
-    """Make the table of operators with their shapes, speed and share of the roofline.
+    """Return the table of operators with their shapes, speed and share of the roofline.
 
     `roof` adds the columns of `lflops roofline`.
     """

@@ -1,4 +1,4 @@
-"""The profiler's steps, and what the devices did in them."""
+"""The profiler's steps, and the states of the devices in each step."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -12,20 +12,20 @@ from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace
 
 AHEAD_SHARE = 0.05
-"""The share of a step by which a device must lag for steps to be cut on its clock."""
+"""If the device lags behind the host by more than this share of a step, device times are used."""
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
     """One step of the profiler.
 
-    It reaches from its start on the host to the start of the next step. If the host runs ahead of
-    the device, its times are those of the device: from the first work that the step launched to
-    the first work of the next step.
+    A step lasts from its start on the host to the start of the next step. If the host runs ahead of
+    the device, device times are used instead: from the first work that the step launched to the
+    first work of the next step.
 
     Attributes:
-        start: Its start on the host.
-        end: Its end on the host.
-        duration: Its nanoseconds, on the device if the host runs ahead.
+        start: Start of the step on the host.
+        end: End of the step on the host.
+        duration: Nanoseconds of the step; on the device, if the host runs ahead.
         device: States of all devices together in this time, or `None` without a device.
     """
 
@@ -62,7 +62,7 @@ def steps(
     last = spans[-1]
     launched = [_launched_work(work, host, span) for span in spans]
     if len(spans) > 1 and not launched[-1] and not _has_operator(trace, last):
-        # A profiler that is stopped opens a step and closes it at once.
+        # When a profiler stops, it opens a step and closes it at once.
         spans.pop()
         launched.pop()
         end = last.start
@@ -94,7 +94,7 @@ def steps(
 def _runs_ahead(
     on_host: Sequence[tuple[int, int]], launched: Sequence[Sequence[DeviceEvent]]
 ) -> bool:
-    """Whether work of a step still runs when the host is well into the next step."""
+    """Return whether work of a step still runs when the host is well into the next step."""
     if not all(launched):
         return False
     for (start, end), before in zip(on_host[1:], launched, strict=False):
@@ -104,7 +104,7 @@ def _runs_ahead(
 
 
 def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int]]:
-    """Begin and end of each step on the device."""
+    """Return begin and end of each step on the device."""
     begins = [min(each.start for each in of_step) for of_step in launched]
     end = max(each.end for each in launched[-1])
     return [*zip(begins, [*begins[1:], end], strict=True)]

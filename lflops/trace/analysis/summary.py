@@ -1,4 +1,4 @@
-"""Everything that is known about one trace, or about the traces of several ranks, as one value."""
+"""The analysis of one trace, or of the traces of several ranks, as one value."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ from lflops.trace.recorded import DeviceEvent, MemoryPeak, OperatorCall, Recorde
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
-    """Device work from before the window, which was launched before the recording began."""
+    """Device work that started before the window and was launched before the recording began."""
 
     calls: int
     device: int
@@ -83,7 +83,7 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True):
-    """Everything that is known about one trace.
+    """The analysis of one trace.
 
     Times are integers of nanoseconds, except in a `TimingStats`, which has seconds.
 
@@ -95,8 +95,8 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
         device: States of all devices together, or `None` without a device.
         idle: Idle time of all devices by cause.
         step: Median and quartiles of the steps, or `None` without a step.
-        shapes: Operators whose inputs show what they computed, by these inputs.
-        hardware: The chip that the rates are compared with.
+        shapes: Counted operators, by name and inputs.
+        hardware: The chip whose peaks are compared with the rates.
         left_out: Device work from before the window.
         has_stack: Whether Python frames were recorded, which slows the host.
         negative: Number of events with a negative duration, which is treated as 0.
@@ -144,7 +144,7 @@ class TraceSummaries(Struct, frozen=True, kw_only=True):
     """Several traces, and how ranks wait for each other.
 
     Attributes:
-        ranks: Waiting of the ranks, or `None` unless all traces are of different ranks.
+        ranks: Waiting of the ranks; `None` unless all traces are from different, known ranks.
     """
 
     traces: tuple[TraceSummary, ...]
@@ -154,7 +154,7 @@ class TraceSummaries(Struct, frozen=True, kw_only=True):
 def summarise_all(
     traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None
 ) -> TraceSummaries:
-    """Analyse traces as `summarise` does, and compare them if they are of different ranks."""
+    """Analyse traces as `summarise` does, and compare the ranks if all are different."""
     summaries = []
     by_rank = {}
     for trace in traces:
@@ -171,8 +171,8 @@ def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> T
 
     Args:
         trace: The trace.
-        hardware: The chip that rates are compared with, or its name in the table of chips. By
-            default, it is the chip that the trace names.
+        hardware: The chip for comparing rates, or its name in the table of chips. By default, the
+            chip that the trace names.
     """
     summary, _ = _analysed(trace, hardware)
     return summary
@@ -233,7 +233,7 @@ def _is_counted(call: OperatorCall) -> bool:
 
 
 class _Window(NamedTuple):
-    """The device work that is analysed: all work from the first with a recorded launch on."""
+    """The device work that is analysed. It starts with the first work that has a known launch."""
 
     start: int
     end: int
@@ -267,7 +267,7 @@ def _device(trace: RecordedTrace, window: _Window, device: int, host: HostWalk) 
     found = states(work, window.start, window.end)
     memory = trace.memory.get(device)
     if memory is None and len(window.by_device) == len(trace.memory) == 1:
-        # The allocator numbers the only device differently.
+        # The allocator may use another number for the only device.
         (memory,) = trace.memory.values()
     return DeviceSummary(
         device=device,
@@ -302,7 +302,7 @@ def _time_before_device(
 
 
 def _chip(trace: RecordedTrace) -> Hardware | None:
-    """Return the chip of the devices that worked, if all are the same and the table has it."""
+    """Return the chip of the devices with work, if all have one name and the table has the chip."""
     names = {_name(trace, work.device) for work in trace.work}
     if len(names) != 1:
         return None
@@ -313,8 +313,8 @@ def _chip(trace: RecordedTrace) -> Hardware | None:
 def _name(trace: RecordedTrace, device: int) -> str | None:
     """Return a device's name, or `None` if unknown.
 
-    A trace may number its devices differently than it lists them. Then a name that all devices
-    share is the device's name.
+    Events may use device numbers that are not in the trace's list of devices. If all listed devices
+    have the same name, that name is used.
     """
     names = set(trace.devices.values())
     if device not in trace.devices and len(names) == 1:

@@ -29,14 +29,14 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""Share of the roofline from which a note explains why the share exceeds 100 %."""
+"""A note explains shares of the roofline that are larger than this."""
 
 _LISTED = 3
-"""Number of operators that the headline of a comparison names."""
+"""Maximum number of operators that the headline of a comparison names."""
 _SMALL = 0.01
-"""Share of the step below which the headline of a comparison does not mention a change."""
+"""The headline of a comparison leaves out changes below this share of the step."""
 _TIMES = 9
-"""Relative growth from which a change is shown as a factor instead of a percentage."""
+"""A relative growth above this is shown as a factor instead of a percentage."""
 
 _MarginRow = tuple[str, RenderableType]
 
@@ -54,7 +54,7 @@ def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
-    """Render the first sentence bold, and the others below it."""
+    """Render the first sentence in bold, and the others below it."""
     first, *others = sentences
     return [text(first, "bold"), *map(text, others)]
 
@@ -82,7 +82,7 @@ def render_ranks(skew: RankSkew, *, top: int) -> RenderableType:
 
 
 def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
-    """Render a chip's roofline and a trace's operators, those with the most to gain first."""
+    """Render a chip's roofline and a trace's operators, the largest potential speed-up first."""
     rows = sorted(summary.shapes, key=_potential_seconds, reverse=True)
     parts: list[RenderableType] = [margin([*facts(summary), *_rooflines(summary, rows)]), ""]
     if rows:
@@ -95,7 +95,7 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _potential_seconds(row: ShapeTimes) -> float:
-    """Return the seconds that an operator takes longer than the roofline allows."""
+    """Return the seconds by which an operator exceeds its minimum time by the roofline."""
     if row.roof_seconds is None:
         return 0.0
     return row.device / 1e9 - row.roof_seconds
@@ -117,7 +117,7 @@ def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_M
 
 
 def trace_headline(diff: TraceDiff) -> Iterator[str]:
-    """Say how the step or window changed, whether that is noise, and where most of it is."""
+    """Yield sentences about the change of the step or window, its noise and its largest parts."""
     subject = "A step" if diff.per_step else "The window"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)

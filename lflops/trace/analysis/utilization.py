@@ -1,4 +1,4 @@
-"""MFU and HFU of a trace, from the operators that it counts."""
+"""MFU and HFU of a trace, from its counted operators."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,17 @@ from lflops.trace.analysis.steps import StepTimes
 
 
 class TraceUtilization(Struct, frozen=True, kw_only=True):
-    """Rate of the counted matmuls and its share of the peak; `None` is unknown.
+    """FLOP/s of the counted matmuls, and their share of the peak; `None` if unknown.
 
     Attributes:
-        seconds: Time of all steps, or of the window without a step, times the number of devices.
-        steps: Number of steps; 0 stands for the window.
+        seconds: Time of all steps, or of the window if there is no step, times the number of
+            devices.
+        steps: Number of steps; 0 if the window is used.
         macs: Multiply-accumulates that were launched in this time, without recomputation.
-        mfu: 2 × `macs` over `seconds` and the peak of `precision`.
+        mfu: 2 × `macs`, divided by `seconds` and by the peak of `precision`.
         hfu: MFU with recomputation by activation checkpointing and by fused attention.
         executed: HFU without work that masks skip, with each precision at its own peak.
-        precision: The precision of most MACs.
+        precision: The precision with the most MACs.
         hardware: The chip's name.
     """
 
@@ -43,7 +44,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
 def trace_utilization(
     host: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None
 ) -> TraceUtilization | None:
-    """Return the utilization of the steps, or without a step of the window.
+    """Return the utilization of the steps, or of the window if there is no step.
 
     Args:
         host: Host calls with the counted operators.
@@ -98,7 +99,7 @@ def trace_utilization(
 def _executed_share(
     executed: Mapping[str | None, int], peaks: Mapping[str, float], seconds: float
 ) -> float | None:
-    """Return the share of the time that the executed MACs need at the peaks of their precisions."""
+    """Return the share of the time that the executed MACs take at the peaks of their precisions."""
     needed = []
     for dtype, macs in executed.items():
         peak = peaks.get(dtype or "")

@@ -1,1 +1,1 @@
-"""What Nsight Compute counts: read from its CSV or log, and shown by `lflops roofline --ncu`."""
+"""The counts of Nsight Compute, read from its CSV or log and shown by `lflops roofline --ncu`."""

@@ -35,7 +35,7 @@ def show_kernels(
     top: int,
     as_json: bool,
 ) -> None:
-    """Run `lflops roofline` with an option for Nsight Compute: a `log`, or a `script` to count."""
+    """Show the kernels in a `log`, or print the command that counts a `script`."""
     if script is not None:
         if (file, log, figure, gpu_time, hardware) != (None,) * 5:
             raise UsageError("--ncu-command stands alone, or with --json")

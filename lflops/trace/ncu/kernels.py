@@ -1,7 +1,7 @@
 """The kernels that Nsight Compute counted: FLOPs, bytes, time, and their place on the roofline.
 
-FLOPs are 2 x fused multiply-adds + additions + multiplications, and the operations of tensor cores.
-DRAM bytes are 32 x sectors.
+FLOPs are 2 x fused multiply-adds + additions + multiplications + operations of tensor cores. DRAM
+bytes are 32 x sectors.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ class _TensorCores(Struct, array_like=True):
 
     Attributes:
         since: The first compute capability that has the dtype.
-        total: The metric of all operations.
-        parts: The metrics of its parts.
+        total: Metric of all operations.
+        parts: Metrics whose sum is the total.
     """
 
     since: float
@@ -33,7 +33,7 @@ class _TensorCores(Struct, array_like=True):
 
 
 class _Level(Struct, array_like=True):
-    """The metrics of a level of memory."""
+    """The metrics of one memory level."""
 
     bytes: str
     sectors: tuple[str, ...]
@@ -60,7 +60,7 @@ def _scalar_operations() -> dict[str, tuple[str, int]]:
 
 
 _SCALAR_OPERATIONS = _scalar_operations()
-"""By metric of scalar instructions: the dtype, and the FLOPs of an instruction."""
+"""Dtype and FLOPs per instruction, by metric of scalar instructions."""
 
 
 def _tensor_core_metrics() -> list[str]:
@@ -92,7 +92,7 @@ _KNOWN = _known_metrics()
 
 
 class Traffic(Struct, frozen=True, kw_only=True):
-    """The traffic of a level of memory.
+    """The traffic of one memory level.
 
     Attributes:
         bytes: Bytes; `None` if unknown.
@@ -108,7 +108,7 @@ class Kernel(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The name in the log; empty for all kernels.
-        module: The module with the name of the innermost NVTX range; `None` if unknown.
+        module: Module of the innermost NVTX range that has a module's name; `None` if unknown.
         launches: Number of launches.
         flops: FLOPs, including operations of int8; `None` if the FLOPs of a dtype are unknown.
         flops_by_dtype: FLOPs by the names of `hardware.DTYPES`; `None` if the chip has the dtype
@@ -116,9 +116,9 @@ class Kernel(Struct, frozen=True, kw_only=True):
         levels: Traffic of `dram`, `l2` and `l1`, if it was requested.
         seconds: Time of the launches; `None` if it was not requested.
         flops_per_second: The achieved FLOP/s.
-        roof_seconds: Time at the roof of the chip; `None` if unknown.
-        bound: The side of the roofline; `None` if unknown.
-        share: Share of the roof that is achieved; `None` if unknown.
+        roof_seconds: Minimum time of the chip by the roofline; `None` if unknown.
+        bound: Resource that limits this minimum time; `None` if unknown.
+        share: `roof_seconds` divided by `seconds`; `None` if unknown.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
     Attributes:
         total: All kernels together.
-        kernels: The kernels, most time first, or most FLOPs first without times.
+        kernels: The kernels, sorted by time, or by FLOPs if no times are known; largest first.
     """
 
     total: Kernel
@@ -149,7 +149,8 @@ class Measured(Struct, frozen=True, kw_only=True):
 def command(script: Sequence[str]) -> list[str]:
     """Return the command that runs a Python script under Nsight Compute with all `METRICS`.
 
-    It is for Ampere and later. Nsight Compute writes `n/a` for a metric that a chip lacks.
+    The command is for Ampere and later chips. Nsight Compute writes `n/a` for a metric that a chip
+    lacks.
     """
     return [
         "ncu",
@@ -177,13 +178,13 @@ def read(
 
     Args:
         log: The text that Nsight Compute wrote.
-        gpu_seconds: The running time of the GPU, such as Nsight Systems reports it. It replaces the
-            sum of the kernels' times.
+        gpu_seconds: Running time of the GPU, for example from Nsight Systems. It replaces the sum
+            of the kernel times.
         modules: Names of modules to find among the NVTX ranges.
-        chip: The chip whose roof applies.
+        chip: The chip whose roofline applies.
 
     Raises:
-        LflopsError: No kernel has a metric that is read here.
+        LflopsError: No kernel has a metric that lflops reads.
     """
     launches = []
     for launch in launches_in(log):
@@ -273,7 +274,7 @@ def _tensor_core_operations(
 ) -> Iterator[tuple[str, float | None]]:
     """Yield the operations of a dtype: the total if it is known, or else the sum of the parts.
 
-    Nothing if neither was requested.
+    Yields nothing if neither the total nor the parts were requested.
     """
     is_requested = False
     for names in ((tensor_cores.total,), tensor_cores.parts):
@@ -307,7 +308,10 @@ def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
 def _roof(
     by_dtype: Mapping[str, float | None], nbytes: float | None, chip: Hardware | None
 ) -> tuple[float | None, Bound | None]:
-    """Return the time at the roof of a chip, and the side that bounds it; `None` if unknown."""
+    """Return the minimum time of a chip by the roofline, and the resource that limits it.
+
+    Both are `None` if unknown.
+    """
     if chip is None or nbytes is None or not chip.bandwidth_bytes_per_second:
         return None, None
     peaks = chip.peak_flops_per_second

@@ -1,4 +1,4 @@
-"""Read the log of Nsight Compute: CSV with a line per metric or per kernel, or text for people."""
+"""Read the log of Nsight Compute: CSV with a line per metric or per kernel, or readable text."""
 
 import csv
 import math
@@ -84,7 +84,7 @@ def _by_metric(rows: Iterable[Mapping[str, str]]) -> list[Launch]:
 def _by_kernel(rows: Sequence[Mapping[str, str]]) -> list[Launch]:
     """Return the launches of a CSV with a line per launch, as `--page raw` writes it.
 
-    The first line can have the units.
+    The first line may contain the units.
     """
     units: Mapping[str, str] = {}
     if rows and not rows[0].get("ID"):
@@ -143,6 +143,6 @@ def _number(value: str, unit: str) -> float | None:
         return None
     if unit in _SECONDS:
         return number * _SECONDS[unit]
-    # A prefix has a unit after it: Kbyte, but not K alone.
+    # A prefix is followed by a unit, as in Kbyte. K alone is not a prefix.
     has_prefix = len(unit) > 1 and unit[1:].islower()
     return number * _PREFIXES.get(unit[0], 1.0) if has_prefix else number

@@ -1,4 +1,4 @@
-"""torch.profiler driven over a few steps, and what its events say.
+"""Runs torch.profiler over a few steps, and reads the recorded events.
 
-Operators, the device's work by module, its idle time.
+The results are operators, device work by module, and the idle time of the device.
 """

@@ -1,4 +1,4 @@
-"""Adds what was recorded in traced steps to a profile."""
+"""Adds the results of the traced steps to a profile."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from lflops.trace.record.tracer import Recording
 
 _ROOTS_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
-"""The module and phase of work that a trace records after the last node of backward.
+"""Module and phase of work that runs after the last backward node of a traced step.
 
-A counting step counts it as the root's backward.
+A counting step counts this work as backward of the root module.
 """
 
 _SENT_AND_RECEIVED = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
@@ -30,7 +30,7 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
     Args:
         profile: The profile of a counting step.
-        recording: What was recorded in traced steps.
+        recording: Results of the traced steps.
         files: Trace files by rank.
     """
     works = {}
@@ -56,8 +56,8 @@ def _with_times(
 ) -> tuple[Communication, ...]:
     """Return the collectives with their times.
 
-    Two collectives of one kind in one place share kernels that cannot be distinguished, so their
-    times are unknown.
+    If two collectives have the same module, phase and kind, their kernels cannot be distinguished,
+    so their times are unknown.
     """
     places = _places_in_trace(rows, seconds)
     numbers = Counter(place for of_row in places for place in of_row)
@@ -76,7 +76,7 @@ def _with_times(
 def _places_in_trace(
     rows: Sequence[Communication], seconds: Mapping[_Place, tuple[float, float]]
 ) -> list[set[_Place]]:
-    """Return the places in the trace that kernels of each collective may have."""
+    """For each collective, return the places in the trace where its kernels may be."""
     places: list[set[_Place]] = []
     counted: set[_Place] = set()
     number_of_kind: Counter[str] = Counter()
@@ -90,8 +90,8 @@ def _places_in_trace(
         kinds = _kernel_kinds(row.collective)
         if ModulePhase(row.module, row.phase) == _ROOTS_BACKWARD:
             of_row.update({(_OTHER, kind) for kind in kinds} - counted)
-        # If no other collective has its kind, all kernels of the kind belong to it: a trace may see
-        # a launch a little before or after its module.
+        # If only one collective has a kind, all kernels of the kind belong to it: a trace may
+        # show a launch a little before or after its module.
         for place in seconds:
             kind = place[1]
             if kinds == {kind} and number_of_kind[kind] == 1:

@@ -1,4 +1,7 @@
-"""Divides the unprofiled time of compiled modules among the modules inside, as in traced steps."""
+"""Divides the unprofiled time of compiled modules among the modules inside them.
+
+The shares come from traced steps.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -80,7 +83,7 @@ class _Modules:
     """The modules of a profile while times are moved between them.
 
     Attributes:
-        works: The modules and phases that have changed.
+        works: The changed work, by module and phase.
     """
 
     def __init__(self, modules: Mapping[str, ModuleProfile]) -> None:
@@ -127,7 +130,10 @@ class _Modules:
         return self.works.get(key) or self._modules[key.fqn].work(key.phase)
 
     def _add(self, key: ModulePhase, time: TimingStats, share: float, *, below: str) -> None:
-        """Add to a module's self time, and to all modules between it and the compiled module."""
+        """Add a share of a time to a module's self time, and to inclusive times.
+
+        The inclusive times are of the module and of its ancestors inside the module `below`.
+        """
         self._add_self(key, time, share)
         for name in ancestry(key.fqn):
             if name == below:
@@ -152,9 +158,9 @@ class _Modules:
 
 
 def _plus(time: TimingStats | None, other: TimingStats, share: float) -> TimingStats:
-    """Add a share of another time.
+    """Return a time plus a share of another time.
 
-    Both are of the same steps, and a share of a median is as certain as the median.
+    Both times are from the same steps. A share of a median is as certain as the median.
     """
     if time is None:
         return other.times(share)

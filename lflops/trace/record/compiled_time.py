@@ -2,21 +2,21 @@
 
 The kernels of each region are matched with the kernel calls in the generated code of its graph.
 
-On the host, a call lasts from the end of the previous call to its own end: that is the generated
-code that prepares it, and the kernel. On a device, it is the kernel alone.
+On the host, a call lasts from the end of the previous call to its own end. This includes the
+generated code that prepares the call, and the kernel. On a device, only the kernel counts.
 
     region     |                                                    |
     events         cpp_fused_gelu_1      aten::addmm
     belongs to |    gelu's modules   |     addmm's module   | none  |
 
-The n-th event of a name is the n-th call of that name, if there are as many calls as events.
-Otherwise all events of the name stay unassigned. The record of a graph says which nodes a kernel
-computes:
+The n-th event of a name is matched with the n-th call of that name, if there are as many calls as
+events. Otherwise all events of the name stay unassigned. The record of a graph contains the nodes
+that each kernel computes:
 
     cpp_fused_gelu_1:3        mul_2, erf, mul_4     nodes of `blocks.0`
     extern_kernels.addmm:4    addmm_1               a node of `blocks.0.b`
 
-A graph names a module as the compiled function reaches it, for example `L['self'].blocks.0`. The
+A graph names a module by its path from the compiled function, for example `L['self'].blocks.0`. The
 module's name depends on the module that runs the graph: a graph may be compiled once and run for
 each of twelve blocks.
 """
@@ -42,7 +42,7 @@ class Share(NamedTuple):
 
     Attributes:
         module: Index of the module in its graph; -1 for code of the compiled function itself.
-        is_of_forward: Whether the nodes are of the forward pass, which a backward graph recomputes.
+        is_of_forward: Whether the nodes belong to forward. A backward graph recomputes such nodes.
         share: Share of the kernel's time, by the bytes that the nodes move. The shares of a kernel
             add up to 1.
     """
@@ -89,8 +89,9 @@ class GraphKernels:
         Args:
             calls: The kernel calls in order, with their numbers, for example `extern_kernels.mm:7`.
             nodes: Names of the nodes of each call.
-            record: `modules`; `nodes`, with the module, the bytes and torch's tag of the pass by
-                node; and `kernels`, with the bytes, the nodes and whether it is a library kernel.
+            record: `modules`; `nodes`, which has the module, bytes and torch's tag of the pass for
+                each node; and `kernels`, which has the bytes and nodes of each kernel and whether
+                it is a library kernel.
         """
         if not record or not calls:
             return None
@@ -111,7 +112,7 @@ UNKNOWN = GraphKernels(modules=(), calls=())
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """Divide a kernel among modules, by bytes or else in equal parts by node."""
+    """Divide a kernel among modules by bytes, or by number of nodes if the bytes are unknown."""
     sizes = [moved for _, moved, _ in nodes]
     has_bytes = None not in sizes and any(sizes)
     parts: defaultdict[tuple[int, bool], int] = defaultdict(int)
@@ -148,10 +149,10 @@ def _bytes_of_calls(
 def _call_of_kernel(
     kernel: frozenset[str], nodes: Mapping[str, frozenset[str]], *, is_library: bool
 ) -> str | None:
-    """Find the call that runs a scheduler's kernel, by their nodes.
+    """Find the call that runs a kernel of the scheduler, by comparing their nodes.
 
-    A call with equal nodes fits best. A call of a library kernel may lack nodes that are views.
-    Otherwise the call may have the nodes of several kernels.
+    A call with equal nodes fits best. Otherwise, a call of a library kernel may lack nodes that are
+    views. Otherwise, a call may have the nodes of several kernels.
     """
     equal = []
     smaller = []
@@ -184,7 +185,7 @@ class CompileTracking:
     last user restores them.
 
     Attributes:
-        refusal: Why no graph is recorded, or `None`.
+        refusal: Reason why no graph is recorded, or `None`.
     """
 
     _lock = threading.Lock()
@@ -196,7 +197,7 @@ class CompileTracking:
         self._runs = False
 
     def start(self) -> None:
-        """Begin to record. If this torch does not support it, `refusal` says why."""
+        """Begin to record. If this torch does not support it, `refusal` has the reason."""
         try:
             from lflops.torch_private.self_check import check_inductor
 
@@ -265,7 +266,7 @@ class Region:
         running: The module and phase that ran the graph; for a backward graph, the module that
             built it.
         events: Kernels and operators that it called directly, in order.
-        kernels: Names and nanoseconds of device kernels that no such event launched, in order.
+        kernels: Names and nanoseconds of device kernels that none of `events` launched, in order.
     """
 
     key: str
@@ -278,7 +279,7 @@ class Region:
 
 
 _Times = dict[ModulePhase, dict[ModulePhase, float]]
-"""Nanoseconds by running module and phase, and by the module and phase that they belong to."""
+"""Nanoseconds by running module and phase, and then by the module and phase of the work."""
 
 
 @dataclass(kw_only=True)
@@ -307,7 +308,7 @@ class _Kernel:
 
 
 Rows = Callable[[GraphKernels, str], Sequence[str | None]]
-"""Returns the names of a graph's modules while a module runs."""
+"""Function that returns the names of a graph's modules, given the running module."""
 
 
 def divided_among_modules(
@@ -317,11 +318,11 @@ def divided_among_modules(
     *,
     device: bool,
 ) -> CompiledTimes:
-    """Divide compiled regions among modules, and with them the device times of each batch.
+    """Divide compiled regions among modules, and also move the device times of each batch.
 
     Args:
         regions: The compiled regions.
-        device_times: Device nanoseconds of each batch, which are changed.
+        device_times: Device nanoseconds of each batch. This function changes them.
         tree: The modules.
         device: Whether a device was recorded.
     """
@@ -392,13 +393,13 @@ class _Sums:
         """Add a region.
 
         Host time between two kernels belongs to the second kernel; time after the last kernel
-        belongs to none.
+        belongs to no kernel.
         """
         self._regions += 1
         self._host.all += region.end - region.start
         names = [_GRAPH_PREFIX.sub("", event.name) for event in region.events]
         calls = _matched(names, graph.calls, "event")
-        # Equal calls are different calls, so they are compared by identity.
+        # Two different calls may be equal, so calls are compared by identity.
         launched: set[int] = set()
         previous_end = region.start
         for event, call in zip(region.events, calls, strict=True):
@@ -486,7 +487,7 @@ class _Sums:
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Return the call of each event: the n-th call of its name, if there are as many of both."""
+    """Match each event with the n-th call of its name, or `None` if their numbers differ."""
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
     numbers = Counter(names)
     seen: Counter[str] = Counter()

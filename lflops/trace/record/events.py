@@ -1,8 +1,8 @@
 """Operators with self time, and device work by module, from Kineto's events in memory.
 
 Operators call other operators: on each thread, events are nested by their times. Device work
-belongs to the operator that launched it, whenever it ran, and so to the module that ran the
-operator. Sums are by name, as in torch's table, where runtime calls have rows too.
+belongs to the operator that launched it, no matter when it runs, and so to the module that ran the
+operator. Sums are by name, as in torch's table, which also has rows for runtime calls.
 `trace/analysis/host_walk.py` sums the operators of a trace file by their inputs.
 
     host     aten::linear [ aten::addmm [ launch ] ]     self time of linear is without addmm
@@ -44,10 +44,10 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
-"""Maximum number of operators in the table, by self time on the device and on the host each."""
+"""Maximum number of operators in the table by device self time, and again by host self time."""
 
 _WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
-"""Kind of device work by the start of its name; otherwise it is a kernel."""
+"""Kind of device work by the first six characters of its name. All other work is a kernel."""
 
 NO_OPERATORS = frozenset(
     {
@@ -61,10 +61,10 @@ NO_OPERATORS = frozenset(
         "profiler::_record_function_exit",
     }
 )
-"""Events that torch's table leaves out too."""
+"""Events that are left out, as in torch's table."""
 
 _RawEvent = tuple[str, int, int, int, int, int, bool, bool, bool, int, int]
-"""Fields of an event, which `recorded` explains."""
+"""Fields of an event, in the order that `recorded` documents."""
 
 
 def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
@@ -122,7 +122,7 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
             * `spans_threads`: Whether it ended on another thread than it began on.
             * `is_on_device`: Whether the device ran it.
             * `key`: Number of the event.
-            * `link`: For device work and runtime calls, the key of their operator; 0 is none.
+            * `link`: For device work and runtime calls, the key of their operator; 0 if none.
     """
     trace = RecordedTrace()
     operators_of_calls: list[int] = []
@@ -190,7 +190,7 @@ class Communicated(NamedTuple):
 
 @dataclass(slots=True)
 class _Open(RegionEvent):
-    """An event that has begun."""
+    """An event of a thread, while the walk attributes the events inside it."""
 
     times: SliceTimes = field(kw_only=True)
     children: int = 0
@@ -234,7 +234,7 @@ def join(
     Args:
         trace: Kineto's events.
         logs: Module logs by Python's thread number.
-        home: The training thread.
+        home: Python's number of the training thread.
         tree: The modules.
         communicated: Collectives by the key of the operator that launched them.
         on_host: Collectives that ran on the host, by the start of the operator that launched them.
@@ -295,7 +295,7 @@ class _StepIntervals:
     """The intervals of the recorded steps. Other work, such as validation, may lie between them."""
 
     def __init__(self, steps: Sequence[Span]) -> None:
-        """Take the steps in order."""
+        """Store the boundaries of the steps, which are in order."""
         self.number = len(steps)
         self._changes: list[int] = []
         for step in steps:
@@ -315,7 +315,7 @@ class _StepIntervals:
 
 
 class _Walk:
-    """Attributes the events of one thread after the other."""
+    """Attributes the events of all threads, one thread after the other."""
 
     def __init__(
         self,
@@ -425,9 +425,9 @@ class _Walk:
         opened.append(event)
 
     def result(self) -> AttributedTrace:
-        """Return what all threads did.
+        """Return the attributed events of all threads.
 
-        An operator that only calls another operator of its name counts once, as in torch's table.
+        An operator whose only child has the same name counts once with it, as in torch's table.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:

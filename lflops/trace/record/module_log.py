@@ -1,9 +1,9 @@
 """Record when modules, scopes and optimizer steps run, and assign traced operators to them.
 
-`ModuleLog` only writes down times and the numbers that torch gives to autograd nodes, so that a
-recorded step runs as usual. `Replay` reads the log together with Kineto's events, in the order of
-time. In forward, the times say which module runs. In backward, the number of a node says which
-module built it. A module that is entered while a node runs is recomputed.
+`ModuleLog` only records times and the sequence numbers of autograd nodes, so that a recorded step
+runs as usual. `Replay` reads the log together with Kineto's events, in the order of time. In
+forward, the times show which module runs. In backward, the number of a node shows which module
+built the node. A module that is entered while a backward node runs is recomputed.
 
     entries         enter q (node 5)   leave q (node 7)
     events                   aten::addmm                          node 6
@@ -54,8 +54,8 @@ class ModuleLog:
 
     Attributes:
         tree: The names of the modules.
-        home: Python's number of the thread that trains.
-        threads: The entries, by Python's number of the thread.
+        home: Python's number of the training thread.
+        threads: Log entries by Python's thread number.
     """
 
     def __init__(self, tree: ModuleTree) -> None:
@@ -64,22 +64,22 @@ class ModuleLog:
         self.threads: dict[int, list[LogEntry]] = {}
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
-        """Install the hooks until `undo` is closed. Call it on the thread that trains."""
+        """Install the hooks until `undo` is closed. Call this on the training thread."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
         unremark_hooks(undo)
         install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
-        """Log that a training step begins. It ends all frames that an exception left open."""
+        """Log the start of a training step. It ends all frames that an exception left open."""
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase outside all modules, until a module or backward runs."""
+        """Log the phase of work outside all modules, until a module or backward runs."""
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
-        """Whether this thread trains, or runs backward."""
+        """Return whether this is the training thread or a thread that runs backward."""
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
@@ -91,7 +91,7 @@ class ModuleLog:
             self._write(id(module), LEAVE)
 
     def enter_scope(self, key: int, name: str) -> None:
-        """Log the beginning of a scope. Its full name is found when the log is read."""
+        """Log the beginning of a scope. `Replay` determines its full name."""
         self._write(key, SCOPE + name)
 
     def leave_scope(self, key: int) -> None:
@@ -121,13 +121,13 @@ class ModuleLog:
 
 @dataclass(slots=True)
 class _Run:
-    """Successive nodes of one module in backward.
+    """Successive backward nodes of one module.
 
     Attributes:
         fqn: The module.
         start: Nanoseconds since 1970.
         end: Nanoseconds since 1970.
-        device: Nanoseconds of the kernels launched in it.
+        device: Nanoseconds of the kernels that these nodes launched.
     """
 
     fqn: str
@@ -137,12 +137,12 @@ class _Run:
 
 
 NODE = 0
-"""The key of autograd nodes. No object has this id."""
+"""Key of the frames of autograd nodes. No Python object has this id."""
 
 
 @dataclass(slots=True)
 class _ReplayFrame(Frame):
-    """A module, scope, optimizer step, closure or node that runs.
+    """A running module, scope, optimizer step, closure or node.
 
     Attributes:
         module_phase: The module and phase of its operators; `None` for a closure, which is outside
@@ -151,7 +151,7 @@ class _ReplayFrame(Frame):
         is_call: Whether it is a call of a module or scope.
         innermost: Whether it contains no other call.
         device: Nanoseconds of the kernels launched in it.
-        run: The run of a node.
+        run: The run of backward nodes that a node belongs to.
     """
 
     module_phase: ModulePhase | None
@@ -185,9 +185,9 @@ class Replay:
             tree: The names of the modules.
             entries: The log of the thread.
             thread: Number of the thread in the result.
-            segments: Modules by the numbers of nodes, by Kineto's number of the thread that built
-                the nodes. They are complete, except for this thread's.
-            own: This thread's segments, which the replay fills.
+            segments: For each thread, by Kineto's number, the modules of the nodes that the thread
+                built, by node number. Segments of threads that were replayed before are complete.
+            own: The segments of this thread, which the replay fills.
         """
         self._tree = tree
         self._entries = entries
@@ -197,19 +197,19 @@ class Replay:
         self._next = 0
         self._outside: Phase = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()
-        # Ends of the nodes that run, the innermost last.
+        # End times of the running nodes, the innermost last.
         self._node_ends: list[float] = [inf]
         self._calls: list[Call] = []
         self._runs: list[_Run] = []
         self._node_fqn = ""
-        # Whether nothing has happened since the latest node.
+        # Whether no log entry was read since the latest node.
         self._continues_run = False
         self.module_phase = ModulePhase("", self._outside)
         self.due: float = inf
         self._update()
 
     def go_on(self, now: float) -> None:
-        """Read all entries until a moment."""
+        """Process all log entries and node ends up to a moment."""
         while self.due <= now:
             if self.due == self._node_ends[-1]:
                 self._end(self._frames.cut(NODE), self.due)
@@ -219,10 +219,10 @@ class Replay:
             self._update()
 
     def begin_node(self, number: int, built_on: int, start: int, end: int) -> None:
-        """Begin a node of backward.
+        """Begin a backward node.
 
         A node that no thread built writes `.grad`. It runs right after the node that computed the
-        gradient, and belongs to the same module.
+        gradient, so it belongs to the same module.
 
         Args:
             number: The node's number.
@@ -247,7 +247,7 @@ class Replay:
         self._update()
 
     def on_device(self, nanoseconds: int) -> None:
-        """Add device time of the operator that runs now."""
+        """Add the device time of the current operator to all running frames."""
         for frame in self._frames:
             frame.device += nanoseconds
         top = self._top
@@ -255,7 +255,7 @@ class Replay:
             top.run.device += nanoseconds
 
     def finish(self) -> list[Call]:
-        """Read the rest of the log. Returns all calls, and the runs of backward."""
+        """Read the rest of the log, and return all calls and all runs of backward nodes."""
         while self.due < inf:
             self.go_on(self.due)
         for run in self._runs:
@@ -315,14 +315,14 @@ class Replay:
             self._outside = "forward"
         else:
             top.innermost = False
-            # The call of a wrapper is a call of the module that it wraps.
+            # A wrapper and the module inside it have the same name and count as one call.
             top.is_call = top.is_call and running.fqn != fqn
         in_node = any(frame.run is not None for frame in self._frames)
         module_phase = ModulePhase(fqn, "recompute" if in_node else "forward")
         self._frames.append(_ReplayFrame(key, module_phase, moment, is_call=True))
 
     def _end(self, frames: Sequence[_ReplayFrame], moment: float) -> None:
-        """Add the calls of frames that have ended, the inner ones first."""
+        """Add the calls of frames that have ended, the inner frames first."""
         for frame in reversed(frames):
             if frame.run is not None:
                 self._node_ends.pop()

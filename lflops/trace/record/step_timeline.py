@@ -1,6 +1,6 @@
 """The timeline of one traced step, the states of the device, and collectives on device and host.
 
-The states of a device follow the rule of `trace/device_states.py`.
+`trace/device_states.py` defines the states of a device.
 """
 
 from collections import defaultdict, deque
@@ -37,11 +37,11 @@ from lflops.trace.recorded import (
 _NO_PHASE = frozenset({"other", ""})
 
 PhaseMark = tuple[int, str]
-"""Nanoseconds since 1970, and the phase of the step that runs from then on."""
+"""A moment in nanoseconds since 1970, and the phase of the step that starts at this moment."""
 
 
 class _Step(NamedTuple):
-    """A whole step, with nanoseconds since 1970 and the thread that trains."""
+    """A complete step: begin and end in nanoseconds since 1970, and the training thread."""
 
     begin: int
     end: int
@@ -55,7 +55,7 @@ class _Step(NamedTuple):
         return self.begin <= moment < self.end
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Return a span inside the step, relative to its beginning."""
+        """Return the part of a span inside the step, relative to the beginning of the step."""
         return max(start, self.begin) - self.begin, min(end, self.end) - self.begin
 
 
@@ -65,7 +65,7 @@ def timelines_of(
     ends: Sequence[bool],
     marks: Sequence[PhaseMark] = (),
 ) -> Iterator[StepTimeline]:
-    """Yield timelines of steps, the step of median length first. Nothing if no step ended.
+    """Yield the timeline of each complete step, the step of median length first.
 
     Args:
         trace: The trace.
@@ -106,7 +106,10 @@ def _timeline(
 
 
 def _calls_by_thread(step: _Step, calls: Iterable[Call]) -> dict[int, list[SelfTime]]:
-    """Return the calls that begin in a step, by thread. Thread 0 trains, and is always there."""
+    """Return the calls that begin in a step, by thread.
+
+    Thread 0 is the training thread, and is always included.
+    """
     by_thread: dict[int, list[SelfTime]] = {0: []}
     for call in calls:
         if step.contains(call.start):
@@ -135,9 +138,9 @@ def _works(
 
 
 def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
-    """Return the calls in few lanes.
+    """Arrange the calls in lanes.
 
-    Threads that never run at the same time share a lane, such as the threads of forward and
+    Threads that never run at the same time share a lane, for example the threads of forward and
     backward.
     """
     lanes: list[list[SelfTime]] = []
@@ -156,7 +159,7 @@ def _when(calls: Iterable[SelfTime]) -> Intervals:
 
 
 def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
-    """Yield the whole steps, which may have several batches."""
+    """Yield the complete steps. A step may have several batches."""
     begin: int | None = None
     for batch, is_last in zip(steps_of(trace), ends, strict=False):
         if begin is None:
@@ -167,14 +170,15 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
 
 
 def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
-    """Return when each of nested calls was the innermost one, in the order of time."""
+    """Return the intervals in which each nested call was the innermost call, in order of time."""
     running: list[SelfTime] = []
     # For each call that runs, when other calls were inside it.
     inside: list[Intervals] = []
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        # All calls around it, because a run of backward may end after the call around it.
+        # Add the interval to all calls around this call, because a run of backward may end after
+        # the call around it.
         for others in inside:
             others.append((call.start, call.end))
         running.append(call)
@@ -190,7 +194,7 @@ def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
 def _outermost(calls: Iterable[OperatorCall]) -> Iterator[OperatorCall]:
     """Yield the operators that are inside no other operator.
 
-    A node of backward, which only calls operators, is no operator.
+    A backward node is not an operator: it only calls operators.
     """
     last_end: defaultdict[int, int] = defaultdict(int)
     for call in sorted(calls, key=lambda each: (each.start, -each.end)):
@@ -247,11 +251,11 @@ def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
 
 
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
-    """Return the collectives that ran on the host, by the beginning of their launches.
+    """Return the collectives that ran on the host, by the start of the operator that launched them.
 
-    They are exposed while no operator computes. Collectives run in the order in which operators
-    launch them. If the recording missed a launch, its collective belongs to the next launch of its
-    kind.
+    Collectives are exposed while no operator computes. They run in the order in which operators
+    launch them. If the recording missed a launch, its collective belongs to the next launch of the
+    same kind.
     """
     collectives = [each for each in trace.on_host() if each.name.startswith(ON_HOST)]
     if not collectives:
@@ -260,11 +264,11 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     launched = [call for call in trace.operators if call.name.startswith(LAUNCHES)]
     launches = deque(sorted(launched, key=attrgetter("start")))
     found: dict[int, Communicated] = {}
-    # Two collectives that wait at the same time wait only once.
+    # If two collectives overlap, the overlap is exposed only once.
     covered_until = 0
     for each in sorted(collectives, key=attrgetter("start")):
         if not launches or launches[0].start > each.start:
-            # It was launched before the recording began.
+            # The collective was launched before the recording began.
             continue
         launch = _launch_of(each, launches)
         while launches.popleft() is not launch:
@@ -279,7 +283,10 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
 
 
 def _computing_on_host(trace: RecordedTrace) -> Intervals:
-    """Return when operators compute, and do not launch or await collectives."""
+    """Return the intervals in which operators compute.
+
+    Time in which they launch collectives or wait for them is left out.
+    """
     waiting: Intervals = []
     operators: Intervals = []
     for call in trace.operators:

@@ -1,10 +1,10 @@
-"""Runs torch.profiler over a few consecutive steps, and reads what it recorded.
+"""Runs torch.profiler over a few consecutive steps, and reads the recording.
 
-A process has one Kineto session. Preparing a session while another one records cuts the other one
-off, and sometimes crashes. Starting a session after another one has ended, without preparing it
-again, crashes. So `Tracer` starts nothing while another profiler runs. It prepares and starts
-without a gap, so that no other profiler comes between. If another profiler is prepared during a
-recording, the recording ends first.
+A process has only one Kineto session. Preparing a session while another session records cuts off
+the other session, and sometimes crashes. If a prepared session starts after another session has
+ended, the process crashes. So `Tracer` starts nothing while another profiler runs, and it starts
+right after preparing, so that no other profiler can run in between. If another profiler is prepared
+during a recording, the recording ends first.
 """
 
 import atexit
@@ -53,7 +53,7 @@ ACTIVITIES: tuple[Activity, ...] = ("cpu", "device")
 Refusal = Literal[
     "other_profiler", "not_known", "own_trace", "cut_off", "no_activity", "not_written"
 ]
-"""Why there is no recording, or no trace file.
+"""Reason why there is no recording, or no trace file.
 
 * `other_profiler`: Another profiler runs.
 * `not_known`: The search for other profilers took too long.
@@ -65,30 +65,30 @@ Refusal = Literal[
 
 
 UNANNOTATED: set[Path] = set()
-"""Traces as Kineto wrote them that this process has passed to no other one yet."""
+"""Raw traces of Kineto that no annotation process has received yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """Results of the traced steps.
 
-    Seconds per step are empty if the recording ends within a step.
+    Fields with seconds per step are empty if the recording ends within a step.
 
     Attributes:
-        raw: Trace as Kineto wrote it, under a name that readers of traces do not look for; `None`
-            if it could not be written.
+        raw: Path of the raw trace that Kineto wrote. Trace readers ignore this file name. `None` if
+            the trace could not be written.
         path: Path of the trace once it is annotated and compressed.
         events: Number of Kineto's events.
         trace: Totals, without the trace files.
         device_seconds: Inclusive device time of each module and phase over complete steps; `None`
             without a device.
         kernels: Self seconds of kernels per step, without collectives, which wait for other ranks.
-        communication: Seconds of collectives per step and how many of them are exposed, by the
+        communication: Seconds of collectives per step and the exposed part of these seconds, by the
             module and phase that launched them and by kind.
         calls: Calls of modules and scopes, for annotating the trace.
         compiled: Times inside compiled graphs; `None` if they were not requested or no graph ran.
         call_times: Self nanoseconds of module calls by batch; empty without `compiled`.
-        timelines: Complete steps, the one of median length first.
+        timelines: Complete steps, the step of median length first.
     """
 
     raw: Path | None
@@ -108,7 +108,7 @@ class Tracer:
     """Records from `begin` to `stop`, on the training thread.
 
     Attributes:
-        refusal: Why there is no recording or no file, or `None`.
+        refusal: Reason why there is no recording or no file, or `None`.
         error: Error that kept the trace file from being written, or `None`.
     """
 
@@ -168,7 +168,7 @@ class Tracer:
         self._phases: list[PhaseMark] = []
 
     def warm_up(self) -> bool:
-        """Record an empty session, which loads what tracing a device needs before the first step.
+        """Record an empty session, so that torch loads device tracing before the first step.
 
         Returns the same as `begin`.
         """
@@ -182,9 +182,9 @@ class Tracer:
         return True
 
     def begin(self, *, batch: bool = True) -> bool:
-        """Start recording, and the first batch if `batch`.
+        """Start recording, and begin the first batch if `batch` is true.
 
-        Returns whether it records; if not, `refusal` says why.
+        Returns whether the recording started; if not, `refusal` has the reason.
         """
         if not self._is_free():
             return False
@@ -216,7 +216,7 @@ class Tracer:
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
-        """End a batch, and a step if `whole`; begin the next batch if `batch`.
+        """End a batch, and also a step if `whole`; begin the next batch if `batch`.
 
         Times are averaged over steps.
         """
@@ -226,7 +226,7 @@ class Tracer:
                 self.batch()
 
     def outside(self, phase: Phase) -> None:
-        """Set the phase outside all modules, until a module is called or backward runs."""
+        """Set the phase of work outside all modules until a module is called or backward runs."""
         if self._profile is not None:
             self._log.outside(phase)
 
@@ -236,7 +236,7 @@ class Tracer:
             self._phases.append((time.time_ns(), phase))
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
-        """Stop recording, and read what was recorded.
+        """Stop recording, and read the recording.
 
         Args:
             folder: Folder of the trace, which is created.
@@ -245,8 +245,8 @@ class Tracer:
                 previous one ended.
 
         Returns:
-            The recording, or `None` if another profiler began during it. `refusal` and `error` say
-            why there is no recording or no file.
+            The recording, or `None` if another profiler began during it. `refusal` and `error` have
+            the reason why there is no recording or no file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
         # Reading creates several objects for each event.
@@ -308,7 +308,7 @@ class Tracer:
         if recorder is None:
             return
         self.refusal = "cut_off"
-        # On another thread, torch does not know this profiler, and Kineto ends it.
+        # On another thread, torch has no record of this profiler, and Kineto ends it.
         if threading.get_ident() == self._log.home:
             # During the other recording, the end of the step would be written into freed memory.
             self._end_step(whole=None)
@@ -458,7 +458,7 @@ def _export(recorder: profile, into: Path) -> str | None:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether Kineto writes to a path: it is UTF-8, has no comma and is on one line."""
+    """Return whether Kineto can write to a path: it is printable ASCII without a comma."""
     return path.isascii() and path.isprintable() and "," not in path
 
 
@@ -504,7 +504,7 @@ def call_times(
 
 @atexit.register
 def _end_at_exit() -> None:
-    """Stop recordings that still run, for example of a monitor that was entered and never left.
+    """Stop recordings that still run, for example if a monitor was entered and never left.
 
     torch crashes if the interpreter exits during a recording. Traces that no process annotates, for
     example after Ctrl-C, are removed.
@@ -517,7 +517,10 @@ def _end_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Leave recordings and files to the parent. In the child, Kineto's threads do not exist."""
+    """Clear the lists of recordings and files in a forked child: they belong to the parent.
+
+    Kineto's threads do not exist in the child.
+    """
     Tracer._recording.clear()  # noqa: SLF001 - same file
     UNANNOTATED.clear()
 
