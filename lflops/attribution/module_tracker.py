@@ -195,7 +195,7 @@ class ThreadState:
             backward, or a frame was left by an exception.
         unfollow: Called when the thread has left the tree's modules.
         steps: The running optimizer steps, each with the backward pass in which it began. `None`
-            in place of the optimizer stands for a step's closure.
+            instead of the optimizer stands for a step's closure.
     """
 
     def __init__(self) -> None:

@@ -385,7 +385,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """The same sums with the phase of a call in place of forward."""
+    """The same sums with the phase of a call instead of forward."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         return fqn, of_call if phase == "forward" else phase

@@ -210,6 +210,13 @@ def cut_off(tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_().clone()
 
 
+def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
+    """The argument of a call, which may be passed by position or by name."""
+    if position < len(args):
+        return args[position]
+    return kwargs.get(name, default)
+
+
 def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in the arguments of a call, by position or name."""
     return named_tensors_in({**dict(enumerate(args)), **kwargs})

@@ -8,10 +8,13 @@ from lflops.integrations.deepspeed.text import units
 from lflops.profile.module_names import plain
 from lflops.units import UNKNOWN
 
-_LEGEND = """\
-Behind a module's name: its params, MACs and fwd latency, each with its share of the whole model's; its fwd FLOPS; what torch prints of it.
-The modules below it are included. What is left beyond their sum is the module's own: functions that its forward calls itself.
-Parameters that modules share are counted in the first of them."""
+_LEGEND = (
+    "Behind a module's name: its params, MACs and fwd latency, each with its share of the whole "
+    "model's; its fwd FLOPS; what torch prints of it.\n"
+    "The modules below it are included. What is left beyond their sum is the module's own: "
+    "functions that its forward calls itself.\n"
+    "Parameters that modules share are counted in the first of them."
+)
 
 _FOLDED = (
     "12 x: the figures are those of one of 12 modules with the same counts, its latency their mean."
