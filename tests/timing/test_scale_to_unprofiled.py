@@ -156,7 +156,9 @@ def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
 def test_what_is_ignored_is_fitted_and_then_left_out() -> None:
     """It is in no row above either, and its seconds in all phases are told apart."""
     parts = {"forward": lap({ROOT: 4, Q: 6}), "backward": lap({ROOT_BACK: 1, Q_BACK: 2})}
-    divided = scale_to_unprofiled([parts], {"forward": 5, "backward": 3}, NO_OVERHEAD, ignored={"q"})
+    divided = scale_to_unprofiled(
+        [parts], {"forward": 5, "backward": 3}, NO_OVERHEAD, ignored={"q"}
+    )
     assert {ROOT: 2, ROOT_BACK: 1} == medians(divided.self_seconds) == medians(divided.inclusive)
     assert {"q": 3 + 2} == divided.ignored
 
