@@ -148,7 +148,8 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
         operands = []
-        for place, value in enumerate(args if takes_all else args[: len(names)]):
+        passed = args if takes_all else args[: len(names)]
+        for place, value in enumerate(passed):
             is_read = reads_all or (place < len(names) and names[place] in entry.reads)
             operands.append(_operand(value, read=is_read))
         result = entry.formula(*operands)

@@ -161,13 +161,18 @@ class _Search:
         if not parts:
             return
         self._seen[id(value)] = value
-        for key, part in parts.items() if type(parts) is dict else enumerate(parts):
+        for key, part in items_of(parts):
             if self._left < 0:
                 return
             path = name
             if type(key) in (str, int):
                 path = f"{name}.{key}" if name else str(key)
             yield from self.tensors(path, part, depth - 1)
+
+
+def items_of(storage: Storage) -> Iterable[tuple[Any, Any]]:
+    """The entries of a container with their keys or positions."""
+    return storage.items() if type(storage) is dict else enumerate(storage)
 
 
 def _parts(value: Any) -> Storage | None:
@@ -232,7 +237,8 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
         for name, tensor in named_arguments(args, kwargs):
             # A tensor of a user's class may raise anything.
             with contextlib.suppress(Exception):
-                shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)
+                values = tensor.values() if tensor.is_nested else tensor
+                shapes[name] = tuple(values.shape)
     return shapes
 
 

@@ -180,6 +180,10 @@ def summary_of_rank(
     failed = profile.run.partial
     if profile.run.kind == "training":
         failed = any(notes_with("ended_early", profile.notes))
+    peak_bytes = root.peak_bytes
+    memory_bytes = None
+    if memory is not None:
+        peak_bytes = memory_bytes = memory.peak_bytes
     works = [root.work(phase) for phase in PHASES]
     seconds = [(each.seconds, each.exposed_seconds) for each in profile.communication]
     timelines = profile.timelines if rank < MOST_RANKS else ()
@@ -194,8 +198,8 @@ def summary_of_rank(
         model_macs=root.forward.macs + root.backward.macs,
         macs=sum(work.macs for work in works),
         flops=sum(work.flops for work in works),
-        peak_bytes=memory.peak_bytes if memory else root.peak_bytes,
-        memory_bytes=memory.peak_bytes if memory else None,
+        peak_bytes=peak_bytes,
+        memory_bytes=memory_bytes,
         node=node,
         coordinates=coordinates or {},
         communication_seconds=tuple(seconds),
@@ -266,10 +270,11 @@ def merged(
     whole = replace(whole, ranks=ranks, notes=_notes(kept, order, rows, ranks))
     if table is None:
         return whole
+    work = _self_work(whole.modules) if table.staged else None
     return replace(
         whole,
         rank_stats=tuple(rank_stats(table, whole.modules)),
-        rank_comparison=compare_ranks(table, _self_work(whole.modules) if table.staged else None),
+        rank_comparison=compare_ranks(table, work),
     )
 
 
@@ -432,7 +437,8 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
             f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
             " as a list or by rank"
         )
-    numbered = list(profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles))
+    items = profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles)
+    numbered = list(items)
     if not numbered:
         raise ProfileError("merge: profiles is empty: pass the profile of at least one rank")
     seen: dict[int, int] = {}

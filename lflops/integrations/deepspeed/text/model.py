@@ -6,6 +6,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import ModuleRow, numbered, tree, walk
 from lflops.integrations.deepspeed.text import units
 from lflops.profile.module_names import plain
+from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
 _LEGEND = (
@@ -82,7 +83,8 @@ def _figures(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
     yield f"{units.params(parameters)} = {parameters_share} Params"
     yield f"{units.macs(macs)} = {macs_share} MACs"
     yield f"{units.duration(seconds)} = {seconds_share} latency"
-    yield units.rate(module.forward.flops / seconds) if seconds else f"{UNKNOWN} FLOPS"
+    rate = ratio(module.forward.flops, seconds)
+    yield f"{UNKNOWN} FLOPS" if rate is None else units.rate(rate)
     if module.owner is not None:
         yield f"shares {plain(module.owner) or 'the model itself'}"
     if module.compiled:
