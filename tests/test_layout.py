@@ -85,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formulas": {"pypi:msgspec"},
     "formulas.attention": {"formulas"},
     "formulas.packages": {"formulas", "formulas.attention"},
-    "ledger": {"display", "errors", "phase_log", "profile", "pypi:msgspec"},
+    "ledger": {"display", "errors", "files", "phase_log", "profile", "pypi:msgspec"},
     "memory.peak": VALUE,
     "memory.allocator": {"errors", "pypi:msgspec"},
     "ranks": VALUE,

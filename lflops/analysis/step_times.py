@@ -20,6 +20,8 @@ VERY_BUSY = 0.2
 
 # Shorter communication waits, as a share of the step, are the cost of reading the clock.
 _MIN_WAIT_SHARE = 0.001
+# Less recomputation, as a share of the step, is no phase of its own: any fused attention has some.
+_LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
 
@@ -42,6 +44,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         host_phases: Mean seconds that the host spent in each phase, if `phases` are device times.
         waiting: Mean seconds at the end of backward in which gradients are exchanged and other
             ranks are awaited; `None` if the step does not wait there.
+        recompute: Mean seconds of backward that recompute activations; `None` if unknown or none.
         communicating: Seconds of each module's self time, by module and pass, in which it
             exchanges data or waits for other ranks and computes nothing.
         spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
@@ -61,6 +64,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     phases: Mapping[str, float]
     host_phases: Mapping[str, float] = {}
     waiting: float | None = None
+    recompute: float | None = None
     communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[str, TimingStats] = {}
     uncontended: Mapping[str, float] = {}
@@ -86,6 +90,15 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         return parts
 
     @property
+    def recomputed_share(self) -> float:
+        """Share of backward that recomputes activations; 0 if that is little of the step."""
+        backward = self.phases.get("backward")
+        recompute = self.recompute or 0.0
+        if not backward or recompute < _LEAST_RECOMPUTED * (self.mean or 0.0):
+            return 0.0
+        return min(recompute / backward, 1.0)
+
+    @property
     def spread(self) -> float | None:
         """Distance from the median step to the farther quartile, as a share of the median."""
         if self.seconds is None or not self.seconds.median:
@@ -96,6 +109,18 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     def share(self, seconds: float | None) -> float | None:
         """Share of the mean step that these seconds are; `None` if one of them is unknown."""
         return ratio(seconds, self.mean)
+
+
+def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float]:
+    """Phases with recomputation as a phase of its own, which is this share of backward."""
+    divided: dict[str, float] = {}
+    for name, seconds in phases.items():
+        if name == "backward" and share:
+            divided["recompute"] = seconds * share
+            divided[name] = seconds * (1 - share)
+        else:
+            divided[name] = seconds
+    return divided
 
 
 def step_times(profile: Profile) -> StepTimes:
@@ -111,6 +136,8 @@ def step_times(profile: Profile) -> StepTimes:
     phases = [step.phases for step in timed]
     waiting = _communication_wait(timed, scale, mean)
     communicating = {("", "backward"): waiting} if waiting else _host_collectives(profile)
+
+    recomputing = profile.modules[""].recompute.seconds
 
     # Steps of several ranks have the samples of all ranks, but the run has those of one rank.
     usual_samples = usual_tokens = None
@@ -128,6 +155,7 @@ def step_times(profile: Profile) -> StepTimes:
         phases=_means(phases, scale),
         host_phases=_means([step.host_phases for step in timed], scale),
         waiting=waiting,
+        recompute=None if recomputing is None else recomputing.median or None,
         communicating=communicating,
         spreads=_phase_stats(phases),
         uncontended=uncontended_phases(profile),

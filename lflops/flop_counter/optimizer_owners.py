@@ -87,6 +87,11 @@ class StepOwners:
                 self._add(result, owner)
         return owners
 
+    def owner_of(self, result: Tensor) -> str:
+        """Return the module of a registered tensor, or the module of the last operator."""
+        owner = self._known(result)
+        return self.last if owner is None else owner
+
     def _known(self, value: Any) -> str | None:
         """The module of a registered tensor, or `None`.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lflops.errors import HardwareError
-from lflops.files import write_whole
+from lflops.files import read, write_whole
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 """First words of the names of Hopper chips."""
@@ -62,8 +62,11 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
     The comment at the top of `chips.toml` explains the keys.
     """
+    if path == Path(os.devnull):
+        # The usual way to pass no file.
+        return []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read(path).decode())
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
     except ValueError as error:
@@ -273,7 +276,7 @@ def save(name: str, measured: Hardware) -> Path:
     check_new(name)
     path = own_file()
     try:
-        before = path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
+        before = read(path).decode().rstrip() if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
         separator = "\n\n" if before else ""
         write_whole(path, f"{before}{separator}{_as_toml(name, measured)}".encode())

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lflops.files import read
 from lflops.ledger.account import Ledger
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.deferred import DeferredCalls
@@ -66,8 +67,7 @@ def process_age() -> float:
     On other systems, seconds since this module was loaded.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - as the process begins
-            _, _, after_name = file.read().rpartition(b")")
+        _, _, after_name = read("/proc/self/stat").rpartition(b")")
         began = int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began, 0.0)
     except (OSError, ValueError, IndexError, AttributeError):
@@ -320,6 +320,7 @@ class LedgerWriter:
         self._read()
         accountant = self._accountant
         spent, slow = accountant.take()
+        groups, durations = accountant.take_steps()
         row = Row(
             end=accountant.until - accountant.begin,
             spent=spent,
@@ -327,11 +328,12 @@ class LedgerWriter:
             step=accountant.steps,
             first=accountant.first_step if self.knows_step() else None,
             memory=_resident(),
+            durations=durations,
             ended=self._ended,
         )
         try:
             self._segment.open()
-            self._segment.add(row, slow)
+            self._segment.add(row, slow, groups)
         except OSError as error:
             self.error = error
 
@@ -362,7 +364,7 @@ def _end_at_exit() -> None:
 def _resident() -> int | None:
     """Resident memory of this process in bytes, or `None` on systems other than Linux."""
     try:
-        pages = Path("/proc/self/statm").read_bytes().split()[1]
+        pages = read("/proc/self/statm").split()[1]
         return int(pages) * _PAGE
     except (OSError, ValueError, IndexError):
         return None

@@ -176,6 +176,8 @@ class WindowPublisher:
         # the folder that the run has a part of
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
+            if training.is_main:
+                paths.remove_leftovers()
             part = _part_of(paths.profiles, training, store, settings.gather_timeout)
             paths = paths.within(part)
         self.paths = paths

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lflops.errors import CountError
+from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
@@ -329,7 +330,7 @@ def _waited() -> float | None:
         for thread in _THREADS.iterdir():
             # A thread may end in between.
             with suppress(FileNotFoundError, ProcessLookupError):
-                nanoseconds += int((thread / "schedstat").read_text().split()[1])
+                nanoseconds += int(read(thread / "schedstat").split()[1])
     except (OSError, ValueError, IndexError):
         return None
     return nanoseconds / 1e9 if nanoseconds else None

@@ -1,5 +1,6 @@
 """Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
 
+import contextlib
 import inspect
 import sys
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lflops.error_guard import CleanupStack, unguarded, wrap
+from lflops.garbage import SearchTimeout, alive
 from lflops.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -86,6 +88,22 @@ def is_compiled(module: nn.Module) -> bool:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that was passed to `torch.compile`, or the module itself if it is no wrapper."""
     return getattr(module, "_orig_mod", module)
+
+
+def compiled_wrapper(module: nn.Module) -> nn.Module:
+    """The live module that `torch.compile` has returned for a module, or else the module itself.
+
+    A loop that calls the wrapper must not find hooks inside it: each hook would compile it anew.
+    """
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None or is_compiled(module):
+        return module
+    with contextlib.suppress(SearchTimeout):
+        wrapper: nn.Module
+        for wrapper in alive({eval_frame.OptimizedModule}):
+            if wrapper._orig_mod is module:
+                return wrapper
+    return module
 
 
 def compiles_its_hooks(module: nn.Module) -> bool:

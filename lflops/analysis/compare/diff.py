@@ -296,11 +296,33 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         return self.before or ""
 
     @property
+    def time_ratio(self) -> float | None:
+        """The ratio of the times in `news`; `None` if the time before is close to 0."""
+        is_own = self.news is self.self_work.time
+        whole = self.inclusive.time.before
+        return None if is_own and _is_tiny(self.news.before, whole) else self.news.ratio
+
+    @property
+    def macs_ratio(self) -> float | None:
+        """The ratio of the self MACs; of all MACs if the self MACs before are close to 0."""
+        own = self.self_work.macs
+        whole = self.inclusive.macs
+        return whole.ratio if _is_tiny(own.before, whole.before) else own.ratio
+
+    @property
     def news(self) -> Timing:
         """The self time if it is slower, faster or costs more for other work; else the inclusive."""
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         return own if own.verdict in CHANGED or costs_more else self.inclusive.time
+
+
+_TINY = 0.05
+"""The share of a module below which its self figures are no base of a ratio."""
+
+
+def _is_tiny(own: float | None, whole: float | None) -> bool:
+    return own is not None and whole is not None and own < _TINY * whole
 
 
 class Diff(Struct, Displayed, frozen=True, kw_only=True):
@@ -705,7 +727,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         times = [module.news for module in modules]
         low = high = None
         if kind == "work":
-            ratio = _ratio(module.self_work.macs for module in modules)
+            ratio = _ratio_of_macs(modules)
             ratio = ratio or _ratio(module.self_work.flops for module in modules)
         else:
             ratio = _ratio(times)
@@ -719,6 +741,16 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
             low=low,
             high=high,
         )
+
+
+def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
+    """The ratio of the self MACs, or of all MACs if the self MACs before are close to 0."""
+    own = [module.self_work.macs for module in modules]
+    whole = [module.inclusive.macs for module in modules]
+    is_tiny = _is_tiny(
+        sum_known(change.before for change in own), sum_known(change.before for change in whole)
+    )
+    return _ratio(whole if is_tiny else own)
 
 
 def _interval(

@@ -13,6 +13,7 @@ from typing import Any
 
 from lflops.analysis.analysis import analyze
 from lflops.errors import CountError
+from lflops.files import write_whole
 from lflops.inputs.arguments import check_module, check_whole, describe
 from lflops.inputs.batch import tensor_of_shape
 from lflops.integrations.deepspeed.engine import splits_experts, with_engine_facts
@@ -318,4 +319,4 @@ def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:
         return
     path = Path(output_file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n", "utf-8")
+    write_whole(path, f"{text}\n".encode())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lflops.errors import CountError
+from lflops.files import read
 from lflops.inputs.arguments import describe
 from lflops.schedule import Schedule
 
@@ -64,7 +65,7 @@ def _check(section: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(read(path))
     except (OSError, ValueError) as error:
         raise CountError(f"from_deepspeed: {path}: {error}") from error
     if not isinstance(config, Mapping):

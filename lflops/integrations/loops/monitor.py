@@ -28,6 +28,7 @@ from lflops.monitoring.inputs.training import STAGES, Stage, Training
 from lflops.monitoring.outputs.loggers import loggers_of
 from lflops.monitoring.run import NO_RUN, MonitoredRun
 from lflops.profile.profile import Profile
+from lflops.torch_private.modules import compiled_wrapper
 
 Item = TypeVar("Item")
 
@@ -505,7 +506,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
             f"model={describe(model)}: give an nn.Module, or several by name, for example "
             "{'generator': g, 'critic': c}"
         )
-    return models
+    return {name: compiled_wrapper(each) for name, each in models.items()}
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:

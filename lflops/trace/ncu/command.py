@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.errors import LflopsError, ProfileError
+from lflops.files import read as read_file
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
@@ -20,6 +21,7 @@ from lflops.report.text import kernel_name, shortened
 from lflops.trace.ncu.kernels import Kernel, Measured, command, read
 
 _KERNEL_WIDTH = 36
+_LARGEST_LOG = 1 << 28
 
 
 def show_kernels(
@@ -68,7 +70,7 @@ def _measured(
 ) -> Measured:
     modules = profile.modules if profile else ()
     try:
-        content = log.read_text(errors="replace")
+        content = read_file(log, _LARGEST_LOG).decode(errors="replace")
         return read(content, gpu_seconds=gpu_time, modules=modules, chip=chip)
     except OSError as error:
         raise ProfileError(f"{log}: {error.strerror}") from error

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from lflops.errors import ProfileError
+
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
 _HEADING = re.compile(
@@ -56,7 +58,10 @@ def launches_in(log: str) -> list[Launch]:
 
 
 def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
-    heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    try:
+        heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    except csv.Error as error:
+        raise ProfileError(f"has damaged CSV: {error}") from None
     named = []
     for row in rows:
         if len(row) == len(heading):

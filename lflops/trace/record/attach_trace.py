@@ -44,8 +44,8 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
         communication=_with_times(profile.communication, recording.communication),
         trace=replace(recording.trace, files=files),
     )
-    if recording.timeline is not None:
-        profile = replace(profile, timelines=(recording.timeline,))
+    if recording.timelines:
+        profile = replace(profile, timelines=recording.timelines)
     if recording.compiled is not None:
         profile = with_compiled(profile, recording.compiled, recording.call_times)
     return profile
