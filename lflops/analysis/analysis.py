@@ -155,8 +155,9 @@ class Analysis:
     def uncalled(self) -> tuple[str, ...]:
         """The modules that were never called, although the model may need them.
 
-        Modules without parameters are left out, such as metrics, and modules whose weights are used
-        without a call: a head whose matmuls are in the loss has a gradient, and is updated.
+        Two kinds of modules are left out: modules without parameters, such as metrics, and modules
+        whose weights are used without a call. For example, if the matmuls of a head are in the
+        loss, the head has a gradient and is updated.
         """
         uncalled = []
         for name in self.profile.uncalled:

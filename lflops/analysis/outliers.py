@@ -34,7 +34,7 @@ _LEAST_STEPS = 5
 _LEAST_RATIO = 1.2
 # Smallest excess, as a share of the step.
 _LEAST_SHARE = 0.02
-# From this share of lost CPU time on, other processes explain why times vary.
+# If other processes take at least this share of the CPU time, they explain why times vary.
 _BUSY = 0.05
 # Smallest excess in errors: chance exceeds it once in 30,000 modules.
 _REACH = 4.0

@@ -12,7 +12,6 @@ save.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -23,9 +22,9 @@ from lflops.analysis.step_times import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import OpCount, Profile, Work
+from lflops.profile.profile import Profile, Work
 from lflops.profile.records import PHASES, ModulePhase, Phase, TimingStats
-from lflops.profile.series import gathered, grouped, ratio, sum_known
+from lflops.profile.series import ratio, sum_known
 
 Bound = Literal["compute", "memory"]
 
@@ -206,28 +205,26 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     """Parts over all modules; a traced operator is one part, since its time covers all phases."""
-    kind_of: Callable[[OpCount], tuple[str, Phase, str]] = attrgetter("operator", "phase", "dtype")
-    by_kind = gathered(zip(map(kind_of, profile.op_counts), costs.numbers, strict=True))
-    traced: dict[str, float | None] = {
-        name.removeprefix(_ATEN): seconds or None
-        for name, seconds in traced_seconds(profile).items()
-    }
+    traced = {}
+    for name, seconds in traced_seconds(profile).items():
+        if seconds:
+            traced[name.removeprefix(_ATEN)] = seconds
+    groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for place, cell in enumerate(profile.op_counts):
+        if cell.operator.removeprefix(_ATEN) in traced:
+            groups[cell.operator,].append(place)
+        else:
+            groups[cell.operator, cell.phase, cell.dtype].append(place)
 
-    def group(kind: tuple[str, Phase, str]) -> tuple[str, ...]:
-        operator = kind[0]
-        return (operator,) if traced.get(operator.removeprefix(_ATEN)) else kind
-
-    for kinds in grouped(by_kind, group).values():
-        operator, phase, _ = kinds[0]
-        phases = {phase for _, phase, _ in kinds}
-        dtypes = dict.fromkeys(dtype for _, _, dtype in kinds)
-        numbers: list[int] = []
-        for kind in kinds:
-            numbers += by_kind[kind]
+    for places in groups.values():
+        cells = [profile.op_counts[place] for place in places]
+        operator = cells[0].operator
+        phases = {cell.phase for cell in cells}
+        dtypes = dict.fromkeys(cell.dtype for cell in cells)
         yield RooflinePart(
-            costs.total(numbers),
+            costs.total([costs.numbers[place] for place in places]),
             "",
-            phase if len(phases) == 1 else "all",
+            phases.pop() if len(phases) == 1 else "all",
             operator=operator,
             dtype=", ".join(dtypes),
             seconds=traced.get(operator.removeprefix(_ATEN)),
@@ -318,16 +315,23 @@ class _Costs:
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
         inside = _inside_compiled(profile)
-        known: defaultdict[tuple[Any, bool], int] = defaultdict(count().__next__)
-        self.numbers = [known[_WORK_OF(cell), cell.module in inside] for cell in profile.op_counts]
-        self._costs = [_cost(work, chip, is_compiled=compiled) for work, compiled in known]
+        self.numbers: list[int] = []
+        self._costs: list[_Cost] = []
         self._totals: dict[tuple[int, ...], Total] = {}
+        known: dict[tuple[Any, bool], int] = {}
+        for cell in profile.op_counts:
+            work = _WORK_OF(cell)
+            is_compiled = cell.module in inside
+            number = known.setdefault((work, is_compiled), len(known))
+            if number == len(self._costs):
+                self._costs.append(_cost(work, chip, is_compiled=is_compiled))
+            self.numbers.append(number)
 
     def total(self, numbers: Sequence[int]) -> Total:
         key = tuple(numbers)
         if key not in self._totals:
-            times = Counter(key)
-            self._totals[key] = _total([(self._costs[number], times[number]) for number in times])
+            costs = [(self._costs[number], times) for number, times in Counter(key).items()]
+            self._totals[key] = _total(costs)
         return self._totals[key]
 
 

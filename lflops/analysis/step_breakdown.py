@@ -251,30 +251,38 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
     steps = (trace.batches or 1) / (profile.run.accumulation or 1)
     computing = trace.device_compute_seconds / steps
     inclusive = _computing_by_pass(profile)
+    of_root = {when: inclusive.get(("", when), 0.0) for when in (*PASSES, "optimizer")}
 
     # The kernels of a module may run on several streams at the same time.
-    total = sum(inclusive.get(("", name), 0.0) for name in (*PASSES, "optimizer"))
+    total = sum(of_root.values())
     factor = min(computing / total, 1.0) if total else 0.0
+    parts = dict(times.parts) or {_BOTH_PASSES: times.mean or 0.0}
+    if factor:
+        busy = {when: of_root[when] * factor for when in PASSES}
+    else:
+        busy = {_BOTH_PASSES: computing}
+        parts[_BOTH_PASSES] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH_PASSES))
+    idle = {}
+    for name, took in busy.items():
+        idle[name] = max(parts.get(name, 0.0) - took, 0.0)
+        move(parts, idle[name], "idle", name)
+    copying = (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0)
+    move(parts, copying, "copy", "other", "idle")
+    communicating = (trace.exposed_comm_seconds or 0.0) / steps
+    move(parts, communicating, "communication", "idle", "other")
+    return _StepParts(parts, _without_submodules(inclusive, factor), idle)
+
+
+def _without_submodules(
+    inclusive: Mapping[tuple[str, str], float], factor: float
+) -> dict[tuple[str, str], float]:
+    """Self seconds by module and pass, multiplied by a factor."""
     own = {key: took * factor for key, took in inclusive.items()}
     for (module, when), took in inclusive.items():
         parent = (module.rpartition(".")[0], when)
         if module and parent in own:
             own[parent] = max(own[parent] - took * factor, 0.0)
-
-    parts = dict(times.parts) or {_BOTH_PASSES: times.mean or 0.0}
-    if factor:
-        busy = {when: inclusive.get(("", when), 0.0) * factor for when in PASSES}
-    else:
-        busy = {_BOTH_PASSES: computing}
-        parts[_BOTH_PASSES] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH_PASSES))
-    idle = {name: max(parts.get(name, 0.0) - took, 0.0) for name, took in busy.items()}
-    for name, left in idle.items():
-        move(parts, left, "idle", name)
-    copying = (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0)
-    move(parts, copying, "copy", "other", "idle")
-    communicating = (trace.exposed_comm_seconds or 0.0) / steps
-    move(parts, communicating, "communication", "idle", "other")
-    return _StepParts(parts, own, idle)
+    return own
 
 
 def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:

@@ -48,8 +48,8 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         communicating: Seconds of each module's self time, by module and pass, in which it
             exchanges data or waits for other ranks and computes nothing.
         spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
-        uncontended: Medians of each phase over the module-timing steps, without the time in which other
-            threads had the core; empty if unknown.
+        uncontended: Medians of each phase over the module-timing steps, without the time in which
+            other threads had the core; empty if unknown.
         samples_per_second: Samples of all unprofiled steps over their time; for several ranks, of
             all ranks together.
         tokens_per_second: The same rate for tokens.

@@ -79,7 +79,7 @@ class OptimizerListener(Protocol):
         """Handle the start of an optimizer step."""
 
     def leave_step(self, optimizer: Optimizer, /) -> None:
-        """Handle the end of an optimizer step, and of its closure if an exception left that."""
+        """Handle the end of an optimizer step, and of its closure if an exception ended it."""
 
     def enter_closure(self, key: int, /) -> None:
         """Handle the start of a step's closure.

@@ -195,7 +195,7 @@ class ThreadState:
             backward, or a frame was left by an exception.
         unfollow: Called when the thread has left the tree's modules.
         steps: The running optimizer steps, each with the backward pass in which it began. `None`
-            in place of the optimizer stands for a step's closure.
+            instead of the optimizer stands for a step's closure.
     """
 
     def __init__(self) -> None:
@@ -361,11 +361,12 @@ class ModuleTracker:
         top = self._top(backward)
         if self.optimizer is not None:
             return "", "optimizer"
+        is_in_backward = backward != NO_BACKWARD
         if top is not None:
-            return top.fqn, "forward" if backward == NO_BACKWARD else "recompute"
-        if backward == NO_BACKWARD:
-            return "", "other"
-        return self._in_backward(backward)
+            return top.fqn, "recompute" if is_in_backward else "forward"
+        if is_in_backward:
+            return self._in_backward(backward)
+        return "", "other"
 
     @property
     def optimizer(self) -> Optimizer | None:

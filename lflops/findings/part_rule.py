@@ -79,11 +79,8 @@ def in_bursts(step: StepEvidence, phase: str) -> str:
 
     Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the others`, or the empty string.
     """
-    known = sorted(
-        each.phases.get(phase, 0.0)
-        for each in step.profile.steps
-        if each.is_unprofiled and each.phases
-    )
+    unprofiled = [each for each in step.profile.steps if each.is_unprofiled and each.phases]
+    known = sorted(each.phases.get(phase, 0.0) for each in unprofiled)
     long = [seconds for seconds in known if seconds > known[-1] / 2]
     short = known[: len(known) - len(long)]
     if not long or len(short) < len(long):

@@ -17,14 +17,14 @@ Facts = Mapping[str, float | str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """The cost above which a candidate is reported, and the cost above which it is an issue.
+    """The least costs at which a candidate is reported and is an issue.
 
     Attributes:
-        share: The share of the step, or of the run, above which it is an issue. 0 makes every
-            candidate an issue, `None` none: then it only says where the time goes.
+        share: The least share of the step, or of the run, of an issue. 0 makes every candidate an
+            issue, `None` makes none: then it only says where the time goes.
         seconds: The least seconds per step of an issue. Frameworks spend some time in each step,
             however short it is.
-        reported: The share above which it is reported at all.
+        reported: The least share that is reported at all.
     """
 
     share: float | None = None
@@ -64,7 +64,7 @@ class Rule(ABC):
 
     Attributes:
         name: The name of the rule, `cause` of its findings.
-        threshold: The costs above which it is reported, and above which it is an issue.
+        threshold: The least costs at which it is reported and is an issue.
         sentence: What the finding says.
         fix: How to reduce the cost.
         is_overhead: Whether the model computes nothing in this time.
@@ -107,7 +107,7 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """The share of the step above which this is an issue."""
+        """The least share of the step of an issue."""
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:

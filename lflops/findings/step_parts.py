@@ -13,7 +13,7 @@ MAIN_MODULE_SHARE = 0.6
 """The share of a part that a module must have for the part to be mostly in this module."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""The share of the step above which waiting for the device's driver is a part of its own."""
+"""The least share of the step at which waiting for the device's driver is a separate part."""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
 """Parts that are the work itself."""

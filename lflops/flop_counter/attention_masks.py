@@ -20,8 +20,8 @@ from lflops.formulas.attention.fused import (
     attention_of_scores,
 )
 from lflops.formulas.table import Cost
+from lflops.inputs.tensors import argument
 from lflops.torch_private.dispatch_modes import without_modes
-from lflops.torch_private.operators import argument
 
 MASK_AT = {
     "_scaled_dot_product_flash_attention_for_cpu": (5, "attn_mask"),

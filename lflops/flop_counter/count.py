@@ -375,7 +375,8 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
     for module in modules:
         kind = type(module).__name__
         seen[kind] += 1
-        roots[kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"] = module
+        name = kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"
+        roots[name] = module
     return roots
 
 

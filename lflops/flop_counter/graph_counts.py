@@ -385,10 +385,12 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """The same sums with the phase of a call in place of forward."""
+    """The same sums with the phase of a call instead of forward."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
-        return fqn, of_call if phase == "forward" else phase
+        if phase == "forward":
+            return fqn, of_call
+        return fqn, phase
 
     return totals.moved(place)
 
@@ -400,7 +402,8 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
     def part_of(fqn: str, phase: Phase) -> tuple[Totals, str, Phase]:
         number = number_of_region(fqn)
-        return outside if number is None else inside[number], fqn, phase
+        part = outside if number is None else inside[number]
+        return part, fqn, phase
 
     outside.merge_without_modules(totals)
     totals.add_to(part_of)
@@ -432,15 +435,16 @@ def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
         return
     macs_of_dtypes = Counter[Any]()
     for (_, _, phase, dtype), counts in seen.op_counts.items():
-        macs_of_dtypes[dtype] += counts.macs if phase in PHASES_OF_BACKWARD else 0
+        if phase in PHASES_OF_BACKWARD:
+            macs_of_dtypes[dtype] += counts.macs
     dtype = macs_of_dtypes.most_common(1)[0][0]
     recompute = Counts(calls=1, macs=macs, executed_macs=macs, flops=2 * macs)
     counted.op_counts[fqn, COMPILED, "recompute", dtype].add(recompute)
 
 
 def _macs(totals: Totals, *, of_backward: bool) -> int:
-    return sum(
-        counts.macs
-        for (_, _, phase, _), counts in totals.op_counts.items()
-        if (phase in PHASES_OF_BACKWARD) == of_backward
-    )
+    macs = 0
+    for (_, _, phase, _), counts in totals.op_counts.items():
+        if (phase in PHASES_OF_BACKWARD) == of_backward:
+            macs += counts.macs
+    return macs

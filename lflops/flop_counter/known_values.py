@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from lflops.flop_counter.cpu_kernels import LSTM_LAYER, corrected
 from lflops.flop_counter.traffic import tensors_of
+from lflops.inputs.tensors import argument
 from lflops.torch_private.dispatch_modes import (
     InternalMode,
     route_higher_order_operators,
     without_modes,
 )
 from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
-from lflops.torch_private.operators import GROUPED_MM, OpOverload, argument, written_arguments
+from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.torch_private.tensors import (
     ASKS_FOR_DEVICE,
     NEEDS_VALUES,
@@ -192,7 +193,7 @@ class KnownValues(InternalMode):
 
 
 def _refuse_missing_cuda(device: Any) -> None:
-    """Raise an error in place of a fake tensor on CUDA, which would end the process in backward."""
+    """Raise an error if a fake tensor on CUDA would end the process in backward."""
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise NoCudaError("no such device")
 

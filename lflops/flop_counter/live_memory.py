@@ -219,7 +219,8 @@ class LiveMemory:
     def after(self, operator: str, fqn: str, phase: Phase, out: Any) -> None:
         """Record the storages of an operator's results."""
         category = CATEGORY_OF_RESULTS[phase]
-        for tensor in (out,) if type(out) is Tensor else tensors_of((out,)):
+        results = (out,) if type(out) is Tensor else tensors_of((out,))
+        for tensor in results:
             self._bear(tensor, category, operator, fqn, phase)
 
     def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:

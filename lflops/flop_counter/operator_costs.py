@@ -16,11 +16,11 @@ from torch import Tensor
 from lflops.errors import CountError
 from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
 from lflops.inputs.arguments import is_whole
+from lflops.inputs.tensors import argument
 from lflops.torch_private.dispatch_modes import open_modes, without_modes
 from lflops.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
-    argument,
     argument_names,
     decomposes,
     overloads_of,
@@ -59,7 +59,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     Args:
         operator: `torch.ops.my.op`, one of its overloads, the result of `torch.library.custom_op`,
             or a higher-order operator.
-        formula: Called as the operator was, with shapes in place of tensors, and `out=`, the
+        formula: Called as the operator was, with shapes instead of tensors, and `out=`, the
             result's shape. Returns MACs; or `lflops.Cost(macs=..., other_flops=...)` if part of
             the work is no multiply-accumulate.
 

@@ -45,7 +45,8 @@ class StepOwners:
         for parameter in self._parameters():
             owner = self._tree.owner(parameter)
             state = self.optimizer.state.get(parameter, {})
-            for value in state.values() if isinstance(state, dict) else [state]:
+            values = state.values() if isinstance(state, dict) else [state]
+            for value in values:
                 if isinstance(value, Tensor):
                     yield value, owner
                     continue

@@ -140,7 +140,7 @@ def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 
 def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
-    """Return a cost function that calls an entry's formula with shapes in place of tensors."""
+    """Return a cost function that calls an entry's formula with shapes instead of tensors."""
     parameters = list(inspect.signature(entry.formula).parameters.values())
     takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -148,7 +148,8 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
         operands = []
-        for place, value in enumerate(args if takes_all else args[: len(names)]):
+        passed = args if takes_all else args[: len(names)]
+        for place, value in enumerate(passed):
             is_read = reads_all or (place < len(names) and names[place] in entry.reads)
             operands.append(_operand(value, read=is_read))
         result = entry.formula(*operands)

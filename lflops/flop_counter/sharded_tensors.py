@@ -17,10 +17,10 @@ from lflops.flop_counter.live_memory import storage_of
 from lflops.flop_counter.operators import Kind, Operator, classify
 from lflops.flop_counter.traffic import tensors_of
 from lflops.formulas.table import Cost
-from lflops.inputs.tensors import changed
+from lflops.inputs.tensors import argument, changed
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_modes
-from lflops.torch_private.operators import argument, decompose
+from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")

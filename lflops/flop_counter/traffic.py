@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from lflops.inputs.tensors import argument
 from lflops.torch_private.distributed import group_named
-from lflops.torch_private.operators import argument
 from lflops.torch_private.tensors import PLAIN, sparse_parts
 
 if TYPE_CHECKING:

@@ -154,7 +154,7 @@ class FunctionFormula(NamedTuple):
     """The formula for a function that a package calls directly, outside the dispatcher.
 
     Attributes:
-        formula: Called as the function was, with shapes in place of tensors, and with as many
+        formula: Called as the function was, with shapes instead of tensors, and with as many
             arguments as it accepts.
         reads: The arguments whose numbers it reads, as in `formula`; `*` for all tensors of
             integers.

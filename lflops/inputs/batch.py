@@ -27,6 +27,7 @@ from lflops.inputs.tensors import (
     Storage,
     device_of,
     is_tensor,
+    items_of,
     may_hold_tensors,
     storage_of,
 )
@@ -219,12 +220,11 @@ class _Search:
             return None
         if len(storage) > self._left:
             raise _Unreadable
-        is_dict = type(storage) is dict
         entries = []
-        for key, part in storage.items() if type(storage) is dict else enumerate(storage):
+        for key, part in items_of(storage):
             inner = self.structure_of(part, _path(name, key), depth + 1)
             entries.append((type(part), inner))
-        if is_dict:
+        if type(storage) is dict:
             return _Structure(len(storage), tuple(storage), tuple(entries))
         if entries and all(inner is None for _, inner in entries):
             return None

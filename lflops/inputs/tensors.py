@@ -161,13 +161,18 @@ class _Search:
         if not parts:
             return
         self._seen[id(value)] = value
-        for key, part in parts.items() if type(parts) is dict else enumerate(parts):
+        for key, part in items_of(parts):
             if self._left < 0:
                 return
             path = name
             if type(key) in (str, int):
                 path = f"{name}.{key}" if name else str(key)
             yield from self.tensors(path, part, depth - 1)
+
+
+def items_of(storage: Storage) -> Iterable[tuple[Any, Any]]:
+    """The entries of a container with their keys or positions."""
+    return storage.items() if type(storage) is dict else enumerate(storage)
 
 
 def _parts(value: Any) -> Storage | None:
@@ -210,6 +215,13 @@ def cut_off(tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_().clone()
 
 
+def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
+    """The argument of a call, which may be passed by position or by name."""
+    if position < len(args):
+        return args[position]
+    return kwargs.get(name, default)
+
+
 def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in the arguments of a call, by position or name."""
     return named_tensors_in({**dict(enumerate(args)), **kwargs})
@@ -225,7 +237,8 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
         for name, tensor in named_arguments(args, kwargs):
             # A tensor of a user's class may raise anything.
             with contextlib.suppress(Exception):
-                shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)
+                values = tensor.values() if tensor.is_nested else tensor
+                shapes[name] = tuple(values.shape)
     return shapes
 
 

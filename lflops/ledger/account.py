@@ -244,11 +244,14 @@ def group_of(category: str) -> str:
     return category.partition("/")[0]
 
 
-QUARTERS, GROWN, LEAST_GROWN = 4, 0.1, 1 << 28
-"""Memory grows if each quarter of the last start has more than the quarter before it.
+QUARTERS = 4
+"""Memory grows if each quarter of the last start has more than the quarter before it."""
 
-The last quarter must have more than the first by this share and by so many bytes.
-"""
+GROWN = 0.1
+"""The last quarter must have more than the first quarter by at least this share."""
+
+LEAST_GROWN = 1 << 28
+"""The last quarter must have at least this many bytes more than the first quarter."""
 
 FEWEST_SPANS = 20
 GROWING = {"start_up", "warm_up", "compilation"}

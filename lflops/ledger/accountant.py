@@ -21,14 +21,21 @@ from lflops.ledger.account import (
     in_pairs,
 )
 
-REMEMBERED, FEWEST = 64, 8
-"""Maximum and minimum number of recent steps that define the usual step."""
+REMEMBERED = 64
+"""Maximum number of recent steps that define the usual step."""
 
-LEAST, SHARE, SPREADS = 50_000_000, 0.25, 8
-"""A slow step exceeds the usual step by each of three margins.
+FEWEST = 8
+"""Minimum number of recent steps that define the usual step."""
 
-They are so many nanoseconds, this share of the usual step, and so many times the spread.
-"""
+# A slow step exceeds the usual step by each of three margins.
+LEAST = 50_000_000
+"""The first margin, in nanoseconds."""
+
+SHARE = 0.25
+"""The second margin, as a share of the usual step."""
+
+SPREADS = 8
+"""The third margin, as a multiple of the spread of the recent steps."""
 
 LONG_WAIT = 250_000_000
 """Nanoseconds without a core that make a step slow.
@@ -37,9 +44,10 @@ Shorter waits are usual where programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""Pages read from disk in a step above which they explain its time."""
+"""If a step reads at least this many pages from disk, they explain its time."""
 
-SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
+SIZES_PER_DOUBLING = 4
+MOST_SIZES = 64
 MUCH_LARGER = 1.2
 
 

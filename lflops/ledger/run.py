@@ -257,12 +257,12 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     return msgspec.structs.replace(ledger_of(run), others=len(segments) - len(run))
 
 
-def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:
-    """The file of the last start of a rank in a folder; a file is returned as it is."""
+def newest_file(path: str | PathLike[str]) -> Path:
+    """The file of the last start of rank 0 in a folder; a file is returned as it is."""
     given = Path(path)
     if not given.is_dir():
         return given
-    files = given.rglob(f"rank{rank}-*{ENDING}")
+    files = given.rglob(f"rank0-*{ENDING}")
     return max(files, key=lambda file: file.stat().st_mtime)
 
 

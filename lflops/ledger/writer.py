@@ -77,8 +77,11 @@ def process_age() -> float:
 _LOADED = time.monotonic()
 
 
-LOOK, WRITE = 1.0, 3.0
-"""Seconds between two reads of the log, and between two rows."""
+LOOK = 1.0
+"""Seconds between two reads of the log."""
+
+WRITE = 3.0
+"""Seconds between two rows."""
 
 REQUEST_PERIOD = 0.1
 """Seconds between two checks for requests, if this process alone answers them."""
@@ -93,7 +96,7 @@ While it computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""Nanoseconds of delay above which a read shows that no thread of the process ran."""
+"""If a read is late by this many nanoseconds, no thread of the process ran."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""

@@ -188,7 +188,9 @@ def _sizes(parameter: Any) -> tuple[int, int]:
     if elements is None:
         return parameter.numel(), local_part(parameter).numel()
     shard = getattr(parameter, "ds_tensor", None)
-    return elements, parameter.numel() if shard is None else min(shard.numel(), elements)
+    if shard is None:
+        return elements, parameter.numel()
+    return elements, min(shard.numel(), elements)
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:

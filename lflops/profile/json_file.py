@@ -292,7 +292,7 @@ def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
     raise LookupError
 
 
-# A string is one token, so that its brackets do not count. An unterminated string ends with the text.
+# A string is one token, so that its brackets do not count. An open string ends with the text.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
 
 

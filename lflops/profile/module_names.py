@@ -86,7 +86,8 @@ def _alike(
             label = "*" if name in repeated else _last_part(name)
             groups.setdefault((label, modules[name][0]), []).append(name)
     for (label, _), names in groups.items():
-        yield label, names, len(names) == (numbered if label == "*" else len(parents))
+        modules_of_label = numbered if label == "*" else len(parents)
+        yield label, names, len(names) == modules_of_label
 
 
 def _repeated(
@@ -98,7 +99,9 @@ def _repeated(
 
     def signature(name: str) -> tuple[str, int | None]:
         class_name, parameters = modules[name]
-        return class_name, None if below[name] else parameters
+        if below[name]:
+            return class_name, None
+        return class_name, parameters
 
     repeated: set[str] = set()
     for one, other in pairwise(siblings):
@@ -151,8 +154,11 @@ def fold_repeats(
     folded = []
     for (pattern, *_), group in grouped(items, group_key).items():
         names = dict.fromkeys(key(item)[0] for item in group)
-        is_whole = 1 < len(names) == modules_of_pattern[str(pattern)]
-        folded.append((str(pattern) if is_whole else spelled_out(names), group))
+        if 1 < len(names) == modules_of_pattern[str(pattern)]:
+            label = str(pattern)
+        else:
+            label = spelled_out(names)
+        folded.append((label, group))
     return folded
 
 

@@ -409,8 +409,8 @@ class RankComparison(Struct, frozen=True, kw_only=True):
             collective with the median rank; `None` if unknown.
         delays: The delays, the most expensive first.
         waits: The places where ranks wait for another rank, the longest wait first.
-        large_excesses: How often any rank took longer in any place than the others by at least 1, 1/√2,
-            1/2, … of a step. Shows which excess happens by chance.
+        large_excesses: How often any rank took longer in any place than the others by at least 1,
+            1/√2, 1/2, … of a step. Shows which excess happens by chance.
         large_excess_seconds: Time of all ranks in all steps in which large excesses were counted.
         places: Number of places in which large excesses were counted.
         from_quartiles: Whether single steps are unknown, so that the three "steps" are quartiles.

@@ -58,7 +58,10 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 
 def spelled_runs(numbers: Iterable[int]) -> list[str]:
-    """Return each run of consecutive numbers, which are in rising order, such as `4-7` or `9`."""
+    """Return the runs of consecutive numbers as text, such as `4-7` and `9`.
+
+    The numbers must be in rising order.
+    """
     runs: list[list[int]] = []
     for number in numbers:
         if not runs or number != runs[-1][-1] + 1:

@@ -19,8 +19,10 @@ MOST_RANKS = 8
 # Number of timelines of one rank: the step of median length, and the first others.
 MOST_STEPS = 4
 
-# Number of slices of modules, and of operators and kernels each, in a timeline: the longest.
-MOST_SLICES, MOST_WORK = 2_000, 1_500
+# Number of slices of modules in a timeline: the longest.
+MOST_SLICES = 2_000
+# Number of operators, and of kernels, in a timeline: the longest.
+MOST_WORK = 1_500
 
 
 class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
@@ -87,7 +89,7 @@ class SelfTime(NamedTuple):
     end: int
 
 
-def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
+def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Nest the self times of one thread, in the order of time, into slices of modules.
 
     A slice ends where a module runs that is not below it, so two consecutive calls of a module are
@@ -95,13 +97,13 @@ def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice
     """
     # The outermost first.
     open_slices: list[SelfTime] = []
-    for stretch in _without_engine(stretches):
-        path = ancestry(stretch.fqn)[::-1]
-        common = _common_depth(open_slices, path, stretch.phase)
+    for time in _without_engine(self_times):
+        path = ancestry(time.fqn)[::-1]
+        common = _common_depth(open_slices, path, time.phase)
         while len(open_slices) > common:
             yield _slice(open_slices.pop(), len(open_slices), lane)
-        open_slices = [each._replace(end=max(each.end, stretch.end)) for each in open_slices]
-        open_slices += [stretch._replace(fqn=row) for row in path[common:]]
+        open_slices = [each._replace(end=max(each.end, time.end)) for each in open_slices]
+        open_slices += [time._replace(fqn=row) for row in path[common:]]
     while open_slices:
         yield _slice(open_slices.pop(), len(open_slices), lane)
 
@@ -116,21 +118,26 @@ def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: s
     return depth
 
 
-def _without_engine(stretches: Iterable[SelfTime]) -> Iterator[SelfTime]:
+def _without_engine(self_times: Iterable[SelfTime]) -> Iterator[SelfTime]:
     """Drop the root's self time in backward that is between two modules."""
-    given = list(stretches)
-    for number, each in enumerate(given):
-        around = [*given[max(number - 1, 0) : number], *given[number + 1 : number + 2]]
-        is_between = len(around) == 2 and all(
-            other.fqn and other.phase == "backward" for other in around
-        )
-        if each.fqn or each.phase != "backward" or not is_between:
-            yield each
+    times = list(self_times)
+    for number, time in enumerate(times):
+        is_first_or_last = number in {0, len(times) - 1}
+        if time.fqn or time.phase != "backward" or is_first_or_last:
+            yield time
+            continue
+        before = times[number - 1]
+        after = times[number + 1]
+        if not _is_module_in_backward(before) or not _is_module_in_backward(after):
+            yield time
 
 
-def _slice(stretch: SelfTime, depth: int, lane: int) -> ModuleSlice:
-    length = stretch.end - stretch.start
-    return ModuleSlice(stretch.fqn, stretch.phase, stretch.start, length, depth, lane)
+def _is_module_in_backward(time: SelfTime) -> bool:
+    return time.fqn != "" and time.phase == "backward"
+
+
+def _slice(time: SelfTime, depth: int, lane: int) -> ModuleSlice:
+    return ModuleSlice(time.fqn, time.phase, time.start, time.end - time.start, depth, lane)
 
 
 def longest(

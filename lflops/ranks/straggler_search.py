@@ -20,8 +20,8 @@ MUCH_OF = 0.3
 # Number of steps that are needed to flag a rank.
 ENOUGH = 6
 
-# With at least this many unprofiled steps, a straggler is reported from the smaller share of a step
-# on, with fewer from the larger one on.
+# With at least this many unprofiled steps, a straggler is reported if it costs the smaller share of
+# a step; with fewer steps, it must cost the larger share.
 MANY_STEPS = 50
 MANY_STEPS_COST = 0.015
 FEW_STEPS_COST = 0.04

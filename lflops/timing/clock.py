@@ -22,7 +22,7 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Share of a thread's runnable time above which the time that other threads took is left out."""
+"""Other threads' time is left out if it is at least this share of a thread's runnable time."""
 
 
 class Clock(Protocol):

@@ -62,7 +62,7 @@ from lflops.timing.module_times import (
     attach_module_times,
     ignored_modules,
     pass_times,
-    scale_to_clean,
+    scale_to_unprofiled,
     with_times,
 )
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
@@ -100,7 +100,7 @@ class _Timed:
         marks: The begin of the pass, the marks between its parts, and its end.
         cpu_before: User and system CPU seconds of the process when it began.
         cpu_after: The same when it ended.
-        stamps: Stamps of the parts of a hooked pass; `None` for a clean pass.
+        stamps: Stamps of the parts of a hooked pass; `None` for an unprofiled pass.
         cpu_lost: Seconds that other processes took during a hooked pass.
     """
 
@@ -115,12 +115,12 @@ class _Timed:
 def time_passes(
     one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int
 ) -> TimedPasses:
-    """Run `warmup` untimed passes, then `repeats` clean ones and as many hooked ones.
+    """Run `warmup` untimed passes, then `repeats` unprofiled passes and as many hooked passes.
 
-    Half of the clean passes run before the hooked passes and half after, so a machine that slows
-    down slows both kinds. A clean pass comes first: code is compiled without hooks. The first pass
-    after the hooked ones runs with their caches, so it is discarded. Marks are read at the end:
-    nothing waits for a device.
+    Half of the unprofiled passes run before the hooked passes and half after, so a machine that
+    slows down slows both kinds. An unprofiled pass comes first: code is compiled without hooks. The
+    first pass after the hooked passes runs with their caches, so it is discarded. Marks are read at
+    the end: nothing waits for a device.
     """
     _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
@@ -141,7 +141,7 @@ def _run_untimed(one: Pass, times: int) -> None:
 
 
 def _run(one: Pass, clock: Clock) -> _Timed:
-    """Run a clean pass."""
+    """Run an unprofiled pass."""
     parts = [one.first]
     marks = []
 
@@ -231,7 +231,7 @@ def measure(
         loss: Function from the output to a scalar. By default, the sum of the floating-point
             outputs.
         warmup: Number of passes that run first and are discarded.
-        repeats: Number of clean passes, and of hooked passes, that are kept.
+        repeats: Number of unprofiled passes, and of hooked passes, that are kept.
         ignore: Names or classes of modules whose own work and time are left out of every total.
         hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
             otherwise a chip by name or in a TOML file, your own figures, or `None`.
@@ -551,7 +551,7 @@ class _StampingMode(CountingMode):
 
 def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> Profile:
     overhead = _usable_overhead(times, overhead)
-    scaled = scale_to_clean([{"": times}], {}, overhead, ignored_modules(profile))
+    scaled = scale_to_unprofiled([{"": times}], {}, overhead, ignored_modules(profile))
     timed = with_times(profile, scaled)
     phases: dict[str, float] = {}
     for phase in PASS_PHASES:
@@ -607,9 +607,9 @@ def _overhead() -> HookOverhead:
         inside, outside = of_module_calls(clock, timed)
         x = torch.ones(1, 8, device="cpu", dtype=torch.float32)
         matmuls = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
-        clean = seconds_of(clock, partial(matmuls.root, x))
+        plain = seconds_of(clock, partial(matmuls.root, x))
         times = timed(matmuls, x)
-        extra = sum(times.self_seconds.values()) - clean - LEAVES * (inside + outside)
+        extra = sum(times.self_seconds.values()) - plain - LEAVES * (inside + outside)
         operator = extra / times.operators.total()
         return HookOverhead(inside=inside, outside=outside, operator=operator)
 

@@ -421,13 +421,13 @@ def of_module_calls(
     """
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)
-    clean = seconds_of(clock, partial(chain.root, x))
+    plain = seconds_of(clock, partial(chain.root, x))
     self_seconds = timed(chain, x).self_seconds
     in_leaves = sum(
         seconds for (fqn, _), seconds in self_seconds.items() if fqn.startswith("leaves.")
     )
     in_root = sum(self_seconds.values()) - in_leaves
-    return (in_leaves - clean) / LEAVES, in_root / LEAVES
+    return (in_leaves - plain) / LEAVES, in_root / LEAVES
 
 
 @functools.cache
@@ -441,10 +441,10 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
         )
         chain = Chain()
         x = torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
-        clean = seconds_of(clock, partial(backward, chain.root(x)))
+        plain = seconds_of(clock, partial(backward, chain.root(x)))
         times = _timed(clock, chain, x, with_backward=True)["backward"]
         hooked = sum(times.self_seconds.values())
-        return HookOverhead(inside=inside, outside=outside, segment=(hooked - clean) / LEAVES)
+        return HookOverhead(inside=inside, outside=outside, segment=(hooked - plain) / LEAVES)
 
     return median_overhead(trial, trials=15)
 

@@ -1,7 +1,7 @@
 """Turn timestamps into seconds by module.
 
-A stamp names the module that runs from its mark on. The time up to the next stamp is that module's
-self time.
+A stamp names the module that begins to run at its mark. The time up to the next stamp is the self
+time of that module.
 
     stamp      root   observer   q        observer   root      end
     mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
@@ -9,10 +9,10 @@ self time.
 The code of a hook runs between two stamps, so its time is measured and left out. The time that
 torch takes to call the hook is in no stamp. This is the `HookOverhead`: it is about the same for
 every call, and a trial measures it. It is larger with cold caches and zero on a busy device, so a
-factor from 0 to 3 scales it. The rest of the difference between a hooked and a clean pass scales
-all modules equally and is reported: the time of clean passes is divided over modules in the
-proportions of the hooked passes. Kernel times from a trace are not scaled, because hooks slow down
-only the host.
+factor from 0 to 3 scales it. The rest of the difference between a hooked and an unprofiled pass
+scales all modules equally and is reported: the time of unprofiled passes is divided over modules in
+the proportions of the hooked passes. Kernel times from a trace are not scaled, because hooks slow
+down only the host.
 """
 
 import dataclasses
@@ -35,8 +35,14 @@ from lflops.timing.clock import Clock
 Stamp = tuple[Any, ModulePhase | None, str]
 """A mark, the module and phase that run from there on (`None` is the observer), and the reason."""
 
-ENTERS, SEGMENT, OPERATOR = "enters", "segment", "operator"
-"""Reasons of stamps: entering a module, a new segment of backward, counting an operator."""
+ENTERS = "enters"
+"""The reason of a stamp at which a module is entered."""
+
+SEGMENT = "segment"
+"""The reason of a stamp at which a segment of backward begins."""
+
+OPERATOR = "operator"
+"""The reason of a stamp at which an operator is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +147,8 @@ class ScaledTimes:
     """Self and inclusive seconds by module and phase, over the hooked passes.
 
     Attributes:
-        factors: For each part of a pass, the usual seconds of clean passes divided by the usual
-            seconds of hooked passes without overhead. Close to 1 means a good division.
+        factors: For each part of a pass, the usual seconds of unprofiled passes divided by the
+            usual seconds of hooked passes without overhead. Close to 1 means a good division.
         ignored: Median seconds of each ignored module, which no total includes.
     """
 
@@ -172,39 +178,39 @@ class ScaledTimes:
         )
 
 
-def scale_to_clean(
+def scale_to_unprofiled(
     hooked: Sequence[Mapping[str, PassTimes]],
-    clean: Mapping[str, float],
+    unprofiled: Mapping[str, float],
     overhead: HookOverhead,
     ignored: Collection[str] = (),
     means: Mapping[str, float] | None = None,
     *,
     kernels: Mapping[ModulePhase, float] = NONE,
 ) -> ScaledTimes:
-    """Subtract hook overhead, and scale the rest so that it adds up to the clean passes.
+    """Subtract hook overhead, and scale the rest so that it adds up to the unprofiled passes.
 
     Args:
         hooked: The parts of each hooked pass. Forward may contain time of the backward phase, if a
             gradient is computed in it.
-        clean: Usual seconds of each part of a clean pass. Other parts are not scaled.
+        unprofiled: Usual seconds of each part of an unprofiled pass. Other parts are not scaled.
         overhead: The overhead that a trial measured.
         ignored: Names of modules that are left out.
         means: Seconds of each part that the modules add up to. By default the usual seconds.
         kernels: Self seconds of each module on the device in a step, where a trace measured them.
     """
     if means is None:
-        means = clean
+        means = unprofiled
     kept: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
     left_out: list[defaultdict[str, float]] = [defaultdict(float) for _ in hooked]
     factors = {}
     for part in _parts_of(hooked):
         passes = [parts.get(part, PassTimes()) for parts in hooked]
-        is_scaled = part in clean
-        factor = _times_the_overhead(passes, clean[part], overhead) if is_scaled else 1.0
+        is_scaled = part in unprofiled
+        factor = _times_the_overhead(passes, unprofiled[part], overhead) if is_scaled else 1.0
         self_seconds = [_without_overhead(times, overhead, factor, kernels) for times in passes]
         total = _total(self_seconds)
         if is_scaled and total > 0:
-            factors[part] = clean[part] / total
+            factors[part] = unprofiled[part] / total
             _fit(self_seconds, kernels, means[part])
         for place, of_part in enumerate(self_seconds):
             for key, seconds in of_part.items():
@@ -273,13 +279,15 @@ def _fit(
             of_pass[key] *= scale
 
 
-def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: HookOverhead) -> float:
+def _times_the_overhead(
+    passes: Sequence[PassTimes], unprofiled: float, overhead: HookOverhead
+) -> float:
     """Factor of the trial's overhead that explains the extra time of the hooked passes."""
     hooked = statistics.median(sum(times.self_seconds.values()) for times in passes)
     expected = statistics.median(times.total_overhead(overhead) for times in passes)
     if expected <= 0:
         return 0.0
-    return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD)
+    return min(max((hooked - unprofiled) / expected, 0.0), MOST_OVERHEAD)
 
 
 def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
@@ -303,7 +311,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""Relative difference between hooked and clean passes above which a note reports it."""
+"""The least relative difference between hooked and unprofiled passes that a note reports."""
 
 
 def attach_module_times(
@@ -318,9 +326,9 @@ def attach_module_times(
     module-timing step as stamped. Ranks are compared by these: hooks cost the same on all ranks,
     whereas a separate factor for each rank would look like a slow rank.
     """
-    clean, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
+    unprofiled, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
     hooked_steps = [step for step in profile.steps if step.kind == "module_timing"]
-    are_waits_known = all(step.waiting is not None for step in (*clean, *hooked_steps))
+    are_waits_known = all(step.waiting is not None for step in (*unprofiled, *hooked_steps))
     waits_apart = are_waits_known and len(hooked_steps) == len(hooked)
     passes = list(hooked)
     if waits_apart:
@@ -328,7 +336,7 @@ def attach_module_times(
             passes[number] = _with_wait_apart(hooked[number], step.waiting or 0.0)
 
     known: dict[str, list[float]] = {}
-    for step in clean:
+    for step in unprofiled:
         for part, seconds in _parts(step, waits_apart=waits_apart).items():
             known.setdefault(part, []).append(seconds)
     means = {}
@@ -336,17 +344,17 @@ def attach_module_times(
     is_uncontended = bool(hooked_steps) and all(step.uncontended_phases for step in hooked_steps)
     for part, of_part in known.items():
         # A step without a part has zero seconds of it, so modules add up to the sum of all steps.
-        means[part] = sum(of_part) * scale / len(clean)
-        usual[part] = statistics.median(of_part) * len(of_part) / len(clean)
+        means[part] = sum(of_part) * scale / len(unprofiled)
+        usual[part] = statistics.median(of_part) * len(of_part) / len(unprofiled)
         if is_uncontended:
             # The time that other threads took is not in the times of the modules either.
             usual[part] = min(usual[part], _without_others(usual[part], part, hooked_steps))
 
-    times = scale_to_clean(
+    times = scale_to_unprofiled(
         passes, usual, overhead, ignored_modules(profile), means, kernels=kernels
     )
     timed = with_times(profile, times)
-    run = replace(timed.run, observer_ratio=_observer_ratio(hooked_steps, clean))
+    run = replace(timed.run, observer_ratio=_observer_ratio(hooked_steps, unprofiled))
     notes = timed.notes
     factors = dict(times.factors)
     factors.pop("waiting", None)
@@ -361,10 +369,10 @@ def ignored_modules(profile: Profile) -> set[str]:
     return {note.subject for note in notes_with("ignored", profile.notes)}
 
 
-def _observer_ratio(hooked: Sequence[Step], clean: Sequence[Step]) -> float | None:
+def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
     """Seconds of the usual module-timing step divided by those of the usual unprofiled step."""
     slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
-    fast = [step.seconds for step in clean if step.seconds]
+    fast = [step.seconds for step in unprofiled if step.seconds]
     if not slow or not fast:
         return None
     return statistics.median(slow) / statistics.median(fast)
@@ -380,7 +388,7 @@ def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
 
 
 def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
-    """Seconds of a part of a clean step without the share that other threads took.
+    """Seconds of a part of an unprofiled step without the share that other threads took.
 
     The share is taken from the hooked steps. The result is at most their usual uncontended seconds.
     """
@@ -430,7 +438,7 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 
 
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
-    """Seconds of the parts in which a clean pass is timed.
+    """Seconds of the parts in which an unprofiled pass is timed.
 
     Generation has two phases, prefill and decode, which together are forward.
     """

@@ -149,13 +149,6 @@ def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     return tuple(written)
 
 
-def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
-    """The argument of a call, which may be passed by position or by name."""
-    if position < len(args):
-        return args[position]
-    return kwargs.get(name, default)
-
-
 def has_list_argument(operator: OpOverload) -> bool:
     """Whether an argument is a list of tensors."""
     types = [str(each.type) for each in operator._schema.arguments]

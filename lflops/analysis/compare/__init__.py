@@ -1,1 +1,4 @@
-"""Compare two runs: pair their modules, compare work and times, separate changes from noise, check limits for CI."""
+"""Compare two runs.
+
+Pair their modules, compare work and times, separate changes from noise, and check limits for CI.
+"""

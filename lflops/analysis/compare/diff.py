@@ -291,7 +291,9 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Name after, or name before if it was removed."""
-        return (self.before if self.after is None else self.after) or ""
+        if self.after is not None:
+            return self.after
+        return self.before or ""
 
     @property
     def time_ratio(self) -> float | None:
@@ -357,8 +359,10 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step; `cannot tell` if its times cannot be judged, for the reason in `step.caveat`."""
-        return self.step.verdict or ("cannot tell" if self.step.caveat else None)
+        """Verdict on the step; `cannot tell` if it has times that `step.caveat` forbids to judge."""
+        if self.step.verdict is None and self.step.caveat is not None:
+            return "cannot tell"
+        return self.step.verdict
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
@@ -500,13 +504,8 @@ def _judge(
                 known.append((first, second))
     root, _ = pairs[0].times(own=False)
     modules = root.seconds if root else 0.0
-    return judge_of(
-        known,
-        modules=modules,
-        step=step.seconds if step else modules,
-        times=2 * len(known),
-        lost=lost,
-    )
+    step_seconds = step.seconds if step else modules
+    return judge_of(known, modules=modules, step=step_seconds, times=2 * len(known), lost=lost)
 
 
 def _modules(
@@ -805,7 +804,9 @@ def _grouped(
         kind, module = change
         is_work_without_matmuls = kind == "work" and not module.self_work.macs.differs
         is_by_class = kind in ("added", "removed") or is_work_without_matmuls
-        return kind, module.kind if is_by_class and module.kind else module.pattern
+        if is_by_class and module.kind:
+            return kind, module.kind
+        return kind, module.pattern
 
     sizes = Counter(module.pattern for module in diff.modules)
     for (kind, _), changes in grouped(changed, group).items():

@@ -1,4 +1,4 @@
-"""From the fetched batch to forward: copies to the device, and calls of the model before it learns."""
+"""Copies to and from the device, and calls of the model that prepare a batch."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule

@@ -6,13 +6,13 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""The share of the step above which a loop over parameters may do the waiting, to clip them."""
+"""The least share of the step in which a loop that clips parameters may do the waiting."""
 
 
 class IdleDevice(PartRule):
     """A traced device computes nothing in forward and backward: the host is too slow.
 
-    It is an issue from 10 % of the step on if the host waits for the device at least ten times per
+    At least 10 % of the step is an issue if the host waits for the device at least ten times per
     step, as `.item()` does, and not for gradient clipping.
     """
 

@@ -11,8 +11,8 @@ from lflops.profile.notes import notes_with
 class Padding(StepRule):
     """The model computes the padding of each batch as well.
 
-    The cost is the share of the padding in forward and backward. It is found from 30 % of the
-    positions on, by a mask in the batch or by equal values at the ends of its rows.
+    The cost is the share of the padding in forward and backward. It is reported if at least 30 % of
+    the positions are padding, by a mask in the batch or by equal values at the ends of its rows.
     """
 
     name = "padding"

@@ -14,6 +14,7 @@ from lflops.profile.steps import Step
 _BACKWARD_FORWARDS = 2.0
 # DeepSpeed's name of a group of experts, before its size.
 _EXPERT_GROUP = "ep_size_"
+# DeepSpeed's names of the timers.
 _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 
 
@@ -68,8 +69,8 @@ def _engine_phases(engine: Any, forwards: int) -> dict[str, float]:
     forward_timer = engine.timers(_TIMERS["forward"])
     batches = len(getattr(forward_timer, "event_timers", ())) or 1
     phases = {}
+    reset = False
     for phase, name in _TIMERS.items():
-        reset = False
         milliseconds = engine.timers(name).elapsed(reset)
         if milliseconds:
             phases[phase] = milliseconds / 1e3 * forwards / batches

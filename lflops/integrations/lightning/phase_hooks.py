@@ -65,8 +65,9 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
 }
 """Phase and stage of actions of the profiler, by the end of their names."""
 
-CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
-"""Actions that are phases of the training stage if a hook does something in them."""
+# Actions that are phases of the training stage if a hook does something in them.
+CLIP = "configure_gradient_clipping"
+BEFORE_STEP = "on_before_optimizer_step"
 
 PROFILER_METHODS = {"start", "stop", "profile"}
 """Methods of a profiler that are wrapped or replaced."""
@@ -306,7 +307,7 @@ class _Action(ContextDecorator):
 
 
 class _Shortcut(partial[Any]):
-    """A function in place of a profiler's method. Python code runs only in the function.
+    """A function that replaces a profiler's method. Python code runs only in the function.
 
     It looks like the method, and its copy or pickle is the method.
 

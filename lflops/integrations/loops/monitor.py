@@ -432,15 +432,22 @@ class LoopMonitor:
                 updates=frozenset(),
                 loader_size=partial(self.loader_size, name),
             )
+        ends_step: Callable[[], bool] = self._ends_step
+        if loop.accumulation == 1:
+            ends_step = partial(bool, 1)
+        batches_left = math.inf
+        if loop.steps is not None:
+            batches_left = loop.accumulation * loop.steps
+        updates = {"optimizer"} if loop.optimizers else set()
         return Stage(
             name=name,
             learns=True,
             listen=listen,
             log=self._phases.log,
             accumulation=partial(int, loop.accumulation),
-            ends_step=partial(bool, 1) if loop.accumulation == 1 else self._ends_step,
-            batches_left=math.inf if loop.steps is None else loop.accumulation * loop.steps,
-            updates=frozenset({"optimizer"} if loop.optimizers else ()),
+            ends_step=ends_step,
+            batches_left=batches_left,
+            updates=frozenset(updates),
             loader_size=partial(self.loader_size, name),
         )
 

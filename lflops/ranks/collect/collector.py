@@ -131,7 +131,7 @@ GOODBYE = 0.9
 # window at the same step.
 WHILE_TRAINING = 20.0
 
-# Seconds in place of the timeout after an exception, so that the process keeps what is in progress.
+# Replaces the timeout after an exception, so that the process keeps what is in progress.
 EXIT_SECONDS = 1.0
 # Seconds by which a background thread starts later: two threads that start together slow down.
 HEAD_START = 0.01

@@ -126,8 +126,9 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
     steps = _timed_steps(report)
     table = _table(profile, steps)
     times = array("f")
-    for step in (*steps, _scales(profile, steps)) if steps else ():
-        times.extend(step.get(place, 0.0) for place in table.places)
+    if steps:
+        for step in (*steps, _scales(profile, steps)):
+            times.extend(step.get(place, 0.0) for place in table.places)
     at = tuple(step.index for step in hooked[: len(steps)])
     if report.rank not in ranks_with_times(ranks, len(times) * times.itemsize):
         at = ()

@@ -94,14 +94,16 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The figures of a module are those of one rank, never sums over ranks. That rank is the leading
-    rank: the rank with the most FLOPs, or the first of several. If all ranks have the same modules,
-    all counts are from it. A module that the leading rank does not have, such as a module of
-    another pipeline stage, is copied from the rank that leads among those that have it, and is added to the
-    rows above it. These rows then contain the work of several ranks, which no clock measured
-    together, so their seconds are `None`. Modules with the same name are assumed to be the same
-    module. The facts of the run are from the leading rank too, including the samples and tokens of
-    its batch. And:
+    The figures of a module are from one rank, and never sums over ranks. This is the leading rank:
+    the rank with the most FLOPs, or the first of several. The facts of the run are from the leading
+    rank too, including the samples and tokens of its batch.
+
+    Ranks may have different modules, such as the stages of a pipeline. A module that the leading
+    rank does not have is copied from another rank, and is added to the rows above it. These rows
+    then contain the work of several ranks, which no clock measured together, so their seconds are
+    `None`. Modules with the same name are assumed to be the same module.
+
+    The other fields:
 
     * `ranks` has for each rank its MACs of forward and backward, its peak memory, and the seconds
       of its unprofiled steps. A rank that was left by an exception is `failed`, and leads only
@@ -145,7 +147,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 def _quartile_table(
     profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """Make a table of the ranks' times with quartiles in place of steps."""
+    """Make a table of the ranks' times with quartiles instead of steps."""
     times = {}
     waiting = {}
     begins: set[ModulePhase] = set()
@@ -178,6 +180,10 @@ def summary_of_rank(
     failed = profile.run.partial
     if profile.run.kind == "training":
         failed = any(notes_with("ended_early", profile.notes))
+    peak_bytes = root.peak_bytes
+    memory_bytes = None
+    if memory is not None:
+        peak_bytes = memory_bytes = memory.peak_bytes
     works = [root.work(phase) for phase in PHASES]
     seconds = [(each.seconds, each.exposed_seconds) for each in profile.communication]
     timelines = profile.timelines if rank < MOST_RANKS else ()
@@ -192,8 +198,8 @@ def summary_of_rank(
         model_macs=root.forward.macs + root.backward.macs,
         macs=sum(work.macs for work in works),
         flops=sum(work.flops for work in works),
-        peak_bytes=memory.peak_bytes if memory else root.peak_bytes,
-        memory_bytes=memory.peak_bytes if memory else None,
+        peak_bytes=peak_bytes,
+        memory_bytes=memory_bytes,
         node=node,
         coordinates=coordinates or {},
         communication_seconds=tuple(seconds),
@@ -264,10 +270,11 @@ def merged(
     whole = replace(whole, ranks=ranks, notes=_notes(kept, order, rows, ranks))
     if table is None:
         return whole
+    work = _self_work(whole.modules) if table.staged else None
     return replace(
         whole,
         rank_stats=tuple(rank_stats(table, whole.modules)),
-        rank_comparison=compare_ranks(table, _self_work(whole.modules) if table.staged else None),
+        rank_comparison=compare_ranks(table, work),
     )
 
 
@@ -430,7 +437,8 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
             f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
             " as a list or by rank"
         )
-    numbered = list(profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles))
+    items = profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles)
+    numbered = list(items)
     if not numbered:
         raise ProfileError("merge: profiles is empty: pass the profile of at least one rank")
     seen: dict[int, int] = {}

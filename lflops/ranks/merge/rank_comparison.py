@@ -3,8 +3,8 @@
 This is the evidence, step by step; `ranks.stragglers` judges it.
 
 A rank is late in an interval by its busy time beyond the median of the others. Its excess in a
-place is its time there beyond the median of the others. The others wait for the part of the excess that
-makes the rank late.
+place is its time there beyond the median of the others. The others wait for the part of the excess
+that makes the rank late.
 """
 
 import bisect

@@ -31,7 +31,7 @@ def total(parts: Iterable[Sequence[float]]) -> Steps:
 
 
 def mean_excess(seconds: Sequence[float]) -> float:
-    """Return the mean over the steps, with 0 in place of negative values."""
+    """Return the mean over the steps, with 0 instead of negative values."""
     return statistics.fmean(max(each, 0.0) for each in seconds)
 
 

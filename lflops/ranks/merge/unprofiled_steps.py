@@ -166,16 +166,9 @@ class UnprofiledSteps:
 
 def _packed(step: Step) -> bytes:
     """Pack a step into a row of `_COLUMNS`; unknown values are NaN."""
-    seconds = dict.fromkeys(_PHASES, 0.0)
-    for phase, each in step.phases.items():
-        seconds[phase if phase in seconds else "other"] += each
+    seconds = _by_column(step, step.phases)
     seconds["backward"] -= step.waiting or 0.0
     seconds[WAIT] = _or_nan(step.waiting)
-    for event in EVENTS:
-        # An event runs between batches, where nothing else takes long.
-        if event in step.marks:
-            seconds[event] = seconds["other"]
-            seconds["other"] = 0.0
     cpu = math.nan
     if step.cpu_user is not None and step.cpu_system is not None:
         cpu = step.cpu_user + step.cpu_system
@@ -188,14 +181,21 @@ def _waits_of(step: Step) -> list[float]:
     """Return how long the thread waited for a core in each phase; NaN if it is unknown."""
     if step.waited_by_phase is None:
         return [math.nan] * len(_PHASES)
-    waits = dict.fromkeys(_PHASES, 0.0)
-    for phase, seconds in step.waited_by_phase.items():
-        waits[phase if phase in waits else "other"] += seconds
+    return list(_by_column(step, step.waited_by_phase).values())
+
+
+def _by_column(step: Step, by_phase: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds by phase as seconds by `_PHASES`."""
+    seconds = dict.fromkeys(_PHASES, 0.0)
+    for phase, each in by_phase.items():
+        column = phase if phase in seconds else "other"
+        seconds[column] += each
     for event in EVENTS:
+        # An event runs between batches, where nothing else takes long.
         if event in step.marks:
-            waits[event] = waits["other"]
-            waits["other"] = 0.0
-    return list(waits.values())
+            seconds[event] = seconds["other"]
+            seconds["other"] = 0.0
+    return seconds
 
 
 def _or_nan(value: float | None) -> float:

@@ -8,6 +8,7 @@ from lflops.analysis.step_times import StepTimes
 from lflops.integrations.deepspeed.text import units
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import Profile
+from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
 
@@ -38,11 +39,13 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
         yield from _parameters(analysis.profile, tensor_parallel)
         yield from _work(analysis, tensor_parallel)
     yield from _speed(analysis, latencies)
-    per_gpu = latencies.samples_per_second
+    rate = latencies.samples_per_second
     if data_parallel is None:
-        yield "samples/second per GPU", _rounded(per_gpu)
-    else:
-        yield "samples/second", _rounded(None if per_gpu is None else per_gpu * data_parallel)
+        yield "samples/second per GPU", _rounded(rate)
+        return
+    if rate is not None:
+        rate *= data_parallel
+    yield "samples/second", _rounded(rate)
 
 
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
@@ -184,9 +187,7 @@ def _assumed_factor(profile: Profile) -> float | None:
 
 
 def _rate(flops: float | None, seconds: float | None) -> str:
-    if flops is None or not seconds:
-        return UNKNOWN
-    return units.rate(flops / seconds)
+    return units.rate(ratio(flops, seconds))
 
 
 def _integer(value: int | None) -> str:

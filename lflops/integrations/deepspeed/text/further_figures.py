@@ -10,6 +10,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace
+from lflops.profile.series import ratio
 from lflops.report.report import Report
 from lflops.report.text import counted
 
@@ -73,8 +74,7 @@ def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, s
         decode = latencies.phases.get("decode")
         forward = latencies.phases.get("forward")
         yield "decode calls", units.count(calls)
-        of_one_call = decode / calls if decode and calls else None
-        yield "decode latency of one call", units.duration(of_one_call)
+        yield "decode latency of one call", units.duration(ratio(decode, calls))
         if samples and decode and forward:
             yield "decode tokens/second per GPU", f"{calls * samples / decode:.2f}"
             yield "tokens/second per GPU", f"{(calls + 1) * samples / forward:.2f}"
@@ -83,8 +83,7 @@ def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, s
 def _part_of_generation(
     part: str, values: Mapping[str, int | float | str], latencies: StepTimes
 ) -> Iterator[tuple[str, str]]:
-    seconds = latencies.phases.get(part)
-    rate = float(values[f"{part}_flops"]) / seconds if seconds else None
+    rate = ratio(float(values[f"{part}_flops"]), latencies.phases.get(part))
     yield f"{part} MACs per GPU", units.count(float(values[f"{part}_macs"]))
     yield f"{part} FLOPS per GPU", short_units.rate(rate)
 
@@ -141,7 +140,8 @@ def _remarks(report: Report) -> Iterator[tuple[str, str]]:
     for fact in report.remarks:
         if fact.name in _SHOWN_ELSEWHERE:
             continue
-        yield "" if fact.label == above else fact.label, plain(fact.said)
+        label = "" if fact.label == above else fact.label
+        yield label, plain(fact.said)
         above = fact.label or above
 
 

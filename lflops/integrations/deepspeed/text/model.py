@@ -6,12 +6,16 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import ModuleRow, numbered, tree, walk
 from lflops.integrations.deepspeed.text import units
 from lflops.profile.module_names import plain
+from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
-_LEGEND = """\
-Behind a module's name: its params, MACs and fwd latency, each with its share of the whole model's; its fwd FLOPS; what torch prints of it.
-The modules below it are included. What is left beyond their sum is the module's own: functions that its forward calls itself.
-Parameters that modules share are counted in the first of them."""
+_LEGEND = (
+    "Behind a module's name: its params, MACs and fwd latency, each with its share of the whole "
+    "model's; its fwd FLOPS; what torch prints of it.\n"
+    "The modules below it are included. What is left beyond their sum is the module's own: "
+    "functions that its forward calls itself.\n"
+    "Parameters that modules share are counted in the first of them."
+)
 
 _FOLDED = (
     "12 x: the figures are those of one of 12 modules with the same counts, its latency their mean."
@@ -79,7 +83,8 @@ def _figures(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
     yield f"{units.params(parameters)} = {parameters_share} Params"
     yield f"{units.macs(macs)} = {macs_share} MACs"
     yield f"{units.duration(seconds)} = {seconds_share} latency"
-    yield units.rate(module.forward.flops / seconds) if seconds else f"{UNKNOWN} FLOPS"
+    rate = ratio(module.forward.flops, seconds)
+    yield f"{UNKNOWN} FLOPS" if rate is None else units.rate(rate)
     if module.owner is not None:
         yield f"shares {plain(module.owner) or 'the model itself'}"
     if module.compiled:

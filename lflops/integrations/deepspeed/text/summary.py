@@ -18,11 +18,15 @@ from lflops.integrations.deepspeed.text.module_classes import aggregated
 from lflops.report.report import report_of
 from lflops.report.verdict import verdict_lines
 
-_NOTATIONS = """\
-Notations:
-dp: data parallel, mp: model parallel; params: parameters, shared ones once; MACs: multiply-accumulates of contractions;
-flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the mean over the unprofiled steps;
-fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; iter: a whole step, the wait for data in it"""
+_NOTATIONS = (
+    "Notations:\n"
+    "dp: data parallel, mp: model parallel; params: parameters, shared ones once; "
+    "MACs: multiply-accumulates of contractions;\n"
+    "flops: 2 for each MAC, and the pointwise and other work: a count; "
+    "FLOPS: flops a second; latency: the mean over the unprofiled steps;\n"
+    "fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; "
+    "iter: a whole step, the wait for data in it"
+)
 
 
 def summary(
@@ -51,27 +55,30 @@ def summary(
     latencies = _latencies(analysis)
     report = report_of(analysis)
     parts = [
-        "-------------------------- lflops Flops Profiler --------------------------",
+        _heading("lflops Flops Profiler", 26),
         "Profile Summary:" if step is None else f"Profile Summary at step {step}:",
-        f"{_NOTATIONS}\n",
+        _NOTATIONS,
+        "",
         *_lines(figure_lines(analysis, latencies)),
-        "\n------------------------------ Further Figures per GPU ------------------------------",
+        "",
+        _heading("Further Figures per GPU", 30),
         *_lines(further_lines(analysis, report, latencies)),
-        "\n----------------------------- Aggregated Profile per GPU -----------------------------",
+        "",
+        _heading("Aggregated Profile per GPU", 29),
         aggregated(analysis.profile, module_depth=module_depth, top_modules=top_modules),
     ]
     if detailed:
-        parts += [
-            "\n------------------------------ Detailed Profile per GPU ------------------------------",
-            model_text(analysis, fold=fold),
-        ]
+        parts += ["", _heading("Detailed Profile per GPU", 30), model_text(analysis, fold=fold)]
     if report.verdict.why:
-        parts += [
-            "\n----------------------------- Where the Step's Time Went -----------------------------",
-            *_lines(verdict_lines(report.verdict)),
-        ]
+        parts += ["", _heading("Where the Step's Time Went", 29)]
+        parts += _lines(verdict_lines(report.verdict))
     parts.append("-" * 78)
     return "\n".join(parts)
+
+
+def _heading(title: str, dashes: int) -> str:
+    rule = "-" * dashes
+    return f"{rule} {title} {rule}"
 
 
 def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:

@@ -6,6 +6,7 @@ are in billions, `B`. An unknown value is a dash, and no value other than 0 read
 
 from functools import partial
 
+from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
@@ -49,9 +50,8 @@ duration = partial(number, unit="s")
 
 def percent(part: float | None, total: float | None) -> str:
     """A part of a total, such as `0.31%`; unknown if the total is 0."""
-    if part is None or not total:
-        return f"{UNKNOWN}%"
-    return f"{_short(100 * part / total)}%"
+    share = ratio(part, total)
+    return f"{UNKNOWN}%" if share is None else f"{_short(100 * share)}%"
 
 
 def _short(value: float) -> str:

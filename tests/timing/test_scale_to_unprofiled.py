@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from lflops.profile.records import ModulePhase, TimingStats
-from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, scale_to_clean
+from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, scale_to_unprofiled
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
 ROOT_BACK, Q_BACK = ModulePhase("", "backward"), ModulePhase("q", "backward")
@@ -31,7 +31,7 @@ def medians(spreads: Mapping[ModulePhase, TimingStats]) -> dict[ModulePhase, flo
 
 def test_what_adds_up_to_the_clean_pass_is_left_as_it_is() -> None:
     """4 s and 6 s of a clean pass of 10 s."""
-    divided = scale_to_clean([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD)
+    divided = scale_to_unprofiled([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD)
     assert {ROOT: 4, Q: 6} == medians(divided.self_seconds)
     assert {ROOT: 10, Q: 6} == medians(divided.inclusive)
     assert {"forward": 1} == divided.factors
@@ -39,7 +39,7 @@ def test_what_adds_up_to_the_clean_pass_is_left_as_it_is() -> None:
 
 def test_what_no_overhead_explains_scales_all_places_alike() -> None:
     """A hooked pass of 10 s for a clean one of 5 s."""
-    divided = scale_to_clean([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 5}, NO_OVERHEAD)
+    divided = scale_to_unprofiled([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 5}, NO_OVERHEAD)
     assert {ROOT: 2, Q: 3} == medians(divided.self_seconds)
     assert {"forward": 0.5} == divided.factors
 
@@ -49,7 +49,7 @@ def test_a_mean_above_the_usual_pass_is_no_fault_of_the_division() -> None:
 
     Modules add up to that, and the hooked pass is like the usual one.
     """
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         [{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD, means={"forward": 20}
     )
     assert {ROOT: 8, Q: 12} == medians(divided.self_seconds)
@@ -59,7 +59,7 @@ def test_a_mean_above_the_usual_pass_is_no_fault_of_the_division() -> None:
 def times_the_overhead(clean: float) -> tuple[dict[ModulePhase, float], float]:
     """100 s in 10 calls of q by the root, of which the trial's overhead is 10 + 10 s, beside a clean pass; the seconds, and the factor."""
     hooked = lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         [{"forward": hooked}], {"forward": clean}, HookOverhead(inside=1, outside=1)
     )
     return medians(divided.self_seconds), divided.factors["forward"]
@@ -85,7 +85,7 @@ def test_the_overhead_is_never_less_than_nothing() -> None:
 def test_nobody_owes_more_overhead_than_they_have() -> None:
     """Q has 1 s and is owed 10: it has none then, and the rest is scaled to the clean pass."""
     hooked = lap({ROOT: 19, Q: 1}, called={Q: 10})
-    divided = scale_to_clean([{"forward": hooked}], {"forward": 10}, HookOverhead(inside=1))
+    divided = scale_to_unprofiled([{"forward": hooked}], {"forward": 10}, HookOverhead(inside=1))
     assert {ROOT: 10, Q: 0} == medians(divided.self_seconds)
     assert {"forward": 10 / 19} == divided.factors
 
@@ -97,7 +97,7 @@ def test_each_part_is_fitted_to_its_own_clean_time() -> None:
         "forward": lap({ROOT: 2, Q: 6}),
         "backward": lap({ROOT_BACK: 1, Q_BACK: 4, recompute: 3}),
     }
-    divided = scale_to_clean([parts], {"forward": 4, "backward": 8}, NO_OVERHEAD)
+    divided = scale_to_unprofiled([parts], {"forward": 4, "backward": 8}, NO_OVERHEAD)
     assert {ROOT: 1, Q: 3, ROOT_BACK: 1, Q_BACK: 4, recompute: 3} == medians(divided.self_seconds)
     assert {"forward": 0.5, "backward": 1} == divided.factors
 
@@ -108,14 +108,14 @@ def test_a_gradient_that_forward_takes_is_in_the_time_of_forward() -> None:
     Both fit the clean 10 s, and what goes backward later is another part.
     """
     parts = {"forward": lap({ROOT: 4, Q_BACK: 6}), "backward": lap({Q_BACK: 10})}
-    divided = scale_to_clean([parts], {"forward": 10, "backward": 5}, NO_OVERHEAD)
+    divided = scale_to_unprofiled([parts], {"forward": 10, "backward": 5}, NO_OVERHEAD)
     assert {ROOT: 4, Q_BACK: 6 + 5} == medians(divided.self_seconds)
     assert {"forward": 1, "backward": 0.5} == divided.factors
 
 
 def test_without_a_clean_pass_the_trials_overhead_is_taken_off_once() -> None:
     """And nothing is scaled."""
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         [{"": lap({ROOT: 40, Q: 60}, called={Q: 10})}], {}, HookOverhead(inside=1)
     )
     assert {ROOT: 40, Q: 50} == medians(divided.self_seconds)
@@ -127,7 +127,7 @@ def test_the_median_pass_is_the_one_that_fits() -> None:
 
     All are halved, and the spread is that of the halves.
     """
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         [{"forward": lap({Q: seconds})} for seconds in (8, 10, 12)], {"forward": 5}, NO_OVERHEAD
     )
     assert {"forward": 0.5} == divided.factors
@@ -144,7 +144,7 @@ def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
         {"forward": lap({ROOT: 3})},
         {"forward": lap({ROOT: 3})},
     ]
-    divided = scale_to_clean(laps, {"forward": 3}, NO_OVERHEAD)
+    divided = scale_to_unprofiled(laps, {"forward": 3}, NO_OVERHEAD)
     assert (pytest.approx(6 / 11), 1) == (divided.self_seconds[K].median, divided.self_seconds[K].n)
     assert (pytest.approx(27 / 11), 3) == (
         divided.self_seconds[ROOT].median,
@@ -156,14 +156,16 @@ def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
 def test_what_is_ignored_is_fitted_and_then_left_out() -> None:
     """It is in no row above either, and its seconds in all phases are told apart."""
     parts = {"forward": lap({ROOT: 4, Q: 6}), "backward": lap({ROOT_BACK: 1, Q_BACK: 2})}
-    divided = scale_to_clean([parts], {"forward": 5, "backward": 3}, NO_OVERHEAD, ignored={"q"})
+    divided = scale_to_unprofiled(
+        [parts], {"forward": 5, "backward": 3}, NO_OVERHEAD, ignored={"q"}
+    )
     assert {ROOT: 2, ROOT_BACK: 1} == medians(divided.self_seconds) == medians(divided.inclusive)
     assert {"q": 3 + 2} == divided.ignored
 
 
 def test_passes_in_which_nothing_was_stamped_fit_nothing() -> None:
     """There is no factor that would make 5 s of them."""
-    divided = scale_to_clean([{"forward": lap({ROOT: 0})}], {"forward": 5}, NO_OVERHEAD)
+    divided = scale_to_unprofiled([{"forward": lap({ROOT: 0})}], {"forward": 5}, NO_OVERHEAD)
     assert ({ROOT: 0}, {}) == (medians(divided.self_seconds), divided.factors)
 
 
@@ -176,11 +178,11 @@ def test_a_module_takes_no_less_than_its_kernels() -> None:
     kernels.
     """
     hooked, kernels = [{"forward": lap({ROOT: 4, Q: 8})}], {ROOT: 1.0, Q: 6.0}
-    divided = scale_to_clean(hooked, {"forward": 9}, NO_OVERHEAD, kernels=kernels)
+    divided = scale_to_unprofiled(hooked, {"forward": 9}, NO_OVERHEAD, kernels=kernels)
     assert pytest.approx({ROOT: 1 + 0.4 * 3, Q: 6 + 0.4 * 2}) == medians(divided.self_seconds)
     assert {"forward": 9 / 12} == divided.factors
     assert pytest.approx({ROOT: 1.6, Q: 6.4}) == medians(
-        scale_to_clean(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
+        scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
     )
 
 
@@ -190,7 +192,7 @@ def test_what_hooks_cost_is_not_taken_from_kernels() -> None:
     Of the clean 80 s 25 s are left for the root.
     """
     hooked = [{"forward": lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})}]
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         hooked, {"forward": 80}, HookOverhead(inside=1, outside=1), kernels={Q: 55.0}
     )
     assert pytest.approx({ROOT: 25, Q: 55}) == medians(divided.self_seconds)
@@ -203,10 +205,10 @@ def test_a_pass_that_is_all_kernels_is_divided_as_they_are() -> None:
     """
     hooked, kernels = [{"forward": lap({ROOT: 9, Q: 6})}], {ROOT: 3.0, Q: 5.0}
     assert {ROOT: 3, Q: 5} == medians(
-        scale_to_clean(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
+        scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
     )
     assert {ROOT: 2.25, Q: 3.75} == medians(
-        scale_to_clean(hooked, {"forward": 6}, NO_OVERHEAD, kernels=kernels).self_seconds
+        scale_to_unprofiled(hooked, {"forward": 6}, NO_OVERHEAD, kernels=kernels).self_seconds
     )
 
 
@@ -215,7 +217,7 @@ def test_kernels_that_overlap_with_others_are_no_more_than_the_stream_was_busy()
 
     These 4 s stay, and of q's 6 s those that are left.
     """
-    divided = scale_to_clean(
+    divided = scale_to_unprofiled(
         [{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 7}, NO_OVERHEAD, kernels={ROOT: 20.0}
     )
     assert {ROOT: 4, Q: 3} == medians(divided.self_seconds)
