@@ -67,6 +67,11 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
         return file.read(size or SMALL)
 
 
+def path_text(path: str | PathLike[str]) -> str:
+    """Return the text of a path for a file. Bytes that are not UTF-8 are replaced."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 class InflatedFile:
     """A regular file, decompressed while it is read if gzip compressed it."""
 
