@@ -24,7 +24,7 @@ SMALL = 1 << 20
 """Most bytes of a table or a configuration, and of a file of the operating system."""
 
 MOST_INFLATED = 1 << 25
-INFLATED_RATIO = 40
+INFLATED_RATIO = 100
 """A compressed file may contain `MOST_INFLATED` bytes, or this many times its size."""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
