@@ -81,7 +81,8 @@ def _read(numbers: range, seed: int, readers: dict[str, Reader], writing: int) -
         for number in numbers:
             name, content = content_of(number, seed, readers)
             found = [
-                f"{each.command}: {each.what}" for each in read_all(readers[name], content, folder)
+                f"{each.command}: {each.what[:100]} … {each.what[-100:]}"
+                for each in read_all(readers[name], content, folder)
             ]
             pipe.write(f"{number} {'; '.join(found)}".replace("\n", " ") + "\n")
     shutil.rmtree(folder, ignore_errors=True)

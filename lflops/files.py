@@ -24,7 +24,7 @@ SMALL = 1 << 20
 """Maximum number of bytes of a table or a configuration, and of a file of the operating system."""
 
 MOST_INFLATED = 1 << 25
-INFLATED_RATIO = 40
+INFLATED_RATIO = 100
 """A compressed file may contain `MOST_INFLATED` bytes, or this many times its size."""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
@@ -65,6 +65,11 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
             raise _error(errno.EFBIG, f"has {size} bytes; at most {most} are read", path)
         # Files of the operating system have no size.
         return file.read(size or SMALL)
+
+
+def path_text(path: str | PathLike[str]) -> str:
+    """Return the text of a path for a file. Bytes that are not UTF-8 are replaced."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 class InflatedFile:

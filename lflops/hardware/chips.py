@@ -69,7 +69,7 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
         table = tomllib.loads(read(path).decode())
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # Invalid TOML, or invalid UTF-8.
         raise HardwareError(f"{path}: is no TOML file: {error}") from error
     rows: list[tuple[str, dict[str, Any]]] = []

@@ -12,13 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lflops.errors import ProfileError
 from lflops.files import open_for_append, read, write_whole
-from lflops.ledger.account import Ledger, SlowStep, Span, Start, StepGroup, in_pairs
+from lflops.ledger.account import (
+    CATEGORIES,
+    CAUSES,
+    Ledger,
+    SlowStep,
+    Span,
+    Start,
+    StepGroup,
+    in_pairs,
+)
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
@@ -46,6 +56,14 @@ It allows three seconds in the last minutes, and half an hour for yesterday.
 LARGEST_FILE = 1 << 24
 
 
+Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+"""A number of nanoseconds, steps or bytes. A larger one would not fit into a float."""
+
+
+MOST_STEPS = 2**53
+"""No run has as many steps: a larger number would not fit into a float."""
+
+
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
     """The first line of a file.
 
@@ -54,10 +72,10 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
         pid: Number of the process.
     """
 
-    begin: int
-    rank: int
-    ranks: int
-    pid: int
+    begin: Number
+    rank: Number
+    ranks: Number
+    pid: Number
     version: int = VERSION
 
 
@@ -76,13 +94,13 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         ended: How the run ended, in the row that ends it.
     """
 
-    end: int
-    spent: dict[str, int]
-    open: dict[str, int] = {}
-    step: int | None = None
-    first: int | None = None
-    memory: int | None = None
-    durations: dict[int, int] = {}
+    end: Number
+    spent: dict[str, Number]
+    open: dict[str, Number] = {}
+    step: Number | None = None
+    first: Number | None = None
+    memory: Number | None = None
+    durations: dict[int, Number] = {}
     ended: str | None = None
 
 
@@ -208,10 +226,26 @@ def read_segment(path: Path) -> Segment | None:
     return Segment(head, path, rows, slow, groups)
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
-    for line in lines:
-        with suppress(msgspec.DecodeError, RecursionError):
-            yield msgspec.json.decode(line, type=Line)
+def _decoded(lines: Iterable[bytes]) -> Iterator[Line]:
+    for text in lines:
+        with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            line: Line = msgspec.json.decode(text, type=Line)
+            if _is_known(line):
+                yield line
+
+
+def _is_known(line: Line) -> bool:
+    """Whether all categories and causes of a line are of this version, and its numbers possible."""
+    if isinstance(line, SlowStep):
+        return line.cause in CAUSES
+    if isinstance(line, StepGroup):
+        return max(abs(line.first), abs(line.last), abs(line.steps)) < MOST_STEPS
+    if isinstance(line, Row):
+        for category in (*line.spent, *line.open):
+            group, _, cause = category.partition("/")
+            if group not in CATEGORIES or (group == "slow" and cause not in CAUSES):
+                return False
+    return True
 
 
 CLOCKS_DIFFER = 1_000_000_000

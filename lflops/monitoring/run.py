@@ -5,6 +5,7 @@ Everything that a training loop calls goes through the run's error guard.
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -600,6 +601,18 @@ class MonitoredRun:
                 f"{type(error).__name__}: {error}"
             )
 
+    def leave_to_parent(self) -> None:
+        """Do nothing more for this run, because this process was forked during it."""
+        self._failed = True
+        # What is installed stays: it may belong to threads that do not exist here.
+        self.cleanup = CleanupStack()
+        self._release_training()
+        self._read_training = None
+        self._requests = None
+        self._ledger = None
+        self._history = None
+        self.sessions.update(dict.fromkeys(STAGES))
+
     def remove(self) -> None:
         """Remove every hook, wrapper and mode of this run. Can be called repeatedly."""
         parts: list[Callable[[], object]] = []
@@ -616,6 +629,14 @@ class MonitoredRun:
         ]
         call_each(parts)
 
+
+def _leave_to_parent() -> None:
+    for run in tuple(OPEN):
+        run.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 # stands in before a run is set up, and does nothing, as a run that was interrupted
 NO_RUN = MonitoredRun(Settings(hardware=None))

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
+from lflops.files import path_text
 from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
@@ -598,7 +599,7 @@ class Session:
             return profile
         rank = self._training.rank
         trace = paths.trace(profile.run, recording.path.name)
-        files = {} if recording.raw is None else {str(rank): str(trace)}
+        files = {} if recording.raw is None else {str(rank): path_text(trace)}
         profile = with_trace(profile, recording, files)
         if recording.raw is None:
             return profile

@@ -34,6 +34,16 @@ PARTLY = 3
 LONGEST = 60.0
 """Maximum number of seconds that the end of a training run waits for an annotated trace."""
 
+_DAMAGED = (
+    ArithmeticError,
+    OSError,
+    ProfileError,
+    RecursionError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""Errors from files that are damaged, or that cannot be read or written."""
+
 _PROGRAM = f"""
 import os, sys
 sys.path[:] = sys.argv.pop(1).split(os.pathsep)
@@ -157,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
         calls = msgspec.json.decode(read(calls_file, LARGEST_RAW), type=RecordedCalls)
         profile = load(arguments[3]) if len(arguments) > 3 else None
         left_out = annotate(trace, calls, into, profile=profile)
-    except (ProfileError, msgspec.MsgspecError, OSError) as error:
+    except _DAMAGED as error:
         failure = error
         status = FAILED
         pack(trace, into)

@@ -53,15 +53,15 @@ def launches_in(log: str) -> list[Launch]:
     lines = log.splitlines()
     for start, line in enumerate(lines):
         if line.startswith('"') and '"Kernel Name"' in line:
-            return _launches_in_csv(lines[start:])
+            try:
+                return _launches_in_csv(lines[start:])
+            except (csv.Error, KeyError) as error:
+                raise ProfileError(f"has a damaged table: {error}") from None
     return _launches_in_text(lines)
 
 
 def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
-    try:
-        heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
-    except csv.Error as error:
-        raise ProfileError(f"has damaged CSV: {error}") from None
+    heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
     named = []
     for row in rows:
         if len(row) == len(heading):

@@ -283,7 +283,10 @@ class Replay:
 
     def _read(self, moment: int, number: int, key: int, event: str | nn.Module) -> None:
         self._continues_run = False
-        if event == LEAVE:
+        # A module may define equality, so it is not compared.
+        if isinstance(event, nn.Module):
+            self._enter(moment, key, event)
+        elif event == LEAVE:
             self._end(self._frames.cut(key), moment)
         elif event == STEP:
             open_frames = self._frames

@@ -273,6 +273,12 @@ class Tracer:
         """Stop without a recording. Calling it twice is harmless."""
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
+    def leave_to_parent(self) -> None:
+        """Do nothing more for this recording, because this process was forked during it."""
+        self._recording.discard(self)
+        self._step = None
+        self._profile = None
+
     def _is_free(self) -> bool:
         try:
             if self.refusal is None and other_profiler_runs():
@@ -517,11 +523,9 @@ def _end_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Clear the lists of recordings and files in a forked child: they belong to the parent.
-
-    Kineto's threads do not exist in the child.
-    """
-    Tracer._recording.clear()  # noqa: SLF001 - same file
+    """Leave recordings and files to the parent. In the child, Kineto's threads do not exist."""
+    for each in tuple(Tracer._recording):  # noqa: SLF001 - same file
+        each.leave_to_parent()
     UNANNOTATED.clear()
 
 
