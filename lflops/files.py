@@ -1,26 +1,255 @@
-"""Files that are written completely or not at all."""
+"""Open, read and write files that anyone may have prepared, in folders that others may share.
 
+Reading never waits for a pipe, and never uses more memory than the caller allows. A file is written
+completely or not at all, and never through a link. No other module of lflops opens a file.
+"""
+
+import errno
+import gzip
 import os
-import secrets
-from contextlib import suppress
+import platform
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
+from typing import BinaryIO, Self
+
+GZIP = b"\x1f\x8b"
+"""First bytes of a file that gzip compressed."""
+
+SMALL = 1 << 20
+"""Maximum number of bytes of a table or a configuration, and of a file of the operating system."""
+
+MOST_INFLATED = 1 << 25
+INFLATED_RATIO = 40
+"""A compressed file may contain `MOST_INFLATED` bytes, or this many times its size."""
+
+_NOT_REGULAR = "is a folder, a pipe or a device"
+
+
+def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryIO:
+    """Open a regular file for reading, without waiting.
+
+    Raises:
+        OSError: The file cannot be opened, or it is a folder, a pipe or a device.
+    """
+    # Opening a device can have an effect, so its kind is checked before.
+    _check_regular(Path(path).stat(), path)
+    number = os.open(path, _flags("O_RDONLY", "" if follow_link else "O_NOFOLLOW"))
+    try:
+        # Another file may have taken its place.
+        _check_regular(os.fstat(number), path)
+    except BaseException:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
+
+
+def size_of(file: BinaryIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
+    """Read a whole regular file of at most this many bytes.
+
+    Raises:
+        OSError: The file cannot be read, is not a regular file, or is larger.
+    """
+    with open_file(path) as file:
+        size = size_of(file)
+        if size > most:
+            raise _error(errno.EFBIG, f"has {size} bytes; at most {most} are read", path)
+        # Files of the operating system have no size.
+        return file.read(size or SMALL)
+
+
+class InflatedFile:
+    """A regular file, decompressed while it is read if gzip compressed it."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = path
+        self._raw = open_file(path)
+        self._left = max(MOST_INFLATED, INFLATED_RATIO * size_of(self._raw))
+        is_compressed = self._raw.read(len(GZIP)) == GZIP
+        self._raw.seek(0)
+        self._file = gzip.GzipFile(fileobj=self._raw) if is_compressed else self._raw
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+    def read(self, size: int) -> bytes:
+        """Read at most this many decompressed bytes.
+
+        Raises:
+            OSError: The file is damaged, or it contains far more than its size allows.
+        """
+        try:
+            content = self._file.read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _error(errno.EIO, str(error), self._path) from error
+        self._left -= len(content)
+        if self._left < 0:
+            message = f"is compressed more than {INFLATED_RATIO} times: decompress it first"
+            raise _error(errno.EFBIG, message, self._path)
+        return content
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a file under a temporary name, and rename it when it is complete.
+    """Write a file as `replacing` does. `lasting` waits until the disk has the content."""
+    with replacing(path) as file:
+        file.write(content)
+        if lasting:
+            file.flush()
+            os.fsync(file.fileno())
 
-    A symbolic link stays a link. `lasting` waits until the disk has the content.
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that takes its place under `path` when it is complete.
+
+    A link at this place is replaced, and the file that it points to stays as it is. The permissions
+    of a file that this user replaces stay.
+
+    Raises:
+        OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
     """
-    path = path.resolve()
-    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
+    permissions = _permissions(path)
+    temporary = temporary_path(path.parent, ".tmp")
+    flags = _flags("O_WRONLY", "O_CREAT", "O_EXCL")
+    number = os.open(temporary, flags, 0o666 if permissions is None else permissions)
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
+        with os.fdopen(number, "wb") as file:
+            if permissions is not None:
+                temporary.chmod(permissions)
+            yield file
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def temporary_path(folder: Path, ending: str) -> Path:
+    """A new name for a file of this process, which `remove_leftovers` removes after a crash."""
+    return folder / f"{_temporary_prefix()}{os.getpid()}-{os.urandom(8).hex()}{ending}"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes of this machine that have ended."""
+    prefix = _temporary_prefix()
+    with suppress(OSError):
+        for path in folder.iterdir():
+            process = path.name.removeprefix(prefix).partition("-")[0]
+            if path.name.startswith(prefix) and process.isdecimal() and not _is_running(process):
+                path.unlink(missing_ok=True)
+
+
+def _temporary_prefix() -> str:
+    # The processes of other machines, which may share the folder, are unknown.
+    return f".lflops-{platform.node()}-"
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        # It belongs to another user.
+        return True
+    return True
+
+
+def open_for_append(path: Path, *, new: bool) -> int:
+    """Open a file for appending, which must be `new` or a regular file.
+
+    Raises:
+        OSError: The file cannot be opened, is a link, or there is one although it should be new.
+    """
+    created = ("O_CREAT", "O_EXCL") if new else ()
+    number = os.open(path, _flags("O_WRONLY", "O_APPEND", "O_NOFOLLOW", *created), 0o666)
+    try:
+        _check_regular(os.fstat(number), path)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+@contextmanager
+def folder_opened(folder: Path) -> Iterator[Path]:
+    """Give a folder another path, of ASCII only, for code that cannot read its own.
+
+    On systems without `/proc`, it is the path of the folder.
+    """
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        other = Path(f"/proc/self/fd/{number}")
+        yield other if other.exists() else folder
+    finally:
+        os.close(number)
+
+
+def open_lock(path: Path) -> int:
+    """Open a file that `lock` locks. It is created for this user alone, and is no link.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    return os.open(path, _flags("O_RDWR", "O_CREAT", "O_NOFOLLOW"), 0o600)
+
+
+def lock(file: int) -> bool:
+    """Lock an open file without waiting. Returns whether no other process has locked it.
+
+    On Windows, nothing is locked.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_device(path: Path) -> BinaryIO:
+    """Open a device or a pipe that the user chose as the place of an output."""
+    return path.open("wb", buffering=0)
+
+
+def _permissions(path: Path) -> int | None:
+    """Permissions of a file that is replaced, or `None` for a new file."""
+    with suppress(FileNotFoundError):
+        _check_regular(path.stat(), path)
+        before = path.lstat()
+        is_own = not hasattr(os, "getuid") or before.st_uid == os.getuid()
+        if stat.S_ISREG(before.st_mode) and is_own:
+            return stat.S_IMODE(before.st_mode) & 0o777
+    return None
+
+
+def _flags(*names: str) -> int:
+    """Combine flags for `os.open`. Flags that a system does not have are left out."""
+    flags = 0
+    for name in (*names, "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    return flags
+
+
+def _check_regular(status: os.stat_result, path: str | PathLike[str]) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _error(errno.EINVAL, _NOT_REGULAR, path)
+
+
+def _error(number: int, message: str, path: str | PathLike[str]) -> OSError:
+    return OSError(number, message, os.fspath(path))

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,6 +11,7 @@ import yaml
 
 from tests.support.repository import ROOT
 
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -72,3 +74,23 @@ def test_the_forms_ask_for_the_version_and_the_profile() -> None:
         assert "lflops --version" == asked["version"]["attributes"]["label"]
         assert asked["version"]["validations"]["required"]
         assert "profile.json" in asked["profile"]["attributes"]["description"]
+
+
+def unpinned(workflow: str) -> list[str]:
+    """Actions that are not named by a commit, with the version as a comment."""
+    used = re.findall(r"uses: (.*)", workflow)
+    return [each for each in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_to_commits(workflow: Path) -> None:
+    """A tag can be moved to other code. One action is pinned before the first release."""
+    found = [each for each in unpinned(workflow.read_text("utf-8")) if "gh-action-pypi" not in each]
+    assert [] == found
+
+
+def test_an_action_by_its_tag_is_found() -> None:
+    """The check above can fail."""
+    commit = "a" * 40
+    text = f"- uses: a/b@v4\n- uses: a/c@{commit}\n- uses: a/d@{commit} # v1.2.3\n"
+    assert ["a/b@v4", f"a/c@{commit}"] == unpinned(text)

@@ -22,6 +22,7 @@ PUBLIC = [
     "HardwareError",
     "Ledger",
     "LflopsError",
+    "LightningProfiler",
     "Profile",
     "ProfileError",
     "Schedule",

@@ -10,6 +10,7 @@ from lflops.analysis.analysis import analyze
 from lflops.cli.output import UsageError, draw, name_file, write_json, write_lines
 from lflops.errors import HardwareError
 from lflops.extras import needed
+from lflops.files import write_whole
 from lflops.hardware.chips import Hardware, check_new, chips, lookup, named, save, unknown
 from lflops.profile.json_file import load
 from lflops.report.terminal.hardware import figures, listing
@@ -201,7 +202,7 @@ def selftest(
     from lflops.selftest import self_test
 
     result = self_test(device)
-    output.write_bytes(json.format(json.encode(result)) + b"\n")
+    write_whole(output, json.format(json.encode(result)) + b"\n")
     lines = [f"{result.device_name} ({result.device}), torch {result.torch}"]
     for check in result.checks:
         lines.append(f"  {check.name:<16}{_RESULTS[check.passed]:<13}{check.found}")

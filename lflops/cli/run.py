@@ -7,15 +7,17 @@ import time
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
-from lflops.report.ledger import ledger_lines
-from lflops.report.payload.payload import ledger_shown
+from lflops.report.ledger import headline, ledger_lines
+from lflops.report.payload.payload import run_shown
 
 
 def run(
@@ -68,7 +70,8 @@ def _settings(folder: Path | None) -> str | None:
     if folder is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path("lflops_runs", name)
-    dirpath = f"dirpath={folder.absolute()}"
+    # Commas separate settings, and spaces around a value are dropped.
+    dirpath = f"dirpath={quote(os.fsencode(folder.absolute()))}"
     return f"{settings},{dirpath}" if settings else dirpath
 
 
@@ -104,8 +107,8 @@ def ledger(
     if as_json:
         write_json(account)
     elif page is not None:
-        shown = ledger_shown(account)
-        write(page_of_data(f"Run: {shown.title}", shown, "entry/ledger"), page)
+        shown = run_shown(None, account)
+        write(page_of_data(f"Run: {headline(account)}", shown, "entry/ledger"), page)
         typer.echo(page)
     else:
         write_lines(ledger_lines(account))
@@ -128,5 +131,5 @@ def window(
     if ended != "running":
         raise UsageError(f"{running}: this run has ended: {ended}")
     folder = newest_file(running).parent
-    (folder / REQUEST).touch()
+    write_whole(folder / REQUEST, b"")
     write_lines([f"requested a window: its profile will be written to {folder}"])

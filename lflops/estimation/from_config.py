@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 from lflops.estimation.fake_tensors import Answers
+from lflops.files import read
 
 BY_NAME = "hf:"
 """Prefix of the name of a model in transformers' cache."""
@@ -40,7 +41,7 @@ The loss is `None` if it depends on values.
 """
 
 DEEPEST = 10_000
-"""Most layers. Each takes milliseconds to build and to run, so a deeper model seems to hang."""
+"""Maximum number of layers. A deeper model takes so long to build and to run that it seems to hang."""
 
 ONE_LABEL = (
     "ForImageClassification",
@@ -198,7 +199,7 @@ def _processor_size(target: str) -> tuple[int, int] | None:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return None
-    size: Any = json.loads(path.read_text()).get("size")
+    size: Any = json.loads(read(path)).get("size")
     if isinstance(size, Mapping):
         shortest = size.get("shortest_edge")
         return size.get("height", shortest), size.get("width", size.get("longest_edge", shortest))
@@ -218,6 +219,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
             f"{target}: no such file: give a config.json, its folder, "
             f"or {BY_NAME} and a name in transformers' cache"
         )
+    _check_file(Path(name))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -237,6 +239,17 @@ def _config(target: str, *, remote_code: bool) -> Any:
         if hasattr(config, name):
             setattr(config, name, 0.0)
     return config
+
+
+def _check_file(path: Path) -> None:
+    """Raise an error for a pipe, a device or a huge file, which transformers would read."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        return
+    try:
+        read(file)
+    except OSError as error:
+        raise CountError(f"{file}: {error.strerror}: give a config.json, or its folder") from error
 
 
 def _class(config: Any, *, remote_code: bool) -> Callable[[Any], Any]:

@@ -20,7 +20,11 @@ from lflops.findings.rules.communication import (
     LightningCollectives,
 )
 from lflops.findings.rules.data_wait import DataWait, DataWaitOfRun
-from lflops.findings.rules.device_copies import ExposedCopies, HostToDeviceCopy
+from lflops.findings.rules.device_copies import (
+    ExposedCopies,
+    HostToDeviceCopy,
+    InferenceInStep,
+)
 from lflops.findings.rules.gradient_clipping import GradientClipping
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
@@ -95,6 +99,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
 PART_RULES: tuple[PartRule, ...] = (
     DataWait(),
     HostToDeviceCopy(),
+    InferenceInStep(),
     ExposedCopies(),
     GradientClipping(),
     SlowOptimizer(),
@@ -170,7 +175,7 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """The share of the step from which on the rule of this name finds an issue."""
+    """The share of the step above which the rule of this name finds an issue."""
     shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
     return shares.get(name)
 

@@ -67,7 +67,7 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Most signatures that are kept for one operator: a training run may have ever new shapes."""
+"""Maximum number of signatures of one operator: a training run may have ever new shapes."""
 
 CallArgs = tuple[Any, Any, Any]
 """The arguments of a finished call, its keyword arguments, and its result."""

@@ -251,7 +251,7 @@ class Counting:
         return macs, flops
 
     def stop(self) -> None:
-        """Remove all hooks and modes. It can be called again.
+        """Remove all hooks and modes. Calling it twice is harmless.
 
         Leaving the `with` block afterwards still builds the profile.
         """

@@ -318,7 +318,7 @@ class CountingMode(InternalMode):
             memory.after_sum(name, fqn, phase, out, args[0])
             return
         if phase == "optimizer" and operator.is_foreach and isinstance(out, list | tuple):
-            for tensor, owner in zip(out, counter.owners(out), strict=True):
+            for tensor, owner in zip(out, counter.owners(list(out)), strict=True):
                 memory.after(name, owner, phase, tensor)
             return
         owner = counter.owner(fqn, phase) if phase == "optimizer" else fqn

@@ -23,7 +23,7 @@ from lflops.torch_private.dispatch_modes import (
     without_modes,
 )
 from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
-from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
+from lflops.torch_private.operators import GROUPED_MM, OpOverload, argument, written_arguments
 from lflops.torch_private.tensors import (
     ASKS_FOR_DEVICE,
     NEEDS_VALUES,
@@ -34,7 +34,7 @@ from lflops.torch_private.tensors import (
 )
 
 LARGEST = 1 << 20
-"""Most elements of a tensor whose values are kept."""
+"""Values are kept only of tensors with at most this many elements."""
 
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
@@ -181,7 +181,7 @@ class KnownValues(InternalMode):
         if function is self._receive:
             self._receive_values(args[0])
         for name, position in written_arguments(function):
-            written = args[position] if position < len(args) else kwargs.get(name)
+            written = argument(args, kwargs, position, name)
             for tensor in tensors_of((written,)):
                 if type(tensor) is Tensor:
                     self._make_stale(tensor)

@@ -300,7 +300,10 @@ class LiveMemory:
                 self.record.relabelled[alive.serial] = category
 
     def stop(self) -> None:
-        """End following storages, and pass on those that are still alive."""
+        """Stop following storages.
+
+        Those still alive, except the optimizer's state, are the survivors for the next step.
+        """
         self._see_deaths()
         if self._survivors is not None:
             survivors = []

@@ -97,7 +97,10 @@ class StepOwners:
         An id is valid only while its tensor is alive, and the registry keeps no tensor alive.
         """
         known = self._owners.get(id(value))
-        return known[1] if known is not None and known[0]() is value else None
+        if known is None:
+            return None
+        reference, owner = known
+        return owner if reference() is value else None
 
     def _known_or_new(self, tensor: Tensor) -> str | None:
         owner = self._known(tensor)

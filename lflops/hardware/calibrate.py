@@ -10,9 +10,9 @@ import datetime as dt
 import math
 import os
 import pathlib
+import platform
 import statistics
-import sys
-import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from lflops.errors import HardwareError, LflopsError
-from lflops.files import write_whole
+from lflops.files import lock, open_lock, read, write_whole
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.inputs.devices import current, memory_of, properties_of
 from lflops.inputs.run_info import device_name
@@ -40,6 +40,10 @@ UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
+LONGEST_WAIT = 120.0
+"""Maximum number of seconds to wait while another process measures. Measuring a GPU takes half a minute."""
+LOCK_INTERVAL = 0.1
+"""Seconds between two attempts to lock the file of this machine."""
 _BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
 
 
@@ -137,9 +141,9 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            level = int((cache / "level").read_text())
-            size = (cache / "size").read_text().strip()
-            sharers = (cache / "shared_cpu_list").read_text().strip()
+            level = int(read(cache / "level"))
+            size = read(cache / "size").decode().strip()
+            sharers = read(cache / "shared_cpu_list").decode().strip()
             exponent = _BINARY_EXPONENTS.get(size[-1:], 0)
             levels.setdefault(level, {})[sharers] = int(size.rstrip("KMG")) << exponent
     return sum(levels[max(levels)].values()) if levels else UNKNOWN_CACHE
@@ -155,7 +159,7 @@ def available_memory(root: pathlib.Path = ROOT) -> int:
 
 def _memory_field(root: pathlib.Path, field: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
+        for line in read(root / "proc/meminfo").decode().splitlines():
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) << 10
     return None
@@ -167,7 +171,7 @@ def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
     Both versions of control groups are supported.
     """
     with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in read(root / "proc/self/cgroup").decode().splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
@@ -191,17 +195,14 @@ def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
 
 
 def _number_in(file: pathlib.Path) -> int:
-    return int(file.read_text())
+    return int(read(file))
 
 
 def _inactive_file(group: pathlib.Path) -> int:
     """Bytes of the file cache that the system can reclaim."""
-    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    fields = dict(line.split() for line in read(group / "memory.stat").decode().splitlines())
     return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
-
-if sys.platform != "win32":
-    import fcntl
 
 METHOD = 2
 """Version of the method, which is raised so that figures of an older method are not used."""
@@ -210,7 +211,7 @@ SIZES = tuple(1 << exponent for exponent in range(8, 15))
 """Rows and columns of the matrices."""
 
 SIZING_SECONDS = 4.0
-"""Most seconds to find the fastest size of a dtype."""
+"""Maximum number of seconds to find the fastest size of a dtype."""
 
 PROBES = 3
 """Blocks that are timed for each size."""
@@ -219,7 +220,7 @@ PROBE_SECONDS = 0.02
 """Seconds of such a block."""
 
 MEASURING_SECONDS = 12.0
-"""Most seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
+"""Maximum number of seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
 
 BLOCK_SECONDS = 0.2
 """Seconds of a block in a round."""
@@ -237,7 +238,7 @@ CACHES = 8
 """Size of source and target of the copy, in last-level caches."""
 
 FEWEST_CACHES = 4
-"""Least size of source and target. A smaller copy would measure the cache."""
+"""Smallest size of source and target. A smaller copy would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -507,30 +508,46 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     for dtype in wanted:
         if dtype not in machine.dtypes:
             raise HardwareError(
-                f"dtypes has {dtype!r}: on {machine.kind}, give some of {', '.join(machine.dtypes)}"
+                f"dtypes has {dtype!r}: on {machine.kind}, the known ones are {', '.join(machine.dtypes)}"
             )
     if not wanted:
-        raise HardwareError(f"dtypes={dtypes!r}: give some of {', '.join(machine.dtypes)}")
+        raise HardwareError(f"dtypes={dtypes!r}: the known ones are {', '.join(machine.dtypes)}")
     return wanted
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this user measures on this machine.
+    """Wait until no other process of this user measures on this machine, `LONGEST_WAIT` at most.
 
     If no file can be locked, no process waits.
     """
     with contextlib.ExitStack() as undo:
-        if sys.platform != "win32":
-            with contextlib.suppress(OSError):
-                # Not in the home folder, which several machines may share.
-                folder = pathlib.Path(tempfile.gettempdir())
-                name = folder / f"lflops-calibration-{os.getuid()}.lock"
-                file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-                # Closing it, or the end of the process, unlocks it.
-                undo.callback(os.close, file)
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError, RuntimeError):
+            folder = _cache_file().parent
+            folder.mkdir(parents=True, exist_ok=True)
+            # Several machines may share the folder.
+            undo.enter_context(_locked(folder / f"calibration-{platform.node()}.lock"))
         yield
+
+
+@contextlib.contextmanager
+def _locked(
+    path: pathlib.Path,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[bool]:
+    """Lock a file until the context ends. Yields `False` if another process kept the lock."""
+    file = open_lock(path)
+    try:
+        latest = now() + LONGEST_WAIT
+        is_locked = lock(file)
+        while not is_locked and now() < latest:
+            sleep(LOCK_INTERVAL)
+            is_locked = lock(file)
+        yield is_locked
+    finally:
+        # This unlocks the file, as the end of the process does.
+        os.close(file)
 
 
 def _cache_file() -> pathlib.Path:
@@ -559,5 +576,5 @@ def _entries() -> dict[str, msgspec.Raw]:
     """Read the file; no entries if it is missing or damaged."""
     # `RuntimeError`: there is no home folder.
     with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):
-        return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(read(_cache_file()), type=dict[str, msgspec.Raw])
     return {}

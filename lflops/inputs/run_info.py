@@ -3,16 +3,17 @@
 import datetime as dt
 import multiprocessing.process
 import os
-import pathlib
 import platform
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lflops.files import read
 from lflops.inputs.batch_size import batch_size
 from lflops.inputs.devices import allocator_stats
 from lflops.inputs.tensors import device_of, dtype_name, named_arguments, shapes_of
@@ -106,9 +107,8 @@ def device_name(device: torch.device) -> str:
     if device.type != "cpu":
         named = getattr(getattr(torch, device.type, None), "get_device_name", None)
         return device.type if named is None else str(named(device))
-    processors = pathlib.Path("/proc/cpuinfo")
-    if processors.exists():
-        for line in processors.read_text(errors="replace").splitlines():
+    with suppress(OSError):
+        for line in read("/proc/cpuinfo").decode(errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from lflops.errors import ProfileError
-from lflops.ledger.account import Ledger, SlowStep, Span, Start
+from lflops.files import open_for_append, read, write_whole
+from lflops.ledger.account import Ledger, SlowStep, Span, Start, StepGroup, in_pairs
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
@@ -32,6 +33,9 @@ MOST_LINES = 1500
 
 MOST_SLOW = 200
 """Number of slow steps that a shortened file keeps: the costliest."""
+
+MOST_GROUPS = 2000
+"""Number of groups of steps that a file has at most, unless their modes alternate."""
 
 SHARE_OF_AGE = 0.02
 """Maximum length of a row as a share of its age.
@@ -65,8 +69,10 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         spent: Nanoseconds by category since the row before.
         open: Nanoseconds of the running step, which a later row includes in `spent`.
         step: Steps done; `None` before the first.
-        first: Steps that earlier starts had done; `None` before the first step.
+        first: Steps that earlier starts had done; `None` before the first step, and if the loop
+            does not know it.
         memory: Resident memory of the process in bytes.
+        durations: Unprofiled steps since the row before, by class of their duration.
         ended: How the run ended, in the row that ends it.
     """
 
@@ -76,10 +82,11 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     step: int | None = None
     first: int | None = None
     memory: int | None = None
+    durations: dict[int, int] = {}
     ended: str | None = None
 
 
-Line = Head | Row | SlowStep
+Line = Head | Row | SlowStep | StepGroup
 _encoded = msgspec.json.Encoder().encode_lines
 ready_for_threads(Line)
 
@@ -93,10 +100,12 @@ class Segment:
         path: Path | None = None,
         rows: Sequence[Row] = (),
         slow: Sequence[SlowStep] = (),
+        groups: Sequence[StepGroup] = (),
     ) -> None:
         self.head = head
         self.rows: list[Row] = [*rows]
         self.slow: list[SlowStep] = [*slow]
+        self.groups: list[StepGroup] = [*groups]
         self.path = path
         self._file: int | None = None
         self._has_begun = False
@@ -109,26 +118,29 @@ class Segment:
             return
         if not self._has_begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o666)
+        self._file = open_for_append(self.path, new=not self._has_begun)
         if not self._has_begun:
             self._has_begun = True
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. It can be called more than once."""
+        """Close the file. Calling it twice is harmless."""
         if self._file is not None:
             file = self._file
             self._file = None
             os.close(file)
 
-    def add(self, row: Row, slow: Sequence[SlowStep]) -> None:
-        """Add a row and slow steps to memory and to the end of the file."""
+    def add(self, row: Row, slow: Sequence[SlowStep], groups: Sequence[StepGroup] = ()) -> None:
+        """Add a row, slow steps and all steps to memory and to the end of the file."""
         self.rows.append(row)
         self.slow += slow
+        self.groups += groups
         if self._file is not None:
-            os.write(self._file, _encoded([*slow, row]))
-        if len(self.rows) + len(self.slow) > MOST_LINES:
+            os.write(self._file, _encoded([*slow, *groups, row]))
+        has_many_groups = len(self.groups) > MOST_GROUPS
+        if has_many_groups:
+            self.groups = in_pairs(self.groups)
+        if has_many_groups or len(self.rows) + len(self.slow) > MOST_LINES:
             self._shorten()
 
     def _shorten(self) -> None:
@@ -136,9 +148,7 @@ class Segment:
         costliest = sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)
         self.slow = [self.slow[place] for place in sorted(costliest[:MOST_SLOW])]
         if self._file is not None and self.path is not None:
-            written = self.path.with_suffix(f".{self.head.pid}.tmp")
-            written.write_bytes(_encoded([self.head, *self.slow, *self.rows]))
-            written.replace(self.path)
+            write_whole(self.path, _encoded([self.head, *self.slow, *self.groups, *self.rows]))
             self.close()
             self.open()
 
@@ -159,11 +169,14 @@ def coarser(rows: Sequence[Row]) -> list[Row]:
 
 def _joined(first: Row, second: Row) -> Row:
     spent = summed([*first.spent.items(), *second.spent.items()])
+    durations = summed([*first.durations.items(), *second.durations.items()])
     memory = second.memory if first.memory is None else first.memory
     if first.memory is not None and second.memory is not None:
         memory = max(first.memory, second.memory)
     ended = second.ended or first.ended
-    return msgspec.structs.replace(second, spent=spent, memory=memory, ended=ended)
+    return msgspec.structs.replace(
+        second, spent=spent, memory=memory, durations=durations, ended=ended
+    )
 
 
 def read_segment(path: Path) -> Segment | None:
@@ -172,11 +185,14 @@ def read_segment(path: Path) -> Segment | None:
     A line that cannot be read is left out: the process died while it wrote the line.
 
     Raises:
-        ProfileError: The file is not a ledger, or another version of lflops wrote it.
+        ProfileError: The file cannot be read, is not a ledger, or another version of lflops wrote
+            it.
     """
-    if path.stat().st_size > LARGEST_FILE:
-        raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes, so it is not a ledger")
-    lines = list(_decoded(path.read_bytes().split(b"\n")))
+    try:
+        content = read(path, LARGEST_FILE)
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}") from error
+    lines = list(_decoded(content.split(b"\n")))
     if not lines:
         return None
     head, *others = lines
@@ -188,7 +204,8 @@ def read_segment(path: Path) -> Segment | None:
         )
     rows = [line for line in others if isinstance(line, Row)]
     slow = [line for line in others if isinstance(line, SlowStep)]
-    return Segment(head, path, rows, slow)
+    groups = [line for line in others if isinstance(line, StepGroup)]
+    return Segment(head, path, rows, slow, groups)
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
@@ -290,8 +307,13 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
     for span in spans:
         spent += span.spent.items()
     slow_steps: list[SlowStep] = []
-    for segment in segments:
+    groups: list[StepGroup] = []
+    durations: list[tuple[int, int]] = []
+    for number, segment in enumerate(segments):
         slow_steps += segment.slow
+        groups += [msgspec.structs.replace(group, start=number) for group in segment.groups]
+        for row in segment.rows:
+            durations += row.durations.items()
     return Ledger(
         seconds=summed(spent),
         total=sum(span.seconds for span in spans),
@@ -299,6 +321,8 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
         slow_steps=tuple(slow_steps),
         starts=tuple(starts),
         spans=tuple(spans),
+        step_groups=tuple(groups),
+        durations=summed(durations),
         rank=last.head.rank,
         ranks=last.head.ranks,
     )

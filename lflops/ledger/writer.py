@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lflops.files import read
 from lflops.ledger.account import Ledger
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.deferred import DeferredCalls
@@ -56,7 +57,7 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording. It can be called more than once."""
+        """Stop recording. Calling it twice is harmless."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -66,8 +67,7 @@ def process_age() -> float:
     On other systems, seconds since this module was loaded.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - as the process begins
-            _, _, after_name = file.read().rpartition(b")")
+        _, _, after_name = read("/proc/self/stat").rpartition(b")")
         began = int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began, 0.0)
     except (OSError, ValueError, IndexError, AttributeError):
@@ -93,7 +93,7 @@ While it computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""Nanoseconds of delay from which on a read shows that no thread of the process ran."""
+"""Nanoseconds of delay above which a read shows that no thread of the process ran."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
@@ -114,6 +114,7 @@ class LedgerWriter:
     Attributes:
         error: The exception that ended it before the end of the run.
         is_first: Set for the first ledger of this process, whose account begins with the process.
+        knows_step: Returns whether the numbers of steps include those of earlier starts.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class LedgerWriter:
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None
+        self.knows_step: Callable[[], bool] = lambda: True
         self._log = log or PhaseLog()
         self._deferred = deferred or DeferredCalls(self._log)
         # the clock also while deferred calls are made
@@ -190,7 +192,7 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. It can be called more than once.
+        """End the run and begin `after_run`. Calling it twice is harmless.
 
         `ended` is "finished" or the class of an exception.
         """
@@ -315,18 +317,20 @@ class LedgerWriter:
         self._read()
         accountant = self._accountant
         spent, slow = accountant.take()
+        groups, durations = accountant.take_steps()
         row = Row(
             end=accountant.until - accountant.begin,
             spent=spent,
             open=accountant.open,
             step=accountant.steps,
-            first=accountant.first_step,
+            first=accountant.first_step if self.knows_step() else None,
             memory=_resident(),
+            durations=durations,
             ended=self._ended,
         )
         try:
             self._segment.open()
-            self._segment.add(row, slow)
+            self._segment.add(row, slow, groups)
         except OSError as error:
             self.error = error
 
@@ -357,7 +361,7 @@ def _end_at_exit() -> None:
 def _resident() -> int | None:
     """Resident memory of this process in bytes, or `None` on systems other than Linux."""
     try:
-        pages = Path("/proc/self/statm").read_bytes().split()[1]
+        pages = read("/proc/self/statm").split()[1]
         return int(pages) * _PAGE
     except (OSError, ValueError, IndexError):
         return None

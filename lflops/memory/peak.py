@@ -92,6 +92,13 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     collective_bytes: int
 
 
+def usable_bytes(chip: Hardware) -> int | None:
+    """Memory of a chip that a process can use; `None` if it is unknown."""
+    if chip.usable_bytes is not None:
+        return int(chip.usable_bytes)
+    return None if chip.memory_bytes is None else int(chip.memory_bytes * USABLE)
+
+
 def memory_fit(
     tensor_bytes: int,
     chip: Hardware | None,
@@ -111,8 +118,7 @@ def memory_fit(
     """
     if chip is None or chip.memory_bytes is None:
         return None
-    usable = chip.usable_bytes
-    usable = int(chip.memory_bytes * USABLE) if usable is None else int(usable)
+    usable = usable_bytes(chip) or 0
     fragmentation = int(tensor_bytes * FRAGMENTATION)
     if reserved_bytes is not None:
         fragmentation = reserved_bytes - tensor_bytes
@@ -264,18 +270,22 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     """Return the effect of checkpointing each block alone, the largest saving first.
 
-    The result is empty if memory was not counted, or there was no backward.
+    A block that is checkpointed already is left out. The result is empty if memory was not counted,
+    or there was no backward.
     """
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
         return ()
     activations: Counter[str] = Counter()
-    for module, nbytes in profile.memory.activations_by_module.items():
-        for name in ancestry(module):
+    for owner, nbytes in profile.memory.activations_by_module.items():
+        for name in ancestry(owner):
             activations[name] += nbytes
     blocks: list[Checkpointed] = []
     for name in blocks_of(profile):
-        forward = profile.modules[name].forward
-        if activations[name]:
+        module = profile.modules[name]
+        forward = module.forward
+        # A fused attention recomputes a part of its work in any case.
+        is_checkpointed = 2 * module.recompute.macs >= forward.macs > 0
+        if activations[name] and not is_checkpointed:
             block = Checkpointed(
                 module=name, saved_bytes=activations[name], macs=forward.macs, flops=forward.flops
             )

@@ -176,6 +176,8 @@ class WindowPublisher:
         # the folder that the run has a part of
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
+            if training.is_main:
+                paths.remove_leftovers()
             part = _part_of(paths.profiles, training, store, settings.gather_timeout)
             paths = paths.within(part)
         self.paths = paths
@@ -366,7 +368,7 @@ class WindowPublisher:
             self._traces += map(Path, profile.trace.files.values())
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
-        """Log a window in the log and in all loggers."""
+        """Write the report of a window to the log, and its figures to all loggers."""
         if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]

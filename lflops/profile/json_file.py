@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import HardwareError, ProfileError
-from lflops.files import write_whole
+from lflops.files import GZIP, read, write_whole
 from lflops.hardware.chips import Hardware
 from lflops.profile import profile as model, timeline
 from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
@@ -36,7 +36,6 @@ LARGEST_SEARCH = 1 << 25
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 
-_GZIP = b"\x1f\x8b"
 _BEGIN = 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _inclusive_counts = attrgetter(*COUNTS)
@@ -100,19 +99,11 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a regular file. Reading a pipe or a device could block."""
-    if not path.is_file():
-        # Raises the error of the system if nothing exists there.
-        path.stat()
-        raise ProfileError("is a folder, a pipe or a device")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > LARGEST_FILE:
-            raise ProfileError(f"has {size} bytes; a profile has at most {LARGEST_FILE}")
-        text = file.read(size)
+    """Return the text of a file."""
+    text = read(path, LARGEST_FILE)
     if not text.strip():
         raise ProfileError("is empty")
-    if text.startswith(_GZIP):
+    if text.startswith(GZIP):
         begin = b""
         # The file may be damaged.
         with suppress(zlib.error):
@@ -256,8 +247,10 @@ def _misfit(text: bytes, error: str) -> str:
     except (msgspec.MsgspecError, LookupError):
         # A key appears twice. msgspec reports the first value, and only the last can be read.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
+    value = ""
     is_container = given[:1] in b"{["
-    value = "" if is_container else f" is {_short.repr(given.decode())[1:-1]}"
+    if not is_container:
+        value = f" is {_short.repr(given.decode())[1:-1]}"
     expected = reason[0].lower() + reason[1:]
     if get_origin(kind) is Literal:
         expected = f"it must be one of {', '.join(get_args(kind))}"
@@ -368,9 +361,7 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    if path.exists() and not path.is_file():
-        raise ProfileError("is a folder, a pipe or a device")
-    path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text, lasting=True)
 
 

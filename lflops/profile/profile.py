@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops import units
+from lflops.display import Displayed, Table, from_report
 from lflops.hardware.chips import Hardware
 from lflops.profile import records
 from lflops.profile.module_names import ancestry, patterns
@@ -372,7 +373,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     tokens_from: tuple[str, ...] = ()
 
 
-class Profile(Struct, frozen=True, kw_only=True):
+class Profile(Struct, Displayed, frozen=True, kw_only=True):
     """The result of one pass or one window. The JSON file is this value.
 
     Attributes:
@@ -380,8 +381,9 @@ class Profile(Struct, frozen=True, kw_only=True):
             or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
         unprofiled_comparison: The delays of ranks in unprofiled steps, which are more.
-        timelines: One step of the rank that made the profile, or of each of the first ranks; empty
-            if no step was traced or timed by module.
+        timelines: A few steps of the rank that made the profile, or of each of the first ranks; of
+            each rank the step of median length comes first. Empty if no step was traced or timed
+            by module.
     """
 
     schema_version: str
@@ -481,6 +483,16 @@ class Profile(Struct, frozen=True, kw_only=True):
         return not any(notes_with("not_counted", self.notes))
 
     @property
+    def traced_steps(self) -> float | None:
+        """Number of traced steps, of as many batches as gradients are accumulated over.
+
+        `None` if no step was traced, or if their number is unknown.
+        """
+        if self.trace is None or not self.trace.batches:
+            return None
+        return self.trace.batches / (self.run.accumulation or 1)
+
+    @property
     def cpu_lost_shares(self) -> list[float]:
         """The share of the process's CPU time that other processes took, in steps with that figure.
 
@@ -528,6 +540,23 @@ class Profile(Struct, frozen=True, kw_only=True):
         for name, module in self.modules.items():
             kinds[name] = (module.class_name, module.parameters)
         return patterns(kinds, below)
+
+    def table(
+        self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = None
+    ) -> Table:
+        """The modules with their work and time: `print` it, or show it in a notebook.
+
+        Args:
+            depth: Levels of modules below the model; -1 for all.
+            sort: The figure to sort by, largest first: `"macs"`, `"flops"` or `"time"`. By default
+                modules are in the order of the model.
+            phase: One phase. By default all phases are added up.
+
+        Raises:
+            ValueError: The depth or the figure to sort by is unknown, or there are no times.
+        """
+        table: Table = from_report("module_table")(self, depth=depth, sort=sort, phase=phase)
+        return table
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, atomically.

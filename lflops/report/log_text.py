@@ -16,7 +16,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
 from lflops.report.report import Report, report_of, speed_lines, unsupported_lines
-from lflops.report.text import counted, shortened_name
+from lflops.report.text import counted, labelled, shortened_name
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
@@ -45,15 +45,8 @@ _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
     """The text of a window, with the changes since the window before."""
-    labelled = list(_lines(analysis, before))
-    width = max(_MARGIN, *(len(label) for label, _ in labelled))
-    lines = []
-    above = ""
-    for label, text in labelled:
-        shown = "" if label == above else label
-        lines.append(f"{shown:<{width}}  {plain(text)}".rstrip())
-        above = label or above
-    return "\n".join(lines)
+    lines = [(label, plain(text)) for label, text in _lines(analysis, before)]
+    return labelled(lines, least_width=_MARGIN)
 
 
 def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:

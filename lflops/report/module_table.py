@@ -160,7 +160,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
     """The table as GitHub Markdown, with all columns."""
-    head, *lines = _cells(analysis, rows, phase)
+    head, *lines = table_cells(analysis, rows, phase)
     table = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
     for line in lines:
         table.append([cell.replace("|", "\\|") for cell in line])
@@ -169,7 +169,7 @@ def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase |
 
 def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
     """The table as a LaTeX tabular with booktabs, with all columns."""
-    head, *lines = _cells(analysis, rows, phase)
+    head, *lines = table_cells(analysis, rows, phase)
     columns = "ll" + "r" * (len(head) - 2)
     parts = [
         "% needs \\usepackage{booktabs}",
@@ -237,7 +237,7 @@ def _without_formula(name: str) -> str:
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-def _cells(
+def table_cells(
     analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
 ) -> Iterator[list[str]]:
     """The heading, then the cells of each line."""

@@ -1,7 +1,7 @@
 """Words and sentences that several reports share."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,20 @@ _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
 def joined(*parts: str | None, separator: str = ", ") -> str:
     """Join the parts that are not empty."""
     return separator.join(part for part in parts if part)
+
+
+def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
+    """Lines with their labels in a column. The label of the line above is not repeated."""
+    lines = list(lines)
+    width = max((len(label) for label, _ in lines), default=0)
+    width = max(width, least_width)
+    shown = []
+    above = ""
+    for label, text in lines:
+        column = "" if label == above else label
+        shown.append(f"{column:<{width}}  {text}".rstrip())
+        above = label or above
+    return "\n".join(shown)
 
 
 def counted(number: int, noun: str) -> str:

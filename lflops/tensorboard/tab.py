@@ -5,9 +5,7 @@ TensorBoard, and reads data only on a request.
 """
 
 import json
-import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
+from lflops.files import open_file, read, size_of
 from lflops.tensorboard.payload_event import (
     PLUGIN,
     head,
@@ -47,6 +46,7 @@ _UNREADABLE = "422 Unprocessable Entity"
 
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
+_App = Callable[[dict[str, Any], _Start], _Answer]
 # Why a window cannot be shown, or an empty text; and its entry in the list of windows.
 _Status = tuple[str, dict[str, Any]]
 
@@ -61,8 +61,8 @@ class Tab(TBPlugin):  # type: ignore[misc]
         self._logdir = Path(context.logdir).expanduser() if context.logdir else None
         self._statuses: dict[tuple[object, ...], _Status] = {}
 
-    def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
-        return {
+    def get_plugin_apps(self) -> dict[str, _App]:
+        apps: dict[str, _App] = {
             _ENTRY: _script,
             _STYLE: _style,
             "/windows": self._windows,
@@ -70,8 +70,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
             "/timeline": partial(self._part, 1, inflated),
             "/compare": self._compare,
             "/trace": self._trace,
-            "/ledger": self._ledger,
+            "/run": self._run,
         }
+        return {path: partial(_unless_foreign, app) for path, app in apps.items()}
 
     def is_active(self) -> bool:
         """Return `False`: TensorBoard finds out from the data whether there is something to show."""
@@ -160,10 +161,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"these windows {error}")
         return _json(environ, start, comparison)
 
-    def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The ledger of a run, from the files in its folder."""
+    def _run(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """The run of a window: from the window, and the ledger in the run's folder."""
         # These load msgspec, which TensorBoard does not need to start.
-        from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
         from lflops.report.payload.payload import encoded_run
 
@@ -171,14 +171,15 @@ class Tab(TBPlugin):  # type: ignore[misc]
         if window is None or self._logdir is None:
             return _refused(start, _MISSING, _NO_FOLDER)
         root = self._logdir.resolve()
-        folder = self._logdir / window[0] / "lflops"
+        run, datum = window
+        folder = self._logdir / run / "lflops"
         for path in (folder, *folder.glob(f"*{ENDING}")):
             if not path.resolve().is_relative_to(root):
                 return _refused(start, _FORBIDDEN, "the ledger is not below the log directory")
         try:
-            return _json(environ, start, encoded_run(folder))
-        except ProfileError as error:
-            return _refused(start, _MISSING, str(error))
+            return _json(environ, start, encoded_run(unpacked(_value(datum)), folder))
+        except ValueError as error:
+            return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """A trace of a window. The request has its number, and no part of its path."""
@@ -232,6 +233,13 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return data
 
 
+def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answer:
+    """Answer a request, unless the browser says that a page of another site makes it."""
+    if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
+        return app(environ, start)
+    return _refused(start, _FORBIDDEN, "a page of another site requests this")
+
+
 def _parameters(environ: dict[str, Any]) -> dict[str, str]:
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     return {name: values[-1] for name, values in query.items()}
@@ -264,7 +272,7 @@ def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
 
 def _style(_environ: dict[str, Any], start: _Start) -> _Answer:
     sheet = Path(__file__).parents[1] / "page" / "shell" / "style.css"
-    return _answer(start, "200 OK", "text/css; charset=utf-8", sheet.read_bytes())
+    return _answer(start, "200 OK", "text/css; charset=utf-8", read(sheet))
 
 
 def _answer(
@@ -294,6 +302,7 @@ def _begin(start: _Start, status: str, kind: str, size: int, *headers: tuple[str
         ("Content-Type", kind),
         ("Content-Length", str(size)),
         ("X-Content-Type-Options", "nosniff"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
         ("Cache-Control", "no-cache"),
     ]
     start(status, [*common, *headers])
@@ -328,30 +337,22 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
         ) from None
     if not inside or not _NAME.fullmatch(path.name):
         raise ValueError("the trace is not below the log directory")
-    # If the file is replaced now, a link is not followed and a pipe does not block.
-    flags = os.O_RDONLY
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
-        flags |= getattr(os, name, 0)
     try:
-        number = os.open(path, flags)
+        trace = open_file(path, follow_link=False)
     except OSError as error:
         raise LookupError(f"the trace cannot be read: {error.strerror}") from None
-    status = os.fstat(number)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(number)
-        raise ValueError("the summary names something that is not a file")
-    return Opened(os.fdopen(number, "rb"), path.name, status.st_size)
+    return Opened(trace, path.name, size_of(trace))
 
 
 def _named(payload: bytes, index: str) -> str:
     """The path of the trace that a payload names under this index."""
-    content = json.loads(payload)
-    traces = content.get("traces") if isinstance(content, dict) else None
+    # This loads msgspec, which TensorBoard does not need to start.
+    from lflops.tensorboard.payload_traces import trace_file
+
     is_number = index.isascii() and index.isdecimal() and len(index) < 6
-    if not isinstance(traces, list) or not is_number or int(index) >= len(traces):
+    if not is_number:
         raise LookupError("the summary names no such trace")
-    trace = traces[int(index)]
-    file = trace.get("file") if isinstance(trace, dict) else None
-    if not isinstance(file, str) or not _NAME.fullmatch(file.rpartition("/")[2]):
+    file = trace_file(payload, int(index))
+    if not _NAME.fullmatch(file.rpartition("/")[2]):
         raise ValueError("the summary names a file that is not a trace")
     return file

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lflops.errors import CountError
+from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Share of a thread's runnable time from which on the time that other threads took is left out."""
+"""Share of a thread's runnable time above which the time that other threads took is left out."""
 
 
 class Clock(Protocol):
@@ -295,7 +296,7 @@ class ThreadSchedule:
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
-        """Stop reading. It can be called more than once."""
+        """Stop reading. Calling it twice is harmless."""
         if self._file is not None:
             self._file = None
             self._close()
@@ -329,7 +330,7 @@ def _waited() -> float | None:
         for thread in _THREADS.iterdir():
             # A thread may end in between.
             with suppress(FileNotFoundError, ProcessLookupError):
-                nanoseconds += int((thread / "schedstat").read_text().split()[1])
+                nanoseconds += int(read(thread / "schedstat").split()[1])
     except (OSError, ValueError, IndexError):
         return None
     return nanoseconds / 1e9 if nanoseconds else None

@@ -26,7 +26,18 @@ SYNC = "sync"
 BETWEEN = "before_optimizer"
 """Time in no phase from the end of backward to the optimizer's step."""
 
-ORDER = ("data", "transfer", "forward", "backward", "clip", BETWEEN, "optimizer", OTHER, SYNC)
+ORDER = (
+    "data",
+    "transfer",
+    "inference",
+    "forward",
+    "backward",
+    "clip",
+    BETWEEN,
+    "optimizer",
+    OTHER,
+    SYNC,
+)
 """The order of a training step's phases; others follow."""
 
 

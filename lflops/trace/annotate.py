@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from lflops.files import open_file, read
 from lflops.profile.profile import Profile
 from lflops.profile.records import Call, Phase
-from lflops.trace.files import DAMAGE, as_trace, decoded, write_head, written_whole
+from lflops.trace.files import (
+    DAMAGE,
+    LARGEST_RAW,
+    LeftOut,
+    as_trace,
+    decoded,
+    write_head,
+    written_whole,
+)
 from lflops.trace.recorded import microseconds, span
 
 PROCESS = "lflops modules"
@@ -65,7 +74,7 @@ class _Memory(Struct):
 
 def annotate(
     trace: Path, recorded: RecordedCalls, into: Path, *, profile: Profile | None = None
-) -> list[str]:
+) -> LeftOut:
     """Write a compressed copy of a trace with the calls in it, completely or not at all.
 
     Args:
@@ -76,19 +85,19 @@ def annotate(
             only its name.
 
     Returns:
-        The problem with each event that is left out of the curves of memory.
+        The events that are left out of the curves of memory.
 
     Raises:
         ProfileError: The file is no trace of torch.
     """
-    damage: list[str] = []
-    text = trace.read_bytes()
+    left_out = LeftOut()
+    text = read(trace, LARGEST_RAW)
     with as_trace(trace):
         parts = decoded(text, dict[str, Raw])
         base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
         events = parts.pop("traceEvents", Raw(b"null"))
         is_empty = not msgspec.json.decode(events, type=list[Raw])
-        memory = list(_memory(events, damage)) if MEMORY in text else []
+        memory = list(_memory(events, left_out)) if MEMORY in text else []
     slices = _slices(recorded, base, profile)
     added = msgspec.json.encode([*_names(recorded.calls), *slices, *memory])
     distributed = {"rank": recorded.rank, "world_size": recorded.world_size}
@@ -100,12 +109,12 @@ def annotate(
         if not is_empty:
             file.write(b",\n")
         file.write(added[1:] + b"}\n")
-    return damage
+    return left_out
 
 
 def pack(trace: Path, into: Path) -> None:
     """Write a compressed copy of a trace, completely or not at all."""
-    with trace.open("rb") as source, written_whole(into) as file:
+    with open_file(trace) as source, written_whole(into) as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
@@ -234,8 +243,8 @@ class _Work:
         return call.device if self._on_device else call.end - call.start
 
 
-def _memory(events: Raw, damage: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the points of the memory curves. Problems are appended to `damage`."""
+def _memory(events: Raw, left_out: LeftOut) -> Iterator[dict[str, Any]]:
+    """Yield the points of the memory curves. Events that cannot be read are counted."""
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue
@@ -243,7 +252,7 @@ def _memory(events: Raw, damage: list[str]) -> Iterator[dict[str, Any]]:
             event = msgspec.json.decode(each, type=_Memory)
             start, _ = span(event.ts)
         except DAMAGE as error:
-            damage.append(str(error))
+            left_out.add(error)
             continue
         args = event.args
         device = "CPU" if args.kind == 0 else f"device {args.index}"

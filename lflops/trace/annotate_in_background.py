@@ -1,6 +1,6 @@
 """Annotate a recorded trace in a separate process without torch, so that training continues.
 
-The process runs `python -m lflops.trace.annotate_in_background TRACE CALLS INTO [PROFILE]`.
+The process calls `main` with TRACE CALLS INTO [PROFILE].
 """
 
 import contextlib
@@ -11,13 +11,16 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from lflops.errors import ProfileError
+from lflops.files import read, write_whole
 from lflops.profile.json_file import load
 from lflops.trace.annotate import RecordedCalls, annotate, pack
 from lflops.trace.convert import convert_for_tb_profiler, is_wanted
+from lflops.trace.files import LARGEST_RAW, LeftOut
 
 FAILED = 1
 """Exit status if the trace is not annotated."""
@@ -30,6 +33,13 @@ PARTLY = 3
 
 LONGEST = 60.0
 """Seconds that the end of a training run waits for a trace."""
+
+_PROGRAM = f"""
+import os, sys
+sys.path[:] = sys.argv.pop(1).split(os.pathsep)
+from {__name__} import run
+run()
+"""
 
 _MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}
 
@@ -58,7 +68,7 @@ class AnnotationProcess:
         self._trace = trace
         self._calls_file = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
-        self._calls_file.write_bytes(msgspec.json.encode(calls))
+        write_whole(self._calls_file, msgspec.json.encode(calls))
         paths = [trace, self._calls_file, into]
         if profile is not None:
             paths.append(profile)
@@ -68,16 +78,15 @@ class AnnotationProcess:
             self._process = self._start([str(path.absolute()) for path in paths])
         except BaseException:
             self._stderr.close()
+            self._calls_file.unlink(missing_ok=True)
             raise
 
     def _start(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
-        search_path = [str(Path(__file__).parents[2])]
-        inherited = os.environ.get("PYTHONPATH")
-        if inherited:
-            search_path.append(inherited)
+        # The process imports what this one would import, in the same order, and nothing from the
+        # current folder, where other people may have files.
+        search_path = os.pathsep.join(filter(os.path.isabs, sys.path))
         return subprocess.Popen(  # noqa: S603 - our own program, on our own files
-            [sys.executable, "-m", "lflops.trace.annotate_in_background", *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
+            [sys.executable, "-P", "-c", _PROGRAM, search_path, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -140,12 +149,12 @@ def main(arguments: Sequence[str]) -> int:
     """
     trace, calls_file, into = map(Path, arguments[:3])
     failure: Exception | None = None
-    damage: list[str] = []
+    left_out = LeftOut()
     status = 0
     try:
-        calls = msgspec.json.decode(calls_file.read_bytes(), type=RecordedCalls)
+        calls = msgspec.json.decode(read(calls_file, LARGEST_RAW), type=RecordedCalls)
         profile = load(arguments[3]) if len(arguments) > 3 else None
-        damage = annotate(trace, calls, into, profile=profile)
+        left_out = annotate(trace, calls, into, profile=profile)
     except (ProfileError, msgspec.MsgspecError, OSError) as error:
         failure = error
         status = FAILED
@@ -154,21 +163,24 @@ def main(arguments: Sequence[str]) -> int:
     calls_file.unlink(missing_ok=True)
     if is_wanted():
         try:
-            _, damage_of_copy = convert_for_tb_profiler(into)
-            damage = damage_of_copy or damage
+            _, left_out_of_copy = convert_for_tb_profiler(into)
+            if left_out_of_copy.number:
+                left_out = left_out_of_copy
         except (ProfileError, OSError) as error:
             failure = failure or error
             status = status or NO_COPY
     if failure is not None:
         sys.stderr.write(f"{failure}\n")
-    elif damage:
+    elif left_out.number:
         status = PARTLY
-        sys.stderr.write(f"{len(damage)} of its events, the first because of this: {damage[0]}\n")
+        sys.stderr.write(
+            f"{left_out.number} of its events, the first because of this: {left_out.first}\n"
+        )
     return status
 
 
-if __name__ == "__main__":
-    # Not in `main`, which may be called in a process with other work.
+def run() -> NoReturn:
+    """Run `main` in a process without other work, and end it."""
     with contextlib.suppress(OSError):
         os.nice(10)
     sys.exit(main(sys.argv[1:]))

@@ -22,11 +22,12 @@ from msgspec import Raw, Struct
 
 from lflops.profile.series import grouped
 from lflops.trace.annotate import MODULE, TRACKS, threads_of_tracks
-from lflops.trace.files import DAMAGE, as_trace, read, write_head, written_whole
+from lflops.trace.event_stream import TraceStream
+from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_whole
 from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
-"""Texts in the events that have modules, steps or nodes of backward."""
+"""Only events that contain one of these texts can belong to modules, steps or nodes of backward."""
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
@@ -110,27 +111,30 @@ def place(trace: Path) -> Path:
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
-def convert_for_tb_profiler(trace: Path) -> tuple[Path, list[str]]:
+def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
     """Write a compressed copy of a trace for torch-tb-profiler, completely or not at all.
 
     The copy has modules if the trace is annotated.
 
     Returns:
-        The path of the copy, and the problem with each event that is left out.
+        The path of the copy, and the events that are left out.
 
     Raises:
         ProfileError: No event of the trace can be read.
     """
-    parts: dict[str, Raw] = read(trace, dict[str, Raw])
-    # Lightning's name here turns the modules off.
-    parts.pop("Framework", None)
     into = place(trace)
-    damage: list[str] = []
+    left_out = LeftOut()
     with as_trace(trace):
-        given = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
-        events = list(_readable(given, damage))
-        if damage and not events:
-            raise ValueError(damage[0])
+        stream = TraceStream(trace, Raw)
+        # The file is read twice, because its events need not fit into memory.
+        marked, readable = _marked(_readable(stream, left_out))
+        if left_out.number and not readable:
+            raise ValueError(left_out.first)
+        parts = msgspec.json.decode(stream.header_text, type=dict[str, Raw])
+        parts.pop("traceEvents", None)
+        # Lightning's name here turns the modules off.
+        parts.pop("Framework", None)
+        again = _readable(TraceStream(trace, Raw), LeftOut())
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
             # The events are last, because 0.4.3 adds its own before the last bracket.
@@ -138,16 +142,28 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, list[str]]:
             file.write(b"[\n")
             separator = b""
             # For events with the same times, the first one is the outer one.
-            for event in itertools.chain(_modules(events), map(_relabelled, events)):
+            for event in itertools.chain(_modules(marked), map(_relabelled, again)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
             file.write(b"\n]}\n")
-    return into, damage
+    return into, left_out
 
 
-def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
-    """Yield the events that can be read. The problems of all others are appended to `damage`."""
+def _marked(events: Iterable[Raw]) -> tuple[list[Raw], int]:
+    """Return the events with modules, steps or nodes of backward, and the number of all events."""
+    marked = []
+    number = 0
     for raw in events:
+        number += 1
+        if any(mark in bytes(raw) for mark in MARKS):
+            # Its own copy, so that the other events of the portion are freed.
+            marked.append(raw.copy())
+    return marked, number
+
+
+def _readable(stream: TraceStream[Raw], left_out: LeftOut) -> Iterator[Raw]:
+    """Yield the events that can be read. All others are counted."""
+    for raw in itertools.chain.from_iterable(stream.portions()):
         try:
             event = msgspec.json.decode(raw, type=_Event)
             lacks_times = event.ts is ZERO or event.dur is ZERO
@@ -158,7 +174,7 @@ def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
             if event.cat == MODULE:
                 _call(event, {event.track: event.thread})
         except DAMAGE as error:
-            damage.append(str(error))
+            left_out.add(error)
         else:
             yield raw
 
@@ -234,8 +250,6 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
     for raw in events:
-        if not any(mark in bytes(raw) for mark in MARKS):
-            continue
         event = msgspec.json.decode(raw, type=_Event)
         name = event.name or ""
         start, _ = event.span

@@ -1,9 +1,8 @@
-"""Finding, reading and writing trace files."""
+"""Names of trace files, their text, and what is wrong with it."""
 
 import contextlib
 import gzip
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from lflops.errors import ProfileError
-
-GZIP = b"\x1f\x8b"
-"""First bytes of a gzip file."""
+from lflops.files import GZIP, open_file, replacing
 
 _BEGIN = 1 << 16
 """Bytes that are searched for `"traceEvents"`."""
@@ -25,6 +22,28 @@ _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
 """Errors from reading a damaged event."""
+
+LARGEST_RAW = 1 << 33
+"""Maximum number of bytes of a trace that torch wrote and that is not annotated yet."""
+
+
+class LeftOut:
+    """Events that are left out because they are damaged.
+
+    Attributes:
+        number: How many events are left out.
+        first: The problem with the first of them; empty if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.first = ""
+
+    def add(self, error: Exception) -> None:
+        """Count an event."""
+        self.number += 1
+        self.first = self.first or str(error)
+
 
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 _ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")
@@ -55,7 +74,7 @@ def is_trace(path: Path) -> bool:
     if _ANY_TRACE.search(path.name):
         return True
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             begin = file.read(_BEGIN)
     except OSError:
         return False
@@ -69,21 +88,6 @@ def as_trace(path: Path) -> Iterator[None]:
         yield
     except (*DAMAGE, RecursionError) as error:
         raise ProfileError(f"{path}: is not a torch.profiler trace: {error}") from error
-
-
-def read(path: Path, kind: Any) -> Any:
-    """Read a trace, compressed or not, as a value of a type.
-
-    Raises:
-        ProfileError: The file cannot be read or is no trace.
-    """
-    try:
-        content = path.read_bytes()
-        text = gzip.decompress(content) if content[:2] == GZIP else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProfileError(f"{path}: is not a torch.profiler trace: {error}") from error
-    with as_trace(path):
-        return decoded(text, kind)
 
 
 def decoded(text: bytes, kind: Any) -> Any:
@@ -132,14 +136,9 @@ def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
 
 @contextlib.contextmanager
 def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
-    """Open a compressed file that appears only when it is complete.
-
-    Until then it has a name that readers of traces do not look for.
-    """
-    part = into.with_name(f"{into.name}.part")
-    try:
-        with gzip.open(part, "wb", compresslevel=6) as file:
-            yield file
-        part.replace(into)
-    finally:
-        part.unlink(missing_ok=True)
+    """Open a compressed file that appears only when it is complete."""
+    with (
+        replacing(into) as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6) as file,
+    ):
+        yield file

@@ -10,6 +10,7 @@ import pytest
 from lflops.cli import run
 from lflops.cli.main import main
 from lflops.ledger.run import load_run
+from lflops.monitoring.inputs.settings import settings_of
 from tests.support.wheel import unpacked_wheel
 
 SCRIPT = """
@@ -90,3 +91,18 @@ def test_a_command_that_is_not_there_is_named(
         "no-such-command: No such file or directory: pass a Python script or a command"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a,b=c d", "100%2C", " spaces ", "☃", os.fsdecode(b"no\xffutf8"), 'quo"te', "two\nlines"],
+)
+def test_a_folder_may_have_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commas and equals signs separate settings in the variable that names the folder."""
+    monkeypatch.setenv("LFLOPS", "module_scalars=7")
+    line = run._settings(tmp_path / name)
+    assert line is not None
+    given = settings_of(line)
+    assert (str(tmp_path / name), 7) == (given["dirpath"], given["module_scalars"])

@@ -337,7 +337,7 @@ def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
     ]
     assert [
         "of 2 LSTM calls are in the memory" in sentences[0],
-        "leave room for them" in sentences[1],
+        "leave memory for them" in sentences[1],
     ] == [True, True]
 
 

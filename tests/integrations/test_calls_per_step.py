@@ -4,6 +4,7 @@ A step is counted from one batch to the next. A call of a function is one, and s
 generator goes on. Functions of torch, Lightning and Python themselves do not count.
 """
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Over(Exception):  # noqa: N818 - ends a run
 class Calls:
     """Counts the calls into lflops in each step of this thread.
 
-    Not those that read the system's counters: they depend on how busy the machine is.
+    Not those that read the system's counters, which depend on how busy the machine is, and none of
+    garbage collections, which depend on what the process did before.
     """
 
     def __init__(self) -> None:
@@ -56,11 +58,13 @@ class Calls:
         self._calls = Counter[str]()
 
     def __enter__(self) -> Self:
+        gc.disable()
         sys.setprofile(self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        gc.enable()
 
     def _count(self, frame: FrameType, event: str, _value: object) -> None:
         code = frame.f_code

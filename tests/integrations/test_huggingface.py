@@ -125,6 +125,37 @@ def left(trained: Any) -> list[str]:
     return wrapped + hooks
 
 
+def test_calls_of_the_model_that_prepare_a_batch_are_inference(tmp_path: Path) -> None:
+    """A Trainer that generates its own batches, as for reinforcement learning.
+
+    The calls are no copies to a device, and they are counted as forward.
+    """
+
+    class Generates(transformers.Trainer):  # type: ignore[misc, unused-ignore]
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            prepared = super()._prepare_inputs(inputs)
+            with torch.no_grad():
+                for _ in range(3):
+                    self.model(**prepared)
+            return prepared
+
+    callback = watching()
+    usual = trainer(tmp_path, callback)
+    Generates(
+        Model(),
+        usual.args,
+        train_dataset=DATA,
+        callbacks=[callback],
+    ).train()
+    (profile,) = callback.profiles
+    assert (4 * FORWARD, BACKWARD) == macs(profile)
+    phases = analyze(profile).step_times.phases
+    assert {"data", "transfer", "inference", "forward", "backward"} <= phases.keys()
+    ledger = callback.ledger
+    assert ledger is not None
+    assert ledger.seconds["inference"] > 0
+
+
 def test_a_trainer_is_counted_and_timed(tmp_path: Path) -> None:
     """Its files are below the Trainer's folder; the phases are the Trainer's methods."""
     callback = watching()

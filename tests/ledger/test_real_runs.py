@@ -247,6 +247,18 @@ def test_a_killed_process_leaves_its_ledger(warm_python: WarmPython, tmp_path: P
     assert ledger.starts[0].seconds == pytest.approx(killed.total, abs=1e-6)
 
 
+def test_work_lost_by_a_restart_is_unknown_if_the_loop_counts_from_0_again(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """A loop that loads its own checkpoint tells nobody its step: nothing counts as lost."""
+    plain = TRAINING.replace("    monitor.go_on_from(first)\n", "")
+    assert -9 == warm_python.run(plain, 0, 40, tmp_path, "deadly").status
+    assert 0 == warm_python.run(plain, 30, 60, tmp_path).status
+    ledger = adds_up(load_run(tmp_path))
+    assert ["killed", "finished"] == [each.ended for each in ledger.starts]
+    assert "repeated" not in ledger.seconds
+
+
 def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
     """For other programs: nanoseconds by category add up to the last row's end."""
     with (

@@ -807,7 +807,7 @@ def test_a_file_that_is_too_large_is_refused_unread(
 ) -> None:
     """The bound is a gibibyte; here it is lowered to a byte less than the file has."""
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
-    assert f"has {len(SMALL)} bytes; a profile has at most {len(SMALL) - 1}" == refusal(path, SMALL)
+    assert f"has {len(SMALL)} bytes; at most {len(SMALL) - 1} are read" == refusal(path, SMALL)
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read everything")
@@ -1030,12 +1030,23 @@ def test_a_folder_that_is_a_file_is_refused(path: Path) -> None:
     }
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    """The file that it leads to is the one that is replaced."""
+def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
+    """In a folder that others share, a link may lead to any file of this user."""
+    (tmp_path / "first").write_bytes(b"something else")
     (tmp_path / "latest").symlink_to(tmp_path / "first")
     save(small_profile(), tmp_path / "latest")
-    assert (tmp_path / "latest").is_symlink()
-    assert small_profile() == load(tmp_path / "first")
+    assert not (tmp_path / "latest").is_symlink()
+    assert small_profile() == load(tmp_path / "latest")
+    assert b"something else" == (tmp_path / "first").read_bytes()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no permissions here")
+def test_a_private_file_stays_private(path: Path) -> None:
+    """A file of its owner alone is not opened to others when it is saved again."""
+    save(small_profile(), path)
+    path.chmod(0o600)
+    save(small_profile(), path)
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no umask here")

@@ -61,10 +61,11 @@ class Board:
 
     def get(self, route: str, **parameters: Any) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
-        accepted = parameters.pop("accept", "identity")
+        headers = {"Accept-Encoding": parameters.pop("accept", "identity")}
+        headers |= parameters.pop("headers", {})
         url = f"{self.address}data/plugin/{self.plugin}/{route}?{urlencode(parameters)}"
         try:
-            with urlopen(Request(url, headers={"Accept-Encoding": accepted})) as answer:  # noqa: S310 - our own server
+            with urlopen(Request(url, headers=headers)) as answer:  # noqa: S310 - our own server
                 return answer.status, dict(answer.headers), answer.read()
         except HTTPError as error:
             with error:

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.memory import timeline
 from lflops.report.payload.payload import payload
 from lflops.tensorboard.payload_event import LARGEST, head, metadata_problem, packed, unpacked
+from lflops.tensorboard.payload_traces import trace_file
 from lflops.tensorboard.tab import Tab, opened
 from tests.support.profile_builders import small_profile
 from tests.support.repository import ROOT
@@ -341,8 +343,8 @@ REFUSED = {
     "../../../../../../../../etc/passwd": (403, b"the summary names a file that is not a trace"),
     "/etc/passwd": (403, b"the summary names a file that is not a trace"),
     "weights.pt": (403, b"the summary names a file that is not a trace"),
-    f"folder_{NAME}": (403, b"the summary names something that is not a file"),
-    f"pipe_{NAME}": (403, b"the summary names something that is not a file"),
+    f"folder_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
+    f"pipe_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
     f"a\r\nb: c{NAME}": (403, b"the summary names a file that is not a trace"),
     f"missing_{NAME}": (
         404,
@@ -412,3 +414,40 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
         opened(named(tmp_path / NAME), "0", logs / "run", logs)
     with opened(named(logs / NAME), "0", logs / "run", logs).file as file:
         assert TRACE == file.read()
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"),
+    [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)],
+)
+def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected: int) -> None:
+    """Browsers say with each request whose page makes it; scripts cannot change that."""
+    status, headers, body = traced.get("windows", headers={"Sec-Fetch-Site": site})
+    assert expected == status
+    assert "same-origin" == headers["Cross-Origin-Resource-Policy"]
+    assert (expected == 403) == (body == b"a page of another site requests this")
+
+
+def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
+    """Sixty megabytes of empty objects would be gigabytes of Python's dictionaries."""
+    values = b"{}," * (LARGEST // 3 - 100)
+    payload = b'{"lflops":3,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
+    tracemalloc.start()
+    with pytest.raises(LookupError, match="names no such trace"):
+        trace_file(payload, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Anybody who can write into the folder of a run can make one."""
+    with SummaryWriter(tmp_path / "run") as writer:
+        lflops.tensorboard.log(writer, small_profile(), 8)
+    (tmp_path / "run" / "lflops").mkdir()
+    os.mkfifo(tmp_path / "run" / "lflops" / "rank0-1-1.ledger.jsonl")
+    with board(tmp_path) as running:
+        running.windows(expected=1)
+        status, _, body = running.get("ledger", run="run", tag="lflops/fit/profile", step=8)
+    assert 404 == status
+    assert b"is a folder, a pipe or a device" in body

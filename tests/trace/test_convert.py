@@ -293,8 +293,8 @@ def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
     trace.write_text(
         json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf")
     )
-    copy, damage = convert_for_tb_profiler(trace)
-    assert [] == damage
+    copy, left_out = convert_for_tb_profiler(trace)
+    assert 0 == left_out.number
     assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0][
         "args"
     ]
@@ -315,7 +315,9 @@ def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None
         ):
             convert_for_tb_profiler(trace)
     trace.write_bytes(gzip.compress(text, mtime=0)[:12] + b"\xff" * 30)
-    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
+    with pytest.raises(
+        ProfileError, match=r"a\.pt\.trace\.json: cannot be read: Compressed file ended"
+    ):
         convert_for_tb_profiler(trace)
 
 

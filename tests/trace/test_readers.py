@@ -15,7 +15,7 @@ import torch
 
 import lflops
 from lflops.model.module_tree import ModuleTree
-from lflops.trace.annotate import Calls
+from lflops.trace.annotate import RecordedCalls
 from lflops.trace.annotate_in_background import AnnotationProcess
 from lflops.trace.record.tracer import Tracer
 from tests.support.small_models import Projections, sequence
@@ -78,7 +78,7 @@ def trace(tmp_path: Path) -> Path:
             tracer.step()
     recording = tracer.stop(tmp_path / "window", "host_4")
     assert recording is not None
-    told = Calls(batches=3, rank=4, world_size=8, calls=tuple(recording.calls))
+    told = RecordedCalls(batches=3, rank=4, world_size=8, calls=tuple(recording.calls))
     annotation = AnnotationProcess(recording.raw, recording.path, told, tmp_path / "p.json")
     assert None is annotation.finish(600)
     return recording.path

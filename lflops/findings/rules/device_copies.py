@@ -1,4 +1,4 @@
-"""Copies between the host and the device."""
+"""From the fetched batch to forward: copies to the device, and calls of the model before it learns."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
@@ -36,6 +36,23 @@ class HostToDeviceCopy(PartRule):
 
     def part_fix(self, step: StepEvidence) -> str:
         return self.fix_on_cpu if step.is_on_cpu else self.fix
+
+
+class InferenceInStep(PartRule):
+    """The model is called while a batch is prepared, to generate text or to score it.
+
+    It is never an issue: the training run learns from the result.
+    """
+
+    name = "inference"
+    label = "inference"
+    threshold = Threshold(share=0.10)
+    verb = "is spent on"
+    phrase = "calls of the model that prepare a batch (generation or scoring)"
+    fix = "Generate or score in larger batches, or with a faster engine, if the run allows it"
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        return False
 
 
 class ExposedCopies(PartRule):

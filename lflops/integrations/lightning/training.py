@@ -24,7 +24,7 @@ from lflops.inputs.batch_size import loader_batch_size
 from lflops.integrations.lightning.phase_hooks import STEPS, phases_of
 from lflops.monitoring.inputs.training import Stage, Training
 
-__all__ = ["Base", "MisconfigurationException", "say"]
+__all__ = ["Base", "MisconfigurationException", "ProfilerBase", "say"]
 
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
@@ -63,6 +63,7 @@ _FOUND = _packages()
 if TYPE_CHECKING:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch import Callback as Base
+    from lightning.pytorch.profilers import Profiler as ProfilerBase
 else:
     _packages_reversed = _FOUND[::-1]
     _exceptions = [
@@ -70,6 +71,9 @@ else:
         for package in _packages_reversed
     ]
     Base = type("Base", tuple(package.Callback for package in _packages_reversed), {})
+    ProfilerBase = type(
+        "ProfilerBase", tuple(package.profilers.Profiler for package in _packages_reversed), {}
+    )
     MisconfigurationException = type(
         "MisconfigurationException",
         tuple(module.MisconfigurationException for module in _exceptions),
@@ -119,6 +123,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         # The x-axis of loggers, which Lightning's own monitors read. Several optimizers advance it
         # once.
         logged_step=partial(attrgetter("fit_loop.epoch_loop._batches_that_stepped"), trainer),
+        knows_step=lambda: True,
         log=say,
     )
 

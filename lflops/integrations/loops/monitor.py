@@ -28,6 +28,7 @@ from lflops.monitoring.inputs.training import STAGES, Stage, Training
 from lflops.monitoring.outputs.loggers import loggers_of
 from lflops.monitoring.run import NO_RUN, MonitoredRun
 from lflops.profile.profile import Profile
+from lflops.torch_private.modules import compiled_wrapper
 
 Item = TypeVar("Item")
 
@@ -149,6 +150,7 @@ class LoopMonitor:
         self._batches = 0
         self._has_batches = False
         self._steps_done = 0
+        self._knows_step = False
         self._run = NO_RUN
         # Kept, because a process group may end before the loop.
         self._rank = 0
@@ -303,8 +305,13 @@ class LoopMonitor:
         return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
-        """Number the steps of this run from `step`, where an earlier run ended."""
+        """Number the steps of this run from `step`, at which its checkpoint was saved.
+
+        Without this call, steps are numbered from 0, and after a restart it is unknown how much work
+        the run has lost.
+        """
         self._steps_done = step
+        self._knows_step = True
 
     @property
     def guard(self) -> ErrorGuard:
@@ -377,7 +384,11 @@ class LoopMonitor:
         # FSDP1 keeps some of the parameters in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         precision = getattr(loop.engine, "mixed_precision", None)
-        sampler = {"num_replicas": self._world_size, "rank": self._rank}
+        if precision == "no":
+            precision = None
+        sampler = None
+        if data_parallel:
+            sampler = {"num_replicas": self._world_size, "rank": self._rank}
         return Training(
             loop=self,
             model=_one(models),
@@ -388,13 +399,14 @@ class LoopMonitor:
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=self._rank == 0,
             strategy=self._strategy(data_parallel or wrappers),
-            sampler=sampler if data_parallel else None,
-            precision=None if precision == "no" else precision,
+            sampler=sampler,
+            precision=precision,
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
             looks_for_unused=looks_for_unused,
             loggers=loop.loggers,
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
+            knows_step=partial(getattr, self, "_knows_step"),
             # Only the main process logs.
             log=loop.log if self._rank == 0 else lambda _: None,
         )
@@ -487,7 +499,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
             f"model={describe(model)}: give an nn.Module, or several by name, for example "
             "{'generator': g, 'critic': c}"
         )
-    return models
+    return {name: compiled_wrapper(each) for name, each in models.items()}
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:

@@ -175,15 +175,23 @@ class LoopPhases(Phases):
     # These hooks run in every step. So each is a single function, with its own error guard.
 
     def _model_hook(self) -> Callable[..., None]:
-        """A hook that begins forward when a model is called for a step."""
+        """A hook that begins forward when a model is called for a step.
+
+        A call while a batch is prepared is inference, for example the generation of text to learn
+        from.
+        """
 
         def model_is_called(*_: Any) -> None:
             if is_compiling() or not self._in_step:
                 return
             try:
-                if self._stage == "train":
+                innermost = self.running[-1][0] if self.running else None
+                if innermost == "transfer":
+                    self.enter("inference", RUNNING)
+                    return
+                if self._stage == "train" and innermost != "inference":
                     self._has_called = True
-                if not self.running or self.running[-1][0] == "optimizer":
+                if innermost is None or innermost == "optimizer":
                     self.enter("forward", RUNNING)
             except BaseException as error:
                 if not self.guard.contains(error):

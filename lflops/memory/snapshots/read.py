@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lflops.errors import ProfileError
+from lflops.files import read
+from lflops.memory.snapshots.opcodes import check
 from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
@@ -40,30 +42,21 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"has an object that is stored elsewhere, {str(pid)[:60]!r}")
 
 
-def load_plain(path: str | PathLike[str]) -> Any:
-    """Read a pickle of containers, strings and numbers.
+def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
+    """Read a pickle of containers, strings and numbers. Returns its value and the file's bytes.
 
     Raises `ProfileError` if the file cannot be read, or has anything else.
     """
     path = Path(path)
     try:
-        if not path.is_file():
-            path.stat()
-            raise ProfileError(
-                f"{path}: is a folder, a pipe or a device; "
-                "give a file of torch.cuda.memory._dump_snapshot"
-            )
-        if path.stat().st_size > LARGEST_FILE:
-            raise ProfileError(
-                f"{path}: has {path.stat().st_size} bytes; {LARGEST_FILE} at most are read"
-            )
-        content = path.read_bytes()
+        content = read(path, LARGEST_FILE)
     except OSError as error:
         raise ProfileError(
             f"{path}: {error.strerror or error}; give a file of torch.cuda.memory._dump_snapshot"
         ) from error
     try:
-        return _PlainUnpickler(io.BytesIO(content)).load()
+        check(content)
+        return _PlainUnpickler(io.BytesIO(content)).load(), len(content)
     except pickle.UnpicklingError as error:
         if str(error).startswith("has "):
             raise ProfileError(
@@ -89,7 +82,8 @@ AUTOGRAD = "autograd"
 
 # An address has 64 bits, and no number of bytes needs more.
 LARGEST_NUMBER = 2**64
-# Most blocks, entries and frames of a file: a small pickle can refer to one list a billion times.
+# Most blocks, entries and frames of a file, and most for each of its bytes: a small pickle can refer
+# to one list a billion times.
 MOST_PARTS = 50_000_000
 
 
@@ -173,19 +167,23 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
     Without `device`, it is the device that ran out of memory, or else the device with the most
     reserved memory. Raises `ProfileError` if the file is no snapshot.
     """
-    content = load_plain(path)
+    content, size = load_plain(path)
     try:
-        return snapshot_of(content, device)
+        return snapshot_of(content, device, most_parts=min(size, MOST_PARTS))
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
 
 
-def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
+def snapshot_of(
+    content: Any, device: int | None = None, *, most_parts: int = MOST_PARTS
+) -> Snapshot:
     """Read the snapshot in torch's containers.
+
+    `most_parts` is the most blocks, entries and frames that it may have.
 
     Raises a `ProfileError` that names the place of a wrong value.
     """
-    reader = _Reader()
+    reader = _Reader(most_parts)
     # Older versions of torch wrote the segments alone.
     if isinstance(content, list):
         content = {"segments": content}
@@ -243,15 +241,16 @@ def _fullest(
 class _Reader:
     """Checks every value, and counts the parts of a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_parts: int) -> None:
+        self._most_parts = most_parts
         self._parts = 0
         # Stacks by the id of their list, which torch's pickles share.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
         self._parts += 1
-        if self._parts > MOST_PARTS:
-            raise ProfileError(f"{place}: has more than {MOST_PARTS:,} parts")
+        if self._parts > self._most_parts:
+            raise ProfileError(f"{place}: has more than {self._most_parts:,} parts")
         if not isinstance(value, Mapping):
             raise ProfileError(f"{place} is {_described(value)}: it must be a dictionary")
         return value

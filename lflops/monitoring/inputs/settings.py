@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import unquote
 
 from torch import nn
 
@@ -54,7 +55,7 @@ class Settings:
     gather_timeout: float = 30.0
     html: bool = True
     ledger: bool = True
-    module_scalars: int = 5
+    module_scalars: int = 0
     dirpath: str | PathLike[str] | None = None
     on_error: str = "warn"
     on_oom: bool = False
@@ -212,7 +213,7 @@ def settings_of(line: str) -> dict[str, Any]:
     """Read the arguments of a monitor from a line of names and values, and check them.
 
     Commas separate the settings. A value is read in the type of its default, and may have commas
-    itself. The fields of the schedule are named like other arguments. Without a field of the
+    itself. In `dirpath`, `%2C` is a comma, as in a URL. The fields of the schedule are named like other arguments. Without a field of the
     schedule and without stages, a window opens only on request.
 
     Raises:
@@ -230,7 +231,7 @@ def settings_of(line: str) -> dict[str, Any]:
         if not equals:
             raise CountError(f"{name} has no value: give {valid}, as in {name}=…")
         try:
-            given[name] = _ranks(text) if name == "trace_ranks" else read(text)
+            given[name] = _SPECIAL.get(name, read)(text)
         except (KeyError, ValueError) as error:
             raise CountError(f"{name}={text!r}: give {valid}") from error
     schedule = {name: given.pop(name) for name in schedule_defaults if name in given}
@@ -268,3 +269,14 @@ def _several(text: str) -> tuple[str, ...]:
 def _ranks(text: str) -> str | list[int]:
     ranks = _several(text)
     return [int(rank) for rank in ranks] if all(map(str.isdigit, ranks)) else text.lower()
+
+
+def _folder(text: str) -> str | None:
+    if text.lower() == "none":
+        return None
+    # A path may have bytes that are no UTF-8.
+    return unquote(text, errors="surrogateescape")
+
+
+_SPECIAL: dict[str, Callable[[str], Any]] = {"trace_ranks": _ranks, "dirpath": _folder}
+"""Functions that read the values of some settings."""

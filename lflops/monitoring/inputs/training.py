@@ -41,6 +41,8 @@ class Training:
         loggers: Objects with `log_metrics(values, step=...)`.
         log_every: Steps between two points of the curves; 0 for no curves.
         logged_step: Returns the step on the loggers' x-axis, which each step increases by one.
+        knows_step: Returns whether that step includes the steps of earlier starts of the run. A
+            plain loop that resumes from a checkpoint counts from 0 again.
         log: Logs a message on the main process.
     """
 
@@ -62,6 +64,7 @@ class Training:
     loggers: Sequence[Any] = ()
     log_every: int = 0
     logged_step: Callable[[], int]
+    knows_step: Callable[[], bool]
     log: Callable[[str], None]
 
 

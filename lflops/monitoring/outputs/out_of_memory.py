@@ -17,6 +17,7 @@ from torch import nn
 
 from lflops import units
 from lflops.extras import offered
+from lflops.files import write_whole
 from lflops.monitoring.inputs.training import Training
 from lflops.profile.profile import Profile
 from lflops.torch_private.cuda_memory import (
@@ -100,8 +101,8 @@ def write_report(
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)
     text = _unused_path(folder, f"oom-{report.step}-rank{training.rank}")
-    text.write_text("".join(f"{line}\n" for line in report_lines(report)), encoding="utf-8")
-    text.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
+    write_whole(text, "".join(f"{line}\n" for line in report_lines(report)).encode())
+    write_whole(text.with_suffix(".json"), json.format(json.encode(report)) + b"\n")
     return text
 
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import os
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from lflops.files import open_for_append, remove_leftovers, write_whole
 from lflops.profile.profile import Run
 
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
@@ -66,18 +67,21 @@ def release(folder: Path, loop: object) -> None:
             path.rmdir()
 
 
-@contextlib.contextmanager
-def open_text(path: Path, loop: object) -> Iterator[TextIO]:
-    """Open a text file for writing, and create the folders above it.
+def append_text(path: Path, text: str, loop: object) -> None:
+    """Write a text file, and create the folders above it.
 
     Text that the same loop wrote there before is kept.
     """
     written = _WRITTEN.setdefault(loop, set())
-    resolved = path.resolve()
+    absolute = path.absolute()
+    content = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if resolved in written else "w", encoding="utf-8") as file:
-        written.add(resolved)
-        yield file
+    if absolute not in written:
+        write_whole(path, content)
+        written.add(absolute)
+        return
+    with os.fdopen(open_for_append(path, new=False), "ab") as file:
+        file.write(content)
 
 
 class OutputPaths(NamedTuple):
@@ -111,6 +115,13 @@ class OutputPaths(NamedTuple):
     def within(self, part: str) -> "OutputPaths":
         """The paths of a part of each folder."""
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files that killed runs left in these folders and in their parts."""
+        profiles = [self.profiles, *self.profiles.glob("run-*/")]
+        traces = [self.traces, *self.traces.glob("*/"), *self.traces.glob("run-*/*/")]
+        for folder in (*profiles, *traces):
+            remove_leftovers(folder)
 
     def profile(self, run: Run) -> Path:
         return self.profiles / f"{self._window(run)}.profile.json"

@@ -1,6 +1,5 @@
 """The traced steps of one rank, and the annotation of their traces in the background."""
 
-import contextlib
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from lflops.profile.notes import Note, sentence
 from lflops.timing.step_phases import OTHER
 from lflops.trace.annotate import RecordedCalls
 from lflops.trace.annotate_in_background import AnnotationProcess
-from lflops.trace.record.tracer import Recording, Tracer
+from lflops.trace.record.tracer import UNANNOTATED, Recording, Tracer, remove_raw
 
 
 class _PhaseListener(OutsideModules):
@@ -189,10 +188,10 @@ class TraceAnnotations:
             into.parent.mkdir(parents=True, exist_ok=True)
             self._processes.append(AnnotationProcess(raw, into, calls, profile))
         except OSError:
-            for part in raw.parent.glob(f"{raw.name}*"):
-                with contextlib.suppress(OSError):
-                    part.unlink()
+            remove_raw(raw)
             raise
+        # The process removes it.
+        UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
         """Whether any process was running since the last call. Collects those that have ended."""

@@ -159,14 +159,14 @@ def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False
     copies = [convert_for_tb_profiler(each) for each in traces_in(folder)]
     if as_json:
         files = [str(file) for file, _ in copies]
-        damaged = [len(damage) for _, damage in copies]
+        damaged = [left_out.number for _, left_out in copies]
         write_json({"files": files, "damaged": damaged})
         return
-    for file, damage in copies:
+    for file, left_out in copies:
         line = str(file)
-        if damage:
-            events = counted(len(damage), "event")
-            line += f": {events} left out that cannot be read: {plain(damage[0])}"
+        if left_out.number:
+            events = counted(left_out.number, "event")
+            line += f": {events} left out that cannot be read: {plain(left_out.first)}"
         typer.echo(line)
 
 

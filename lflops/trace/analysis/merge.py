@@ -10,11 +10,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from lflops.trace.analysis.collectives import Key, numbered, occurrences
-from lflops.trace.analysis.event_stream import Header
 from lflops.trace.analysis.host_walk import walk
 from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.annotate import metadata_event
-from lflops.trace.files import read, traces_in, written_whole
+from lflops.trace.event_stream import TraceStream
+from lflops.trace.files import as_trace, traces_in, written_whole
 from lflops.trace.recorded import ZERO, microseconds, span
 
 MERGED = "merged.trace.json.gz"
@@ -85,8 +85,7 @@ class _Event(Struct):
     args: dict[str, Raw] | None = None
 
 
-class _Content(Struct):
-    events: list[Raw] = msgspec.field(name="traceEvents")
+class _Properties(Struct):
     devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
 
 
@@ -138,8 +137,11 @@ def _sources(folder: Path) -> list[_Source]:
     """Return the traces of a folder by rank, those of unknown rank last."""
     sources = []
     for path in traces_in(folder):
-        header: Header = read(path, Header)
-        sources.append(_Source(path, header.rank(path), header.base))
+        stream = TraceStream(path, Raw)
+        # The header may be at the end of the file.
+        for _ in stream.portions():
+            pass
+        sources.append(_Source(path, stream.header.rank(path), stream.header.base))
     sources.sort(key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
     return sources
 
@@ -181,10 +183,10 @@ class _Merger:
 
     def rewritten(self, source: _Source, index: int, shift: int) -> Iterator[bytes]:
         """Iterate over the events of one trace, with new numbers and in the common time."""
-        content: _Content = read(source.path, _Content)
+        stream = TraceStream(source.path, Raw)
         processes: dict[int | str, int] = {}
         names: dict[int | str, str] = {}
-        for raw in content.events:
+        for raw in itertools.chain.from_iterable(stream.portions()):
             try:
                 event = msgspec.json.decode(raw, type=_Event)
                 whole = msgspec.json.decode(raw, type=dict[str, Raw])
@@ -217,7 +219,9 @@ class _Merger:
             yield msgspec.json.encode(
                 metadata_event("process_sort_index", number, sort_index=number)
             )
-        self._add_properties(content.devices, index)
+        with as_trace(source.path):
+            properties = msgspec.json.decode(stream.header_text, type=_Properties)
+        self._add_properties(properties.devices, index)
 
     def _add_properties(self, devices: list[dict[str, Any]], index: int) -> None:
         by_number = {row.get("id"): row for row in devices}

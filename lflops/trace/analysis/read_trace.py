@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from lflops.trace.analysis.event_stream import TraceStream
 from lflops.trace.annotate import MODULE
+from lflops.trace.event_stream import TraceStream
 from lflops.trace.files import as_trace
 from lflops.trace.recorded import (
     STEP,

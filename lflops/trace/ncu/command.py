@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.errors import LflopsError, ProfileError
+from lflops.files import read as read_file
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
@@ -20,6 +21,7 @@ from lflops.report.text import kernel_name, shortened
 from lflops.trace.ncu.kernels import Kernel, Measured, command, read
 
 _KERNEL_WIDTH = 36
+_LARGEST_LOG = 1 << 28
 
 
 def show_kernels(
@@ -48,7 +50,9 @@ def show_kernels(
     if gpu_time is not None and not 0 < gpu_time < math.inf:
         raise UsageError(f"gpu_time={gpu_time}: give a positive number of seconds")
     if figure is not None:
-        raise UsageError("--figure draws a profile's FILE, not what --ncu reads")
+        raise UsageError(
+            "--figure draws a profile, not the log that --ncu reads: leave --figure out"
+        )
     profile = None if file is None else load(file)
     measured = _measured(log, gpu_time, profile, _chip(hardware, profile))
     if as_json:
@@ -68,7 +72,7 @@ def _measured(
 ) -> Measured:
     modules = profile.modules if profile else ()
     try:
-        content = log.read_text(errors="replace")
+        content = read_file(log, _LARGEST_LOG).decode(errors="replace")
         return read(content, gpu_seconds=gpu_time, modules=modules, chip=chip)
     except OSError as error:
         raise ProfileError(f"{log}: {error.strerror}") from error

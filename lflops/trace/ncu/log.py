@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from lflops.errors import ProfileError
+
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
 _HEADING = re.compile(
@@ -56,7 +58,10 @@ def launches_in(log: str) -> list[Launch]:
 
 
 def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
-    heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    try:
+        heading, *rows = csv.reader(line for line in lines if line.startswith('"'))
+    except csv.Error as error:
+        raise ProfileError(f"has damaged CSV: {error}") from None
     named = []
     for row in rows:
         if len(row) == len(heading):
@@ -104,7 +109,10 @@ def _launch(row: Mapping[str, str]) -> Launch:
 
 
 def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
-    """Return the launches of a text. Below the heading of a launch are its metrics, indented."""
+    """Return the launches that a text log lists.
+
+    The metrics of a launch are indented below its heading.
+    """
     launches: list[Launch] = []
     for line in lines:
         heading = _HEADING.match(line)

@@ -9,6 +9,7 @@ recording, the recording ends first.
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lflops.error_guard import CleanupStack, Guard, call_each, unguarded
+from lflops.files import folder_opened, temporary_path
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.inputs.devices import profiler_activity
 from lflops.model.module_tree import ModuleTree
@@ -41,7 +43,7 @@ from lflops.trace.record.step_timeline import (
     communication,
     communication_on_host,
     device_seconds,
-    timeline_of,
+    timelines_of,
 )
 from lflops.trace.recorded import STEP, outer_first
 
@@ -60,6 +62,10 @@ Refusal = Literal[
 * `no_activity`: This torch can record none of the activities.
 * `not_written`: The trace file could not be written.
 """
+
+
+UNANNOTATED: set[Path] = set()
+"""Traces as Kineto wrote them that this process has passed to no other one yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,7 @@ class Recording:
         calls: Calls of modules and scopes, for annotating the trace.
         compiled: Times inside compiled graphs; `None` if they were not requested or no graph ran.
         call_times: Self nanoseconds of module calls by batch; empty without `compiled`.
-        timeline: One complete step, or `None`.
+        timelines: Complete steps, the one of median length first.
     """
 
     raw: Path | None
@@ -95,7 +101,7 @@ class Recording:
     calls: tuple[Call, ...]
     compiled: CompiledTimes | None = None
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
-    timeline: StepTimeline | None = None
+    timelines: tuple[StepTimeline, ...] = ()
 
 
 class Tracer:
@@ -253,7 +259,8 @@ class Tracer:
                 self.refusal = "cut_off"
                 return None
             path = folder / f"{worker.replace('.', '-')}.{time.time_ns()}.pt.trace.json.gz"
-            unfinished = path.with_name(f"{path.name}.raw")
+            unfinished = temporary_path(folder, ".raw")
+            UNANNOTATED.add(unfinished)
             self.error = _export(recorder, unfinished)
             # A reference cycle in torch's profiler would keep the events until garbage collection.
             recorder.profiler = None
@@ -263,7 +270,7 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop without a recording. It can be called again."""
+        """Stop without a recording. Calling it twice is harmless."""
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def _is_free(self) -> bool:
@@ -359,7 +366,7 @@ class Tracer:
             calls=tuple(found.calls),
             compiled=compiled,
             call_times=times,
-            timeline=timeline_of(trace, found.calls, self._ends, self._phases),
+            timelines=tuple(timelines_of(trace, found.calls, self._ends, self._phases)),
         )
 
 
@@ -437,15 +444,30 @@ def _export(recorder: profile, into: Path) -> str | None:
     """
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
-        recorder.export_chrome_trace(str(into))
+        if _is_plain(str(into)):
+            recorder.export_chrome_trace(str(into))
+        else:
+            with folder_opened(into.parent) as folder:
+                recorder.export_chrome_trace(f"{folder}/{into.name}")
         error = None if into.exists() else f"Kineto could not write {into}"
     except Exception as raised:  # noqa: BLE001 - the other results remain
         error = f"{type(raised).__name__}: {raised}"
     if error is not None:
-        for part in (into, into.with_name(f"{into.name}.tmp")):
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+        remove_raw(into)
     return error
+
+
+def _is_plain(path: str) -> bool:
+    """Return whether Kineto writes to a path: it is UTF-8, has no comma and is on one line."""
+    return path.isascii() and path.isprintable() and "," not in path
+
+
+def remove_raw(path: Path) -> None:
+    """Remove a trace that is not annotated, or the part of it that Kineto has written."""
+    UNANNOTATED.discard(path)
+    for part in (path, path.with_name(f"{path.name}.tmp")):
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _stats_of_steps(
@@ -484,8 +506,21 @@ def call_times(
 def _end_at_exit() -> None:
     """Stop recordings that still run, for example of a monitor that was entered and never left.
 
-    torch crashes if the interpreter exits during a recording.
+    torch crashes if the interpreter exits during a recording. Traces that no process annotates, for
+    example after Ctrl-C, are removed.
     """
     for each in list(Tracer._recording):  # noqa: SLF001 - same file
         with contextlib.suppress(Exception):
             each.abandon()
+    for path in tuple(UNANNOTATED):
+        remove_raw(path)
+
+
+def _forget_in_child() -> None:
+    """Leave recordings and files to the parent. In the child, Kineto's threads do not exist."""
+    Tracer._recording.clear()  # noqa: SLF001 - same file
+    UNANNOTATED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 from msgspec import Struct
 
 from lflops.errors import ProfileError
-from lflops.trace.analysis import event_stream
-from lflops.trace.analysis.event_stream import Header, TraceStream
+from lflops.trace import event_stream
+from lflops.trace.event_stream import Header, TraceStream
 from tests.support.traces_by_hand import as_json
 
 
@@ -196,7 +196,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     """With the system's reason."""
     with pytest.raises(ProfileError, match="No such file"):
         names(tmp_path / "missing.json")
-    with pytest.raises(ProfileError, match="directory"):
+    with pytest.raises(ProfileError, match="is a folder, a pipe or a device"):
         names(tmp_path)
 
 

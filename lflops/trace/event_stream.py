@@ -5,12 +5,8 @@ piece is cut after its last complete event and decoded as a separate array, so n
 piece.
 """
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterator
-from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,25 +15,27 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.trace.files import GZIP, as_trace, malformed_at, rank_in_name, without_infinities
+from lflops.files import InflatedFile
+from lflops.trace.files import as_trace, malformed_at, rank_in_name, without_infinities
 
 _PIECE = 1 << 22
 """Bytes that are read at a time."""
-_LONGEST = 1 << 26
-"""Most bytes of an event, of the header or of the trailer."""
+_LONGEST = 1 << 24
+"""Maximum size of an event, of the header and of the trailer, in bytes."""
 _LARGEST = 1 << 33
-"""Most bytes of an uncompressed file."""
+"""Maximum size of a file after decompression, in bytes."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 """Looks like the border between two events, but may be inside an event."""
+_TRAILING = "JSON is malformed: trailing characters"
+"""The problem that msgspec reports for text after a value."""
 _TAIL = 1 << 16
-"""Bytes at the end of a piece that are searched for a border."""
+"""How many of the last bytes that were read are searched for a border between two events."""
 _CUTS = 8
 """Number of possible borders that are tried."""
 
 _Event = TypeVar("_Event")
-_File = gzip.GzipFile | BufferedReader
 
 
 class _Distributed(Struct, frozen=True):
@@ -70,6 +68,7 @@ class TraceStream(Generic[_Event]):
 
     Attributes:
         header: The trace's header, complete when all events have been read.
+        header_text: The JSON of the header, without events.
         damaged: Number of events left out because they are not of the expected type.
         damage: Error of the first damaged event.
     """
@@ -77,6 +76,7 @@ class TraceStream(Generic[_Event]):
     def __init__(self, path: Path, kind: type[_Event]) -> None:
         """Prepare to read events of a type from a file."""
         self.header = Header()
+        self.header_text = b"{}"
         self.damaged = 0
         self.damage = ""
         self._path = path
@@ -94,15 +94,12 @@ class TraceStream(Generic[_Event]):
             ProfileError: The file cannot be read or is no trace.
         """
         try:
-            with as_trace(self._path), self._path.open("rb") as raw:
-                is_compressed = raw.read(2) == GZIP
-                raw.seek(0)
-                yield from self._portions(gzip.GzipFile(fileobj=raw) if is_compressed else raw)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ProfileError(f"{self._path}: cannot be read: {reason}") from error
+            with as_trace(self._path), InflatedFile(self._path) as file:
+                yield from self._portions(file)
+        except OSError as error:
+            raise ProfileError(f"{self._path}: cannot be read: {error.strerror}") from error
 
-    def _portions(self, file: _File) -> Iterator[list[_Event]]:
+    def _portions(self, file: InflatedFile) -> Iterator[list[_Event]]:
         head, rest = self._read_head(file)
         self._count_lines(head + b"[")
         missing = _PIECE
@@ -132,10 +129,10 @@ class TraceStream(Generic[_Event]):
             yield self._decode(b"[" + text[: end - 1])
         if head:
             trailer = text[end - 1 :] + self._read_trailer(file)
-            whole = without_infinities(head + b"[]" + trailer)
-            self.header = msgspec.json.decode(whole, type=Header)
+            self.header_text = without_infinities(head + b"[]" + trailer)
+            self.header = msgspec.json.decode(self.header_text, type=Header)
 
-    def _read_head(self, file: _File) -> tuple[bytes, bytes]:
+    def _read_head(self, file: InflatedFile) -> tuple[bytes, bytes]:
         """Return the text before the list of events, and the beginning of the list."""
         text = b""
         while piece := self._read_piece(file, _PIECE):
@@ -154,11 +151,11 @@ class TraceStream(Generic[_Event]):
             raise ValueError("the file is empty")
         raise ValueError('it has no list of events, "traceEvents"')
 
-    def _read_trailer(self, file: _File) -> bytes:
+    def _read_trailer(self, file: InflatedFile) -> bytes:
         pieces = iter(lambda: file.read(_PIECE), b"")
         return b"".join(islice(pieces, _LONGEST // _PIECE))
 
-    def _read_piece(self, file: _File, size: int) -> bytes:
+    def _read_piece(self, file: InflatedFile, size: int) -> bytes:
         piece = file.read(size)
         self._read += len(piece)
         if self._read > _LARGEST:
@@ -243,9 +240,11 @@ def _is_header(head: bytes) -> bool:
 
 def _end_of_array(text: bytes) -> int | None:
     """Return where an array ends, given the text after its first bracket; `None` if it does not."""
-    decoder = json.JSONDecoder(parse_int=len, strict=False)
     try:
-        _, end = decoder.raw_decode("[" + text.decode("latin-1"))
-    except ValueError:
-        return None
-    return end
+        msgspec.json.decode(b"[" + text, type=Raw)
+    except msgspec.DecodeError as error:
+        found = malformed_at(error)
+        if found is None or found[1] != _TRAILING:
+            return None
+        return found[0]
+    return len(text) + 1

@@ -1,0 +1,83 @@
+"""Values that print as a report, in a terminal and in a notebook."""
+
+import importlib
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+
+class Displayed:
+    """Prints a value as its report, and shows it in a notebook.
+
+    The report is imported when a value is displayed, because the report is built from these values.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join(str(part).rstrip("\n") for part in _parts(self))
+
+    def _repr_html_(self) -> str:
+        """The report as HTML that needs neither scripts nor other files."""
+        return "\n".join(as_html(part) for part in _parts(self))
+
+
+def from_report(name: str) -> Any:
+    """A function of the report."""
+    return getattr(importlib.import_module("lflops.report.display"), name)
+
+
+def _parts(value: Displayed) -> Sequence[Any]:
+    """The parts of the report of a value: texts and tables."""
+    parts: Sequence[Any] = from_report("parts_of")(value)
+    return parts
+
+
+class Table(NamedTuple):
+    """A table of texts, which prints aligned. Its first two columns are names.
+
+    Attributes:
+        head: The headings of the columns.
+        rows: The cells of each row.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        lines = [self.head, *self.rows]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
+        return "\n".join(_aligned(line, widths) for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The table as HTML."""
+        rows = [_html_row("th", self.head)]
+        rows += [_html_row("td", row) for row in self.rows]
+        return f"<table>{''.join(rows)}</table>"
+
+
+NAMES = 2
+"""The number of columns of a table that are names."""
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [cell.ljust(width) for cell, width in zip(cells[:NAMES], widths[:NAMES], strict=True)]
+    for cell, width in zip(cells[NAMES:], widths[NAMES:], strict=True):
+        parts.append(cell.rjust(width))
+    return "  ".join(parts).rstrip()
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    parts = []
+    for place, cell in enumerate(cells):
+        side = "left" if place < NAMES else "right"
+        # Spaces at the begin show the depth in the tree.
+        parts.append(f'<{tag} style="text-align:{side};white-space:pre">{escape(cell)}</{tag}>')
+    return f"<tr>{''.join(parts)}</tr>"
+
+
+def as_html(part: Any) -> str:
+    """A part of a report as HTML: a table, or text with its line breaks."""
+    if isinstance(part, Table):
+        return part._repr_html_()
+    return f'<pre style="white-space:pre-wrap">{escape(str(part))}</pre>'

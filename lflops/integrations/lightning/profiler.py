@@ -1,0 +1,51 @@
+"""`LightningProfiler`: the monitor as the profiler of a Lightning Trainer."""
+
+from typing import Any
+
+from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.integrations.lightning.training import ProfilerBase
+
+
+class LightningProfiler(ProfilerBase):
+    """Adds a `FlopsMonitor` to its Trainer, where `profiler="simple"` would be.
+
+    The report is that of the monitor: in the log, in the loggers and in files. A Trainer that has a
+    `FlopsMonitor` among its callbacks keeps it, and this profiler adds none.
+
+    Args:
+        settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
+
+    Raises:
+        CountError: A setting is unknown or wrong.
+
+    Attributes:
+        monitor: The monitor, which has the profiles and the ledger of the run.
+
+    Example::
+
+        trainer = Trainer(profiler=LightningProfiler())
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.monitor = FlopsMonitor(**settings)
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Add the monitor before the Trainer sets up its callbacks."""
+        super().setup(stage, local_rank, log_dir)
+        # The Trainer has set it for its profilers.
+        trainer = vars(self)["_lightning_module"].trainer
+        has_monitor = any(isinstance(each, FlopsMonitor) for each in trainer.callbacks)
+        if not has_monitor:
+            # Lightning wants callbacks that save checkpoints to be last.
+            trainer.callbacks.insert(0, self.monitor)
+
+    def start(self, action_name: str) -> None:
+        """Do nothing: the monitor receives the phases of the Trainer itself."""
+
+    def stop(self, action_name: str) -> None:
+        """Do nothing."""
+
+    def summary(self) -> str:
+        """An empty text: the monitor logs its report when a window closes."""
+        return ""

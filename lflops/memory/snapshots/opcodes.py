@@ -1,0 +1,106 @@
+"""Check the opcodes of a pickle before it is loaded, in time that is linear in its size.
+
+A pickle of a few bytes can reserve any amount of memory, and can compute for years: it may write to
+a huge place of the memo, or use nested tuples as keys, which are hashed again and again. Files of
+torch need neither.
+"""
+
+import functools
+import pickle
+import pickletools
+import re
+import time
+from collections.abc import Callable
+
+_LINE = 40
+"""Maximum number of characters of a number that is written as text."""
+
+_SMALL_NUMBERS = [rb"\x8a\x00"]
+"""Opcodes of integers with at most 9 bytes. 64 bits without a sign need so many."""
+for _length in range(1, 10):
+    _SMALL_NUMBERS.append(rb"\x8a\x%02x.{%d}" % (_length, _length))
+
+_NUMBER = rb"(?:%b)" % b"|".join(
+    [
+        rb"[N\x88\x89]|K.|M..|J.{4}|G.{8}",
+        rb"[ILF][^\n]{1,%d}\n" % _LINE,
+        *_SMALL_NUMBERS,
+    ]
+)
+
+_TUPLE = rb"%b\x85|%b{2}\x86|%b{3}\x87|\(%b{0,16}+t" % ((_NUMBER,) * 4)
+"""A tuple of numbers. Any other tuple could contain itself many times."""
+
+_CONTAINER_OR_MARK = rb"[()\]}aesudl01\x94]"
+_REFERENCE = rb"h.|j.{4}|g\d{1,10}\n"
+_START = rb"\x80.|\x95.{8}"
+
+_SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8}
+"""Opcodes of texts, and the bytes of their length."""
+
+_NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
+
+_CHECKED = _NAMES.keys() - set(b"ciPQ\x93\x82\x83\x84")
+"""All opcodes except those that look up a class, a function or an object.
+
+The unpickler refuses these by name, and bytes that are no opcode.
+"""
+_PUT = ord("p")
+
+BYTES_OF_MEMO = 3
+"""Each entry of the memo needs this many bytes of the file: a value, an opcode and its place."""
+
+SECONDS = 5.0
+BYTES_PER_SECOND = 5_000_000
+"""The check may take `SECONDS`, and a second more for so many bytes."""
+
+MANY_CONTAINERS = 2_000_000
+BYTES_OF_CONTAINER = 9
+"""A file may have `MANY_CONTAINERS`, and one more for so many bytes. An empty one has 64 bytes."""
+
+
+def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+    """Raise `pickle.UnpicklingError` for a pickle that could use unbounded memory or time."""
+    containers = content.count(b"}") + content.count(b"]")
+    if containers > MANY_CONTAINERS + len(content) // BYTES_OF_CONTAINER:
+        raise pickle.UnpicklingError("has more containers than its size allows")
+    most_memo = len(content) // BYTES_OF_MEMO
+    harmless = _harmless(most_memo >> 16)
+    latest = clock() + SECONDS + len(content) / BYTES_PER_SECOND
+    place = 0
+    while place < len(content):
+        found = harmless.match(content, place)
+        place = found.end() if found else place
+        opcode = content[place : place + 1]
+        if opcode in {b"", b"."} or opcode[0] not in _CHECKED:
+            return
+        place = _after_text(content, place, most_memo)
+        if clock() > latest:
+            raise pickle.UnpicklingError("has so many texts that checking them takes too long")
+
+
+@functools.cache
+def _harmless(most: int) -> re.Pattern[bytes]:
+    """Opcodes that need no look, with places of the memo below `most` + 1 times 65536."""
+    high = min(most >> 8, 255)
+    top = b"[\\x00-\\x%02x]" % high
+    middle = b"." if high else b"[\\x00-\\x%02x]" % (most & 255)
+    put = b"q.|r..%b%b" % (middle, top)
+    parts = [_TUPLE, _NUMBER, _CONTAINER_OR_MARK, _REFERENCE, put, _START]
+    return re.compile(b"(?:%b)*+" % b"|".join(parts), re.DOTALL)
+
+
+def _after_text(content: bytes, place: int, most_memo: int) -> int:
+    """Return the place after a text, or after a reference that is written as text."""
+    opcode = content[place]
+    size = _SIZES.get(content[place : place + 1])
+    if size is not None:
+        begin = place + 1 + size
+        return begin + int.from_bytes(content[place + 1 : begin], "little")
+    end = content.find(b"\n", place) + 1 or len(content)
+    if opcode in b"VS":
+        return end
+    digits = content[place + 1 : end].strip()
+    if opcode == _PUT and digits.isdigit() and len(digits) < _LINE and int(digits) <= most_memo:
+        return end
+    raise pickle.UnpicklingError(f"has the opcode {_NAMES[opcode]}")

@@ -1,0 +1,38 @@
+"""The files of traces that a payload names."""
+
+import msgspec
+from msgspec import Raw, Struct
+
+_LONGEST = 1 << 20
+"""Maximum number of bytes of the list of traces. It has a file for each rank."""
+
+
+class _Traces(Struct):
+    traces: Raw = Raw(b"[]")
+
+
+class _Trace(Struct):
+    file: str = ""
+
+
+def trace_file(payload: bytes, index: int) -> str:
+    """The path under an index, or an empty text if the entry names no file.
+
+    Only the list of traces is decoded: the rest of a payload may be large.
+
+    Raises:
+        LookupError: The list has no such entry.
+    """
+    try:
+        listed = msgspec.json.decode(payload, type=_Traces).traces
+        entries = (
+            msgspec.json.decode(listed, type=list[Raw]) if len(bytes(listed)) < _LONGEST else []
+        )
+    except (msgspec.DecodeError, RecursionError):
+        entries = []
+    if index >= len(entries):
+        raise LookupError("the summary names no such trace")
+    try:
+        return msgspec.json.decode(entries[index], type=_Trace).file
+    except (msgspec.DecodeError, RecursionError):
+        return ""

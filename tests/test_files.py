@@ -1,0 +1,295 @@
+"""Files are opened in one place, which neither waits, nor follows a link when it writes."""
+
+import ast
+import gzip
+import os
+import platform
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lflops import files
+from lflops.files import (
+    InflatedFile,
+    open_for_append,
+    read,
+    remove_leftovers,
+    replacing,
+    temporary_path,
+    write_whole,
+)
+from tests.support.repository import ROOT
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="no pipes, links or permissions here")
+
+OPENERS = {
+    "NamedTemporaryFile",
+    "TemporaryDirectory",
+    "TemporaryFile",
+    "mkfifo",
+    "mkstemp",
+    "open",
+    "read_bytes",
+    "read_text",
+    "touch",
+    "write_bytes",
+    "write_text",
+}
+"""Functions and methods that open a file by its path. A method `open` is looked at more closely."""
+
+MODULES = {"codecs", "gzip", "io", "np", "os", "shutil", "torch", "zipfile"}
+"""Modules with functions that open files."""
+
+OF_MODULES = {"copy", "copyfile", "copytree", "load", "open", "save"}
+
+ALLOWED = {
+    "lflops/__init__.py: open",  # the list of public names, before anything is imported
+    "lflops/cli/main.py: os.open",  # /dev/null
+    "lflops/timing/clock.py: os.open",  # the counters of a thread in /proc
+    "lflops/trace/annotate_in_background.py: TemporaryFile",  # without a name
+    "lflops/monitoring/outputs/loggers.py: TemporaryDirectory",  # of this user alone
+    "lflops/monitoring/outputs/paths.py: touch",  # exclusive
+    "lflops/monitoring/inputs/settings.py: TemporaryDirectory",  # exclusive, and removed at once
+}
+
+
+def openings(source: str) -> Iterator[str]:
+    """Names of the calls that open a file, except for files of the package itself."""
+    tree = ast.parse(source)
+    of_package = {"__file__"}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and of_package & names_in(node.value):
+            of_package |= names_in(*node.targets)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and not of_package & names_in(node.func):
+            name = opening(node)
+            if name:
+                yield name
+
+
+def names_in(*nodes: ast.AST) -> set[str]:
+    """All variables in expressions."""
+    found = set()
+    for node in nodes:
+        found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def opening(call: ast.Call) -> str:
+    """The name of a call if it opens a file, or an empty text."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id if function.id in OPENERS else ""
+    if not isinstance(function, ast.Attribute):
+        return ""
+    owner = ast.unparse(function.value)
+    if owner in MODULES and function.attr in OF_MODULES:
+        return f"{owner}.{function.attr}"
+    if function.attr == "open":
+        return "Path.open" if is_mode(call) else ""
+    return function.attr if function.attr in OPENERS else ""
+
+
+def is_mode(call: ast.Call) -> bool:
+    """Whether a call of a method `open` has the arguments of `Path.open`."""
+    if any(each.arg in {"mode", "encoding", "buffering"} for each in call.keywords):
+        return True
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.Constant) and set(str(first.value)) <= set("rwaxbt+")
+
+
+def test_nothing_else_opens_a_file() -> None:
+    """So one test of `lflops.files` is a test of every reader and writer."""
+    found = set()
+    for path in sorted((ROOT / "lflops").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name != "lflops/files.py":
+            found |= {f"{name}: {each}" for each in openings(path.read_text("utf-8"))}
+    assert ALLOWED == found
+
+
+CULPRITS = {
+    "open('a')": ["open"],
+    "path.open('rb')": ["Path.open"],
+    "path.open(encoding='utf-8')": ["Path.open"],
+    "Path(name).read_text()": ["read_text"],
+    "gzip.open(path)": ["gzip.open"],
+    "os.open(path, os.O_RDONLY)": ["os.open"],
+    "np.load(path)": ["np.load"],
+    "tempfile.mkstemp()": ["mkstemp"],
+    "path.touch()": ["touch"],
+    "TABLE = Path(__file__).with_suffix('.toml')\nTABLE.read_bytes()": [],
+    "segment.open()": [],
+    "run.open('loop', 2)": [],
+    "Image.open(BytesIO(png))": [],
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), CULPRITS.items())
+def test_an_opening_of_a_file_is_found(source: str, expected: list[str]) -> None:
+    """The check above can fail."""
+    assert expected == list(openings(source))
+
+
+@pytest.fixture(params=["pipe", "device", "link to a device", "folder"])
+def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Something that is not a regular file."""
+    path = tmp_path / "other"
+    match request.param:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            return Path("/dev/zero")
+        case "link to a device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.mkdir()
+    return path
+
+
+def test_only_a_regular_file_is_read(no_file: Path) -> None:
+    """Reading a pipe would wait for its writer, and reading `/dev/zero` would never end."""
+    with pytest.raises(OSError, match="is a folder, a pipe or a device"):
+        read(no_file)
+    with pytest.raises(OSError, match="is a folder, a pipe or a device"):
+        InflatedFile(no_file)
+
+
+def test_only_a_regular_file_is_replaced(no_file: Path) -> None:
+    """A user who is root could replace a device."""
+    before = no_file.lstat().st_mode
+    with pytest.raises(OSError, match="is a folder, a pipe or a device"):
+        write_whole(no_file, b"new")
+    assert before == no_file.lstat().st_mode
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    """A sparse file takes no space on the disk."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="has 1099511627776 bytes; at most 1048576 are read"):
+        read(path)
+
+
+def test_files_of_the_system_are_read_although_they_have_no_size() -> None:
+    """As those in /proc."""
+    assert 0 == Path("/proc/self/status").stat().st_size
+    assert b"Pid:\t%d\n" % os.getpid() in read("/proc/self/status")
+
+
+def test_a_compressed_file_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million zeros in a thousand bytes are more than forty times as much."""
+    monkeypatch.setattr(files, "MOST_INFLATED", 1000)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1_000_000)))
+    with InflatedFile(path) as file:
+        assert bytes(39_000) == file.read(39_000)
+        with pytest.raises(OSError, match="is compressed more than 40 times"):
+            file.read(39_000)
+
+
+@pytest.mark.parametrize("content", [b"text", gzip.compress(b"text", mtime=0)])
+def test_a_file_is_read_whether_it_is_compressed_or_not(content: bytes, tmp_path: Path) -> None:
+    """By its first bytes."""
+    (path := tmp_path / "file").write_bytes(content)
+    with InflatedFile(path) as file:
+        assert b"text" == file.read(100)
+        assert b"" == file.read(100)
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"text" * 99, mtime=0)[:-9], gzip.compress(b"a", mtime=0)[:-1] + b"b"]
+)
+def test_damaged_compression_is_an_error_of_reading(content: bytes, tmp_path: Path) -> None:
+    """Python raises three kinds of errors for it."""
+    (path := tmp_path / "file").write_bytes(content)
+    with InflatedFile(path) as file, pytest.raises(OSError, match=r"end-of-stream|CRC|length"):
+        file.read(1000)
+
+
+def test_a_planted_link_is_replaced(tmp_path: Path) -> None:
+    """Whoever can write into a folder must not choose which file this user overwrites."""
+    (target := tmp_path / "target").write_bytes(b"precious")
+    (path := tmp_path / "file").symlink_to(target)
+    write_whole(path, b"new")
+    assert b"precious" == target.read_bytes()
+    assert b"new" == path.read_bytes()
+    assert not path.is_symlink()
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if somebody guesses its name."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    (target := tmp_path / "target").write_bytes(b"precious")
+    temporary_path(tmp_path, ".tmp").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "file", b"new")
+    assert b"precious" == target.read_bytes()
+
+
+@pytest.mark.parametrize(("before", "expected"), [(None, 0o644), (0o600, 0o600), (0o666, 0o666)])
+def test_a_file_keeps_its_permissions(before: int | None, expected: int, tmp_path: Path) -> None:
+    """A new one has those that the umask leaves."""
+    path = tmp_path / "file"
+    if before is not None:
+        path.touch()
+        path.chmod(before)
+    umask = os.umask(0o022)
+    try:
+        write_whole(path, b"new")
+    finally:
+        os.umask(umask)
+    assert expected == stat.S_IMODE(path.stat().st_mode)
+
+
+def test_an_error_while_writing_leaves_the_file_before(tmp_path: Path) -> None:
+    """And no temporary file."""
+    (path := tmp_path / "file").write_bytes(b"older")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.write(object())  # type: ignore[arg-type]
+    assert b"older" == path.read_bytes()
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_appending_follows_no_link(tmp_path: Path) -> None:
+    """Neither to a file, nor to a new one."""
+    (target := tmp_path / "target").write_bytes(b"precious")
+    (path := tmp_path / "file").symlink_to(target)
+    for new in (True, False):
+        with pytest.raises(OSError, match=r"symbolic links|File exists"):
+            open_for_append(path, new=new)
+    assert b"precious" == target.read_bytes()
+
+
+def test_appending_to_a_pipe_does_not_wait(tmp_path: Path) -> None:
+    """Nobody reads it."""
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"No such device|is a folder, a pipe or a device"):
+        open_for_append(path, new=False)
+
+
+def test_what_a_killed_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the files of a running process, of another machine, or with another name."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    own = temporary_path(tmp_path, ".raw")
+    left = own.with_name(own.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
+    of_init = own.with_name(own.name.replace(f"-{os.getpid()}-", "-1-"))
+    elsewhere = own.with_name(left.name.replace(platform.node(), "elsewhere"))
+    others = [own, of_init, elsewhere, tmp_path / "a.profile.json", tmp_path / f".{ended.pid}"]
+    for path in (left, left.with_name(f"{left.name}.calls"), *others):
+        path.touch()
+    remove_leftovers(tmp_path)
+    assert set(others) == set(tmp_path.iterdir())
+    remove_leftovers(tmp_path / "missing")
