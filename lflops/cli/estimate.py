@@ -626,6 +626,7 @@ def builder_for(
             message += f"; {note.removeprefix(f'{target}: ')}"
         raise UsageError(message) from error
     finally:
+        gc.unfreeze()
         sys.path.remove("")
 
 

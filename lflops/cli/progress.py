@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -23,11 +24,19 @@ class ProgressLine:
         stage: What the command is doing.
     """
 
-    def __init__(self, stage: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        stage: str,
+        stream: TextIO | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        ended: threading.Event | None = None,
+    ) -> None:
         self.stage = stage
         self._stream = stream or sys.stderr
-        self._begin = time.monotonic()
-        self._ended = threading.Event()
+        self._clock = clock
+        self._begin = clock()
+        self._ended = ended or threading.Event()
         self._thread = threading.Thread(target=self._write, daemon=True)
 
     def __enter__(self) -> Self:
@@ -60,7 +69,7 @@ class ProgressLine:
         wait = FIRST_SECONDS
         width = 0
         while not self._ended.wait(wait):
-            line = self.line(time.monotonic() - self._begin)
+            line = self.line(self._clock() - self._begin)
             wait = TERMINAL_SECONDS if is_terminal else FILE_SECONDS
             width = max(width, len(line))
             text = f"\r{line:<{width}}" if is_terminal else f"{line}\n"

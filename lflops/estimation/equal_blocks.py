@@ -79,13 +79,23 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
     before = {name: dict(container.named_children()) for name, container in containers.items()}
     try:
         for name, container in containers.items():
-            children = before[name].items()
-            left = [module for number, module in children if int(number) not in removed[name]]
-            _refill(container, {str(number): module for number, module in enumerate(left)})
+            _refill(container, _without(before[name], removed[name]))
         yield
     finally:
         for name, container in containers.items():
             _refill(container, before[name])
+
+
+def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[str, nn.Module]:
+    """Return the children that are left, numbered without gaps. Names that are no numbers stay."""
+    left: dict[str, nn.Module] = {}
+    for name, module in children.items():
+        if not name.isdecimal():
+            left[name] = module
+        elif int(name) not in removed:
+            shift = sum(number < int(name) for number in removed)
+            left[str(int(name) - shift)] = module
+    return left
 
 
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:

@@ -317,6 +317,8 @@ class Unrolling:
             row = rows[index]
             if self.number(row.module) is None:
                 other = of_longer.get(_key(row, self._one_more(row.module)))
+                if not _is_linear(row) and _counts(row) != _counts(other):
+                    raise NotPeriodicError(f"{row} depends on the number of blocks")
                 row = self._on_line(row, other)
             yield replace(row, module=self.renamed(row.module, shift))
 
@@ -434,11 +436,11 @@ def _places(
     storage_at: dict[Place, int] = {}
     parts: dict[int | None, int] = {}
     for run in _runs(blocks):
-        born = []
+        born: list[int] = []
         for index in run.items:
-            token = tokens[index]
-            if token.is_birth and token.storage is not None:
-                born.append(token.storage)
+            storage = tokens[index].storage
+            if storage is not None and tokens[index].is_birth:
+                born.append(storage)
         if not born:
             continue
         part = parts.get(run.block, 0)
@@ -461,6 +463,19 @@ def _block_of_free(running: int | None, born_in: int | None) -> int | None:
     if born_in is not None and abs(born_in - running) > 1:
         return born_in
     return running
+
+
+def _is_linear(row: Any) -> bool:
+    """Return whether an operator outside the blocks has work in proportion to their parameters.
+
+    It unscales all gradients. Any other operator may depend on the number of blocks in any way.
+    """
+    return str(getattr(row, "operator", "")).startswith("_amp_foreach")
+
+
+def _counts(row: Any) -> list[int]:
+    values = [getattr(row, name) for name in getattr(row, "__struct_fields__", ())]
+    return [value for value in values if isinstance(value, int)]
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ The work of an optimizer's step is added to the module whose parameter the opera
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -434,7 +434,7 @@ class OperatorAccumulator:
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
-    def owners(self, results: list[Tensor]) -> list[str]:
+    def owners(self, results: Sequence[Tensor]) -> list[str]:
         """Return the modules that own the results of the last operator on lists.
 
         In an optimizer's step, they are the modules of the parameters.

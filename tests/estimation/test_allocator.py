@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import lflops
+from lflops import Hardware
+from lflops.memory.peak import memory_fit, memory_fit_of
 from lflops.profile.profile import Memory, Reserved
 
 MIB = 2**20
@@ -90,3 +92,38 @@ def test_a_listed_chip_has_one_without_being_asked() -> None:
     assert (True, None) == (isinstance(listed.reserved, Reserved), unlisted.reserved)
     with pytest.raises(lflops.CountError, match="'expandable' is unknown"):
         lflops.estimate(model, x, allocator="expandable:True")
+
+
+def test_a_step_fits_with_retries_if_the_allocator_frees_its_cache() -> None:
+    """A chip that has 1 MiB less than the allocator would reserve, and more than is allocated."""
+
+    def build() -> nn.Module:
+        widths = [(1000, 3000), (3000, 700), (700, 2100), (2100, 900)]
+        return nn.Sequential(*(nn.Linear(*each) for each in widths))
+
+    def on(chip: Hardware) -> lflops.Profile:
+        x = torch.zeros(1500, 1000)
+        return lflops.estimate(
+            build, x, backward=True, optimizer="adamw", hardware=chip, allocator=""
+        )
+
+    def of(memory_bytes: int) -> Hardware:
+        return Hardware("round", {"fp32": 1e12}, 1e12, memory_bytes, usable_bytes=memory_bytes)
+
+    plenty = on(of(1 << 40))
+    assert plenty.memory is not None
+    reserved = plenty.memory.reserved
+    assert reserved is not None
+    assert reserved.retries == 0
+    assert reserved.reserved_bytes - (1 << 20) > reserved.allocated_bytes
+    empty = memory_fit(0, of(1 << 40))
+    assert empty is not None
+    scarce = on(of(reserved.reserved_bytes - (1 << 20) + empty.needed_bytes))
+    fit = memory_fit_of(scarce, scarce.run.hardware)
+    assert fit is not None
+    assert fit.verdict == "fits, with retries"
+    assert fit.needed_bytes <= fit.usable_bytes
+    too_little = on(of(reserved.allocated_bytes - (1 << 20) + empty.needed_bytes))
+    fit = memory_fit_of(too_little, too_little.run.hardware)
+    assert fit is not None
+    assert fit.verdict == "does not fit"

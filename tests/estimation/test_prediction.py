@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 import lflops
-from lflops.estimation.prediction import Family, Rates, fitted, predict, why_not
+from lflops.estimation.prediction import Family, Rates, Widening, fitted, predict, why_not
 from lflops.hardware.chips import Hardware
 
 FAST = 1e30
@@ -173,6 +173,48 @@ def test_says_why_nothing_is_predicted(
     found = profile()
     assert predict(found, hardware, rates=rates) is None
     assert reason in (why_not(found, hardware, rates) or "")
+
+
+def with_root(profile: lflops.Profile, **fields: Any) -> lflops.Profile:
+    """The profile with another root."""
+    modules = dict(profile.modules)
+    modules[""] = replace(modules[""], **fields)
+    return replace(profile, modules=modules)
+
+
+def test_kinds_of_training_that_were_not_fitted_are_not_predicted() -> None:
+    """Experts by the name of their class, adapters by the share that is trained, and convolutions."""
+    found = linear()
+    parameters = found.modules[""].parameters
+    assert parameters == 64 * 32
+    experts = with_root(found, class_name="OlmoeSparseMoeBlock")
+    assert why_not(experts, chip(), RATES) == "mixtures of experts were not fitted"
+    adapters = with_root(found, trainable_parameters=parameters // 2)
+    assert "frozen weights" in (why_not(adapters, chip(), RATES) or "")
+    image = torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16)
+    layer = nn.Conv2d(3, 4, 3, dtype=torch.bfloat16)
+    convolution = lflops.estimate(layer, image, backward=True)
+    assert why_not(convolution, chip(), RATES) == "convolutions were not fitted"
+
+
+def test_an_interval_widens_with_each_thing_that_was_not_fitted() -> None:
+    """Factors multiply, and apply to the logarithms of 3/4 and 3/2."""
+    widening = Widening(source=2.0, chip=3.0, setting=1.5, fewest_parameters=1e6)
+    rates = replace(RATES, widening=widening)
+    found = predict(linear(), chip(peak=1e12), rates=rates)
+    assert found is not None
+    # Another source, no FSDP2, and 2,048 parameters.
+    width = 2.0 * 1.5 * 1.5
+    assert found.low == pytest.approx(found.seconds * 0.75**width)
+    assert found.high == pytest.approx(found.seconds * 1.5**width)
+    assert len(found.widened) == 3
+    families = {"round": replace(RATES.families["round"], not_fitted=("round",))}
+    unknown_chip = predict(linear(), chip(peak=1e12), rates=replace(rates, families=families))
+    assert unknown_chip is not None
+    assert unknown_chip.low == pytest.approx(found.seconds * 0.75 ** (3.0 * width))
+    sharded_step = predict(sharded(2), chip(peak=1.0, link=1e3), rates=rates)
+    assert sharded_step is not None
+    assert sharded_step.low == pytest.approx(sharded_step.seconds * 0.75 ** (2.0 * 1.5))
 
 
 def test_compiled_code_is_not_predicted() -> None:

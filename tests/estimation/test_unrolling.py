@@ -8,6 +8,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+import lflops
 from lflops.estimation.equal_blocks import folds_of, run_alike
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.flop_counter.memory_record import Birth, MemoryRecord
@@ -77,6 +78,20 @@ class Skips(Net):
         return self.head(x)
 
 
+class Compares(Net):
+    """The head compares the results of all blocks, whose pairs are quadratic in their number."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Adds the sum of all products."""
+        x = self.embedding(ids)
+        results = []
+        for block in self.blocks:
+            x = block(x)
+            results.append(x.mean())
+        means = torch.stack(results)
+        return self.head(x) + (means[:, None] * means).sum()
+
+
 class OneIsWider(Net):
     """One block has another setting."""
 
@@ -118,7 +133,7 @@ def test_the_estimate_from_few_blocks_is_that_of_all(options: dict[str, Any]) ->
     assert run(Net, unrolls=True, **options) == run(Net, unrolls=False, **options)
 
 
-@pytest.mark.parametrize("build", [TakesNumbers, Skips, OneIsWider])
+@pytest.mark.parametrize("build", [TakesNumbers, Skips, Compares, OneIsWider])
 def test_a_model_whose_blocks_differ_runs_as_a_whole(build: Callable[[], nn.Module]) -> None:
     """Nothing is repeated that does not repeat."""
     assert run(build, unrolls=True) == run(build, unrolls=False)
@@ -137,6 +152,21 @@ def test_stand_ins_show_whether_blocks_are_called_alike(
     assert run_alike(model, lambda: model(ids), fold) is alike
     assert model.blocks[3].forward == forward
     assert "forward" not in vars(model.blocks[3])
+
+
+def test_a_module_is_not_changed() -> None:
+    """Its blocks, their names and their forwards are the same afterwards."""
+    model = Net()
+    before = dict(model.named_modules())
+    attributes = {name: set(vars(module)) for name, module in before.items()}
+    ids = torch.zeros(2, 6, dtype=torch.long)
+    found = lflops.estimate(model, ids, backward=True, optimizer="adamw", hardware="H100 SXM")
+    assert found.modules["blocks.11"].calls == 1
+    after = dict(model.named_modules())
+    assert list(before) == list(after)
+    assert all(before[name] is after[name] for name in before)
+    assert attributes == {name: set(vars(module)) for name, module in after.items()}
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_only_equal_blocks_are_a_run() -> None:

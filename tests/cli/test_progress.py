@@ -1,0 +1,63 @@
+"""The line about a command that takes long, with a clock that a test advances."""
+
+import io
+import threading
+
+import pytest
+
+from lflops.cli.progress import FILE_SECONDS, FIRST_SECONDS, TERMINAL_SECONDS, ProgressLine
+
+
+class Clock(threading.Event):
+    """Each wait takes the time that was asked for, until the end comes."""
+
+    def __init__(self, end: float) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.end = end
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether the end came first."""
+        self.seconds += timeout or 0.0
+        return self.seconds >= self.end
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+
+def written(stream: io.StringIO, end: float) -> str:
+    """What a command of that many seconds writes."""
+    clock = Clock(end)
+    with ProgressLine("estimating", stream, clock=lambda: clock.seconds, ended=clock) as progress:
+        progress.operators(1500, None)
+        progress._thread.join()
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_short_command_writes_nothing(stream: type[io.StringIO]) -> None:
+    """It ends before the first line."""
+    assert written(stream(), FIRST_SECONDS) == ""
+
+
+def test_a_file_gets_a_line_now_and_then() -> None:
+    """After three seconds, and ten seconds later."""
+    text = written(io.StringIO(), FIRST_SECONDS + FILE_SECONDS + 1)
+    assert [line.rpartition(" (")[2] for line in text.splitlines()] == ["3 s)", "13 s)"]
+    assert "1,500 operators" in text or "estimating" in text
+
+
+def test_a_terminal_has_one_line_that_changes_and_goes() -> None:
+    """Each line replaces the one before, and the last one is blank."""
+    text = written(Terminal(), FIRST_SECONDS + 2 * TERMINAL_SECONDS)
+    first, second, blank, end = text.split("\r")[1:]
+    assert "(3 s)" in first
+    assert "(4 s)" in second
+    assert blank.strip() == ""
+    assert end == ""
+    assert "\n" not in text
