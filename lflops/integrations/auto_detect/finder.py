@@ -110,7 +110,7 @@ class AutoDetectedLoop(LoopMonitor):
         phases.deferred.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
 
     def other_step_ends(self) -> None:
-        """Handle a step of another optimizer, which ends no step of the loop."""
+        """Handle a step of another optimizer, which does not end a step of the loop."""
         self.phases.deferred.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def loader_size(self, stage: str) -> int | None:
