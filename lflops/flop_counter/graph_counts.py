@@ -63,7 +63,7 @@ def count_graph(
         UncountableError: The work cannot be known.
     """
     if call.graph is None:
-        raise UncountableError("it was compiled before lflops watched")
+        raise UncountableError("it was compiled before lflops started")
     if call.given is None:
         raise UncountableError("it was passed tensors of an unknown class")
     scopes = ModuleTracker(tree)
@@ -262,7 +262,7 @@ class _GraphRun:
 
     def _tag_activation_checkpoint(self, graph: CapturedGraph, *args: Any, **_: Any) -> Any:
         if graph.chooses:
-            raise UncountableError("its user chooses what is recomputed")
+            raise UncountableError("the user chooses what is recomputed")
         if not torch.is_grad_enabled():
             return self.graph(graph, args)
 

@@ -253,6 +253,8 @@ both minimums.
 """
 
 FEWEST_SPANS = 20
+"""Minimum number of spans with known memory from which growth is computed."""
+
 GROWING = {"start_up", "warm_up", "compilation"}
 """Categories in which memory grows in any run."""
 

@@ -40,7 +40,10 @@ MANY_FAULTS = 50
 """Minimum number of extra pages read from disk in a step that explain its extra time."""
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
+"""Number of size classes for each doubling of the batch size, and maximum number of classes."""
+
 MUCH_LARGER = 1.2
+"""A batch is much larger if its number of elements exceeds the median by this factor."""
 
 
 class StepEnd(NamedTuple):
@@ -317,6 +320,7 @@ FLUSHING = {"between_epochs", "after_run"}
 """Categories that begin after an abandoned step: it waited for a batch, but the loader ended."""
 
 LONGEST_FREEZES = 100
+"""Maximum number of freezes of the process that are kept."""
 
 MOST_GROUPS = 64
 """Maximum number of groups of steps in a row of the ledger, unless the modes of steps alternate."""

@@ -44,6 +44,7 @@ For example, a row from yesterday may cover half an hour.
 """
 
 LARGEST_FILE = 1 << 24
+"""Maximum number of bytes of a file that is read."""
 
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):

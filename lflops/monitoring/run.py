@@ -594,7 +594,7 @@ class MonitoredRun:
             raise error
         if not failed_before:
             warn(
-                f"{monitor_name()} has failed and is off from here on; the training goes on: "
+                f"{monitor_name()} has failed and stops monitoring; training continues: "
                 f"{type(error).__name__}: {error}"
             )
 

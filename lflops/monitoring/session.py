@@ -405,7 +405,7 @@ class Session:
         batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
         after = f"{batches} batch{'' if batches == 1 else 'es'}"
         if self._cursor.first:
-            after = "it was asked for"
+            after = "a request"
         where = f"at step {logged_step + 1}" if learns else f"after step {logged_step}"
         self._training.log(
             f"lflops: {self._stage.name} window {self._cursor.window} opens after {after}, {where}"

@@ -411,8 +411,8 @@ class WindowPublisher:
             page = self.paths.profile(profile.run).with_suffix(".html")
             where = f" in {page}"
         warn(
-            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s, and are"
-            " left out; all else goes on"
+            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s,"
+            " and are left out; all else goes on"
         )
 
     def _log_prepared(self) -> bool:

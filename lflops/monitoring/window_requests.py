@@ -5,7 +5,7 @@ A request comes from the program, or from a file that `lflops window` writes to 
 With several ranks, rank 0 chooses the step after which the window opens on all ranks. Each rank has
 a thread with its own connection for this, so no step waits:
 
-    rank 0         receives a request, and asks........................names the last of these steps
+    rank 0         receives a request, and asks the ranks..............names the last of these steps
     other ranks    wait for the store...answer with the first step that is possible...open the window
 """
 

@@ -22,7 +22,7 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""If a thread waits for a core longer than this share of its runnable time, waits are left out."""
+"""Maximum share of its runnable time that a thread may wait for a core before waits are left out."""
 
 
 class Clock(Protocol):

@@ -42,6 +42,8 @@ _LEVEL = "trace.provenance_tracking_level"
 _FUSION_HOOK = "_post_fusion_custom_pass"
 _KERNEL_EVENTS = "cpp.enable_kernel_profile"
 _BASIC = 2
+"""The value of the setting `_LEVEL` that records kernels and nodes."""
+
 _GRAPH = "gm"
 """The argument of `FxGraphHashDetails` that is the graph."""
 

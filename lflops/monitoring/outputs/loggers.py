@@ -43,6 +43,7 @@ _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
 )
 
+# maximum bytes of a page that is logged
 _LARGEST_PAGE = 1 << 30
 
 LAYOUT = {
@@ -54,6 +55,7 @@ LAYOUT = {
 It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.
 """
 
+# the columns of the table of modules
 COLUMNS = (
     "module",
     "class",

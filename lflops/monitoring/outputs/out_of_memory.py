@@ -178,7 +178,7 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
     yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
     yield ""
     if not report.counted:
-        yield "no step was counted before, so that its memory is not known"
+        yield "no step was counted before, so the memory of a step is unknown"
         return
     total = sum(report.counted.values())
     yield f"the last counted step had {units.size(total)} alive at its peak"

@@ -23,6 +23,7 @@ _MARKER = ".lflops-is-writing"
 It is removed when the run ends. By then, files of the run show that the folder is in use.
 """
 
+# a folder with such files belongs to another run
 _FILES = ("*.profile.json", "*.rank*.json")
 
 

@@ -271,7 +271,7 @@ def _check_same_model(counted: Profile, training: Training) -> None:
     if problem is not None:
         raise CountError(
             f"count: the profile is of another model: it {problem}: "
-            "give one of lflops.count or lflops.counting of this module"
+            "pass a profile of this module from lflops.count or lflops.counting"
         )
 
 
