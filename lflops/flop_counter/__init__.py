@@ -1,4 +1,4 @@
 """MACs, FLOPs, bytes and live memory of a step, by module.
 
-The dispatch mode that sees every operator, and what it adds up.
+A dispatch mode receives every operator, and an accumulator adds up the work.
 """

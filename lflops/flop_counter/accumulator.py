@@ -46,7 +46,7 @@ STRIDES = object()
 """Mark in a call's signature that precedes the strides of a tensor that is not contiguous."""
 
 SHAPED = frozenset((*PLAIN, FakeTensor))
-"""Classes of tensors whose cost can depend on nothing but shape, dtype and strides."""
+"""Classes of tensors that affect a cost only by shape, dtype and strides."""
 
 NUMBERS = frozenset(
     (
@@ -104,8 +104,8 @@ class CountOptions:
             belong to shape inference and are not counted.
         round_to: The size of each tensor is rounded up to a multiple of this number of bytes.
         log: Receives allocations and frees in order.
-        moments: The most operators of the memory timeline. A longer timeline is thinned out, and
-            keeps its extremes.
+        moments: Maximum number of operators in the memory timeline. A longer timeline is shortened,
+            and its extremes are kept.
         gradients: Memory for gradients that belongs to no module.
         scratch: Whether to add the scratch memory of the CPU's kernels. It is unknown if fake
             tensors represent tensors on another device.
@@ -396,7 +396,7 @@ class OperatorAccumulator:
     def _cost(self, operator: Operator, signature: Any, call: CallArgs) -> KnownCost:
         """Compute the cost of a call, and keep it for all calls of the same signature.
 
-        A call whose signature is `None` may cost something else than every other call.
+        If the signature is `None`, the cost is not kept, because other calls may differ.
         """
         args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)

@@ -45,7 +45,7 @@ class CountedPass:
         calls: The calls of each module.
         totals: The sums by module and phase.
         memory: The memory timeline, if memory was followed.
-        peaks: The most bytes alive while each module ran.
+        peaks: The maximum live bytes while each module ran.
         ignored: The modules whose self work is left out.
         notes: Further notes for the profile.
     """
@@ -251,7 +251,7 @@ def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
 
 
 class _Differences(NamedTuple):
-    """Logical MACs less counted MACs by module and phase; `None` where they are unknown.
+    """Logical MACs minus counted MACs by module and phase; `None` if they are unknown.
 
     Attributes:
         inclusive: The difference of each module with its submodules.
@@ -335,7 +335,7 @@ BELOW = (
     "prim::FusionGroup",
     "prim::StaticSubgraph",
 )
-"""How the kinds of graph nodes begin that call kernels without the dispatcher."""
+"""Prefixes of the kinds of graph nodes that call kernels without the dispatcher."""
 
 PACKED = "prim::ConstantMKLDNNTensor"
 """The kind of graph nodes that hold a packed weight."""
@@ -344,7 +344,7 @@ PACKED = "prim::ConstantMKLDNNTensor"
 def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
     """Yield the nodes of a scripted module's graph that call kernels without the dispatcher.
 
-    Each comes with its kind and the bytes of its packed weights.
+    Each item is the kind of the node and the bytes of its packed weights.
     """
     for node in block.nodes():
         name = node.kind()

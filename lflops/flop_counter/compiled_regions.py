@@ -1,8 +1,8 @@
 """The calls of compiled graphs in a counting step.
 
-Compiled code runs compiled. The dispatch mode sees only those of its operators that are no
-generated kernels. So the calls are recorded here, without their tensors, and afterwards
-`graph_counts.py` counts the operators of the graphs.
+In a counting step, compiled code still runs compiled. The dispatch mode receives only its operators
+that are not generated kernels. So the calls are recorded here, without their tensors, and
+`graph_counts.py` later counts the operators of the graphs.
 
 While a graph runs, operators are recorded under a separate name below the module that calls the
 graph. This name contains a mark that no module's name contains.
@@ -79,7 +79,7 @@ class RegionCall:
         given: Its arguments. `None` if a tensor is of a class that no fake tensor can represent.
         same: For each argument the position of the first argument that is the same object.
         grad: Whether gradients were enabled.
-        autocast: The dtype of autocast by device type, where it was enabled.
+        autocast: The dtype of autocast for each device type for which it was enabled.
         bytes: The bytes of the tensors that it received and returned.
         decisions: The results of its control flow in order: the branch of a condition, or the
             number of trips of a loop. Recorded only for some backends.
@@ -108,7 +108,7 @@ class RegionCall:
 
 
 def module_of_region(fqn: str) -> str:
-    """The module that called a compiled graph, from the graph's name; any other name unchanged."""
+    """The module that called a compiled graph. Names of other scopes are returned unchanged."""
     return fqn.partition(MARK)[0].rstrip(".") if MARK in fqn else fqn
 
 

@@ -337,7 +337,7 @@ class Counting:
         return with_logical(profile, self._logical)
 
     def _with_tokens(self, profile: Profile) -> Profile:
-        """Add the tokens that an embedding looked up, unless the names of inputs say them."""
+        """Add the tokens that an embedding looked up, unless the inputs' names determined them."""
         if profile.run.tokens_per_step is not None or not self._counter.lookups:
             return profile
         lookups = self._counter.lookups

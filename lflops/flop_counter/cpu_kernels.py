@@ -4,8 +4,8 @@ Whether the next operators copy a result depends on its layout, so a wrong layou
 peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and not, and
 lists the differences. `cpu_kernels.toml` has a correction for each.
 
-`SCRATCH` has the bytes that a kernel allocates and frees before it returns. They belong to no
-operator's result, and may make the peak.
+`SCRATCH` has the bytes that a kernel allocates and frees before it returns. These bytes belong to
+no operator's result, and may cause the memory peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the fake results of some operators are corrected: an entry of `cpu_kernels.toml`.
+    """An entry of `cpu_kernels.toml`: the correction of the fake results of some operators.
 
     Attributes:
         operators: The names of ATen operators, separated by spaces. Names that this torch does
             not have are ignored.
         results: The indices of the results to correct.
         rule: The name of the correction in `_RULES`.
-        reason: How the CPU's kernel differs from the fake one.
+        reason: How the CPU's kernel differs from the fake kernel.
     """
 
     operators: str
@@ -207,7 +207,7 @@ PAGE = 4096
 """Bytes of a page."""
 
 ALIASING = 256
-"""OneDNN lengthens rows of a multiple of this number of elements by one cache line."""
+"""If the length of a row is a multiple of this number of elements, oneDNN adds a cache line."""
 
 REGISTRY = 568
 """Bytes that oneDNN adds to the scratchpad of an LSTM besides a page for alignment.

@@ -1,6 +1,6 @@
 """The dispatch mode that receives every operator of a thread.
 
-It sees each operator once, below autograd and above the kernels.
+It receives each operator once, below autograd and above the kernels.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ UNSUPPORTED = Kind.UNSUPPORTED
 """Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
-"""Control flow whose values decide which function is called, or how often."""
+"""Control flow in which values decide which function is called, or how often."""
 
 CONSTRUCTS = "empty"
 """The operator under which the memory of a constructed tensor is recorded."""
@@ -71,7 +71,7 @@ class OperatorCounter(OperatorAccumulator):
     """An accumulator that puts a dispatch mode on a thread."""
 
     def mode(self) -> "CountingMode":
-        """Return a mode that counts on the thread whose stack it is put on."""
+        """Return a mode that counts on a thread while it is on the thread's stack."""
         return CountingMode(self)
 
     def follow(self) -> Callable[[], None]:
@@ -198,7 +198,7 @@ class CountingMode(InternalMode):
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        It arrives a second time while it runs, and is then left to DTensor.
+        While the operator runs, the mode receives it a second time. Then DTensor handles it.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented
@@ -241,7 +241,7 @@ class CountingMode(InternalMode):
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator whose arguments have a `__torch_function__`.
 
-        As without a count, it is not called for operators below autograd.
+        The `__torch_function__` is not called: without a count, it is not called below autograd.
         """
         call = call_without_overrides(function)
         with without_overrides():

@@ -3,8 +3,8 @@
 Their operators run on fake tensors, each under the name of its module.
 
 The graphs are those that dynamo passed to its backend, so no user code runs. Fake tensors of the
-same shape stand for a graph's inputs, and copies for small tensors of integers. A graph whose
-backward ran goes backward here as well, so recomputation is counted as without torch.compile.
+same shape replace a graph's inputs, and copies replace small tensors of integers. If the backward
+of a graph ran, it runs here as well, so recomputation is counted as without torch.compile.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def count_graph(
         UncountableError: The work cannot be known.
     """
     if call.graph is None:
-        raise UncountableError("it was compiled before lflops watched")
+        raise UncountableError("it was compiled before lflops started")
     if call.given is None:
         raise UncountableError("it was passed tensors of an unknown class")
     scopes = ModuleTracker(tree)
@@ -138,7 +138,7 @@ def _stand_in(given: Any, leaves: list[Tensor]) -> Any:
         return tensor
     leaves.append(tensor.requires_grad_())
     with torch.enable_grad():
-        # The graph may write to a tensor that is no leaf, but not to a leaf.
+        # The graph may write to a tensor that is not a leaf, but not to a leaf.
         return tensor if given.is_leaf else tensor.clone()
 
 
@@ -262,7 +262,7 @@ class _GraphRun:
 
     def _tag_activation_checkpoint(self, graph: CapturedGraph, *args: Any, **_: Any) -> Any:
         if graph.chooses:
-            raise UncountableError("its user chooses what is recomputed")
+            raise UncountableError("the user chooses what is recomputed")
         if not torch.is_grad_enabled():
             return self.graph(graph, args)
 
@@ -385,7 +385,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """The same sums with the phase of a call instead of forward."""
+    """The same sums, with forward replaced by the phase of the call."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         if phase == "forward":

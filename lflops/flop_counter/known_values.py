@@ -35,14 +35,14 @@ from lflops.torch_private.tensors import (
 )
 
 LARGEST = 1 << 20
-"""Values are kept only of tensors with at most this many elements."""
+"""Maximum number of elements of a tensor with known values."""
 
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
 """Operators that create floating-point tensors whose values code may need.
 
-An example are the rates of stochastic depth.
+For example, these are the rates of stochastic depth.
 """
 
 _FILLS = frozenset(
@@ -193,7 +193,7 @@ class KnownValues(InternalMode):
 
 
 def _refuse_missing_cuda(device: Any) -> None:
-    """Raise an error if a fake tensor on CUDA would end the process in backward."""
+    """Raise an error: a fake tensor on a missing CUDA device would end the process in backward."""
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise NoCudaError("no such device")
 

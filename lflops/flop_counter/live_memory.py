@@ -1,6 +1,6 @@
 """Live bytes after each operator.
 
-A storage becomes alive as an operator's result, and is alive until it is freed.
+A storage is alive from the operator that allocates it until it is freed.
 
 The same allocations and frees, over several steps, are the requests for the simulation of the
 caching allocator.
@@ -161,9 +161,10 @@ class LiveMemory:
         Args:
             round_to: The size of each storage is rounded up to a multiple of this number of bytes.
             log: Receives allocations and frees.
-            moments: The most operators of the timeline. A longer timeline keeps its extremes.
-            survivors: Storages that the last step left. `stop` replaces them by those that this
-                step leaves.
+            moments: Maximum number of operators in the timeline. A longer timeline is shortened,
+                and its extremes are kept.
+            survivors: Storages that the last step left alive. `stop` replaces them by the storages
+                that this step leaves alive.
             host: Tensors in host memory, which are not followed.
         """
         self.record = MemoryRecord(longest=moments)
@@ -192,7 +193,7 @@ class LiveMemory:
     def hold_survivors(self) -> None:
         """Add the storages that an earlier step allocated and that are still alive.
 
-        An example are the buffers of a pipeline schedule.
+        For example, these are the buffers of a pipeline schedule.
         """
         for key, reference, birth in self._survivors or ():
             storage = reference()
@@ -303,7 +304,8 @@ class LiveMemory:
     def stop(self) -> None:
         """Stop following storages.
 
-        Those still alive, except the optimizer's state, are the survivors for the next step.
+        The storages that are still alive, except the optimizer's state, are the survivors for the
+        next step.
         """
         self._see_deaths()
         if self._survivors is not None:
@@ -317,7 +319,7 @@ class LiveMemory:
         self._alive.clear()
 
     def _bear(self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase) -> None:
-        """Record that a tensor's storage is alive, unless it is known."""
+        """Record that a tensor's storage is alive, unless it is recorded already."""
         if self._dead:
             self._see_deaths()
         is_plain = type(tensor) in PLAIN

@@ -16,10 +16,10 @@ from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
 LARGEST = 50
-"""Number of the largest storages at the peak that a profile lists."""
+"""Maximum number of storages at the peak that a profile lists: the largest storages."""
 
 LONGEST_TIMELINE = 20_000
-"""Default of the most operators of a memory timeline."""
+"""Default maximum number of operators in a memory timeline."""
 
 
 class Birth(Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class Peak(NamedTuple):
     Attributes:
         nbytes: The live bytes.
         events: The number of events until then.
-        operator: The number of the operator that reached it.
+        operator: The number of the operator that reached the peak.
     """
 
     nbytes: int
@@ -89,7 +89,8 @@ class MemoryRecord:
         owners: The module for which an operator ran, by the operator's number, if that is not the
             running module. In an optimizer's step it is the module of the parameter.
         relabelled: The final category of storages, by the index of their birth.
-        longest: The most operators of the timeline. A longer timeline keeps its extremes.
+        longest: Maximum number of operators in the timeline. A longer timeline is shortened, and
+            its extremes are kept.
     """
 
     births: list[Birth] = field(default_factory=list)
@@ -139,7 +140,7 @@ class MemoryRecord:
         )
 
     def peak_of_rows(self) -> dict[str, int]:
-        """The most bytes alive while each module or one of its submodules ran."""
+        """The maximum live bytes while each module or one of its submodules ran."""
         highest: dict[str, int] = {}
         live = 0
         for window in self.windows():
@@ -184,7 +185,7 @@ class MemoryRecord:
         return peak
 
     def _timeline(self, peak: Peak) -> tuple[list[Moment], dict[str, int]]:
-        """Return the moments that are kept, and the most live bytes of each category.
+        """Return the moments that are kept, and the maximum live bytes of each category.
 
         Each moment has the live bytes by final category.
         """
@@ -216,7 +217,7 @@ class MemoryRecord:
         return live_bytes
 
     def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
-        """Apply allocations and frees to the live bytes, and return the most that were alive."""
+        """Apply allocations and frees to the live bytes, and return the maximum live bytes."""
         total = sum(live.values())
         highest = total
         for event in events:

@@ -228,7 +228,7 @@ KNOWS_VALUES = "knows_values_of"
 def known(tensor: Tensor) -> Tensor | None:
     """A plain tensor with the same values, or `None` if the values are unknown.
 
-    The values of meta and fake tensors are unknown, and those that a mode reports as unknown.
+    The values of meta and fake tensors are unknown, and also values that a mode reports as unknown.
     """
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:

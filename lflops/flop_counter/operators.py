@@ -261,7 +261,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def _convention(function: Any, table_name: str) -> CallCost | None:
-    """The cost function by the convention for operators that are no contractions, if it has one."""
+    """The cost function of an operator without a contraction; `None` if no convention applies."""
     if not isinstance(function, OpOverload):
         return None
     is_foreach = table_name.startswith(FOREACH)

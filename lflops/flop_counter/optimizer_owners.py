@@ -1,4 +1,4 @@
-"""Which module each operator of an optimizer's step works for."""
+"""The module to which each operator of an optimizer's step belongs."""
 
 import weakref
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
-"""Functions of other packages that the dispatcher does not see.
+"""Functions of other packages that bypass the dispatcher.
 
-A package's function in C++, or one that launches a Triton kernel, calls no operator. In a counting
-step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their callers
-look them up, and are restored afterwards. Triton reports each launch, so that a kernel without a
-formula is listed as unsupported.
+A function that is written in C++, or that launches a Triton kernel, calls no operator. In a
+counting step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their
+callers look them up, and are restored afterwards. Triton reports each launch, so that a kernel
+without a formula is listed as unsupported.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """How many functions with a formula this thread is executing, one inside another.
+    """The number of nested functions with a formula that this thread is executing.
 
     The kernels that such a function launches are part of its cost.
     """
@@ -159,7 +159,7 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
 
 def _operand(value: Any, *, read: bool) -> Any:
-    """Return the argument of a formula that stands for an argument of a function.
+    """Return the argument that a formula receives for an argument of a function.
 
     A tensor, and any object with a size and a dtype, becomes a shape. If `read`, a one-dimensional
     tensor of integers becomes its values.

@@ -1,9 +1,9 @@
 """The logical cost of operators on sharded tensors.
 
-A `DTensor` knows its unsharded shape, so the formulas give the logical cost of an operator on it.
-A layer may also pass its local part on as a plain tensor, as tensor parallelism does. The
-unsharded shape of such a partial tensor is unknown. `PartialTensors` follows partial tensors until
-a collective gathers them.
+A `DTensor` has its unsharded shape, so the formulas give the logical cost of an operator on it. A
+layer may also pass on the local part of a `DTensor` as a plain tensor, for example in tensor
+parallelism. The unsharded shape of such a partial tensor is unknown. `PartialTensors` follows
+partial tensors until a collective gathers them.
 """
 
 import weakref
@@ -24,10 +24,10 @@ from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
-"""How the names of collectives begin, without underscores, that make partial tensors complete."""
+"""Prefixes of the collectives that make partial tensors complete, without underscores."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""How the names of collectives begin, without underscores, whose results are partial tensors."""
+"""Prefixes of the collectives whose results are partial tensors, without underscores."""
 
 
 def is_sharded(kind: type) -> bool:

@@ -83,9 +83,9 @@ class Totals:
         dense_masks: Calls of attention with a dense mask that separates sequences, by operator.
         counted_inside: Calls that were counted by the operators that they called, by operator.
         calls_in_hooks: Operator calls in communication hooks.
-        logical_difference: Logical MACs less counted MACs. It is negative where several ranks
-            compute the same, `None` where the logical MACs are unknown, and has no entry where
-            there is no difference.
+        logical_difference: Logical MACs minus counted MACs. It is negative if several ranks compute
+            the same, `None` if the logical MACs are unknown, and has no entry if there is no
+            difference.
     """
 
     op_counts: defaultdict[OpKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
@@ -118,7 +118,7 @@ class Totals:
         """Add the logical work of an operator on sharded tensors.
 
         Args:
-            local: What this rank ran.
+            local: The sums of the operators that this rank ran.
             key: The module and phase of the operator.
             logical: The cost at unsharded shapes, or `None` if it is unknown.
         """
@@ -163,7 +163,7 @@ class Totals:
         """Add the sums that belong to modules to other totals.
 
         Args:
-            target_of: Returns from a module and phase the totals to add to, and the module and
+            target_of: For a module and phase, returns the totals to add to, and the module and
                 phase to add under.
         """
         for (fqn, operator, phase, dtype), counts in self.op_counts.items():
@@ -198,7 +198,7 @@ class Totals:
 
 @dataclass
 class Resolved:
-    """The sums of a step with the work of its compiled graphs.
+    """The sums of a step, including the work of its compiled graphs.
 
     Attributes:
         totals: The sums.

@@ -73,7 +73,7 @@ GATHERED: dict[str, Callable[[Any], int]] = {
     "nll_loss_forward": _elements_of(1),
     "nll_loss2d_forward": _elements_of(1),
 }
-"""By gather operator, a function of its arguments that returns how many elements it reads."""
+"""For each gather operator, a function of its arguments: the number of elements that it reads."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
     "index_put_": _index_put_elements,
@@ -89,7 +89,7 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
     "put_": _elements_of(1),
     "embedding_renorm_": _rows_of_first,
 }
-"""By scatter operator, a function of its arguments that returns how many elements it writes."""
+"""For each scatter operator, a function of its arguments: the number of elements it writes."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
@@ -156,7 +156,7 @@ def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     """
     name = operator.table_name
     if name in UNREAD:
-        # An error here would be reported as the formula's, and the call would not be counted.
+        # An error here would count as an error of the formula, and the call would not be counted.
         with contextlib.suppress(Exception):
             return _moved_by_rule(operator, name, args, kwargs, out)
     return _read(operator, args, kwargs) + _written(operator, args, kwargs, out)
@@ -273,7 +273,7 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
     """Whether a collective in backward is an asynchronous all-reduce of gradients, as in DDP.
 
-    Its result is awaited when all autograd nodes have run.
+    Ranks wait for the result after all autograd nodes have run.
     """
     if name.rpartition("::")[2] != "allreduce_":
         return False
@@ -282,7 +282,7 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def _group(value: Any) -> Any:
-    """The process group that an argument of a collective is or names, if there is any."""
+    """The process group that an argument of a collective contains or names, or `None`."""
     if isinstance(value, str):
         return group_named(value)
     if isinstance(value, torch.ScriptObject) and distributed.is_available():

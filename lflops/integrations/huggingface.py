@@ -200,14 +200,15 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             watched.__exit__(None if error is None else type(error), error, None)
             self._account = watched.ledger
         if writer is not None:
-            # The Trainer closed it at its end, and the last window was written after that.
+            # The Trainer closed the writer at its end, but the last window was written after that.
             writer.close()
 
 
 class _Reporter:
-    """A reporter of transformers as a logger.
+    """Wraps a reporter of transformers as a logger.
 
-    It receives only the figures of lflops, and changes neither flags nor history of the Trainer.
+    The reporter receives only figures of lflops. The flags and the history of the Trainer do not
+    change.
     """
 
     def __init__(self, trainer: Any, callback: Any) -> None:
@@ -243,7 +244,7 @@ def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
 
 
 def _wandb_run(callback: Any) -> Any:
-    # The callback has no public attribute for it.
+    # The callback has no public attribute for the run.
     return getattr(callback._wandb, "run", None)  # noqa: SLF001
 
 

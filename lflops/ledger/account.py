@@ -61,9 +61,9 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
     """A step that took longer than is usual for its batch size.
 
     Attributes:
-        end: Seconds from the begin of its start to the end of the step.
+        end: Seconds from the beginning of the process to the end of the step.
         seconds: Duration of the step.
-        usual: Median duration of such steps, in seconds.
+        usual: Median duration of steps with a similar batch size, in seconds.
         cost: Extra seconds of this step.
         cause: One of `CAUSES`.
         phase: The phase or category with the largest part of the cost.
@@ -88,7 +88,7 @@ class StepGroup(
         last: Number of the last step.
         spent: Seconds of all steps of the group by phase.
         between: Seconds by category within these steps and directly before them, such as
-            validation. They are no part of `spent`.
+            validation. They are not part of `spent`.
         longest: Seconds of the longest step.
         steps: The number of steps.
         mode: "profiled" if lflops counted, timed or traced the steps.
@@ -111,7 +111,7 @@ class StepGroup(
 
 
 def in_pairs(groups: Sequence[StepGroup]) -> list[StepGroup]:
-    """Join each two neighbours of the same mode."""
+    """Join neighbouring groups of the same mode in pairs."""
     joined: list[StepGroup] = []
     for _, neighbours in groupby(groups, key=lambda group: group.mode):
         same = list(neighbours)
@@ -135,7 +135,7 @@ def _joined(first: StepGroup, second: StepGroup) -> StepGroup:
 
 
 _CLASSES_PER_E = 100
-"""Classes of durations in a factor of e: the middle of a class is at most 0.5 % off."""
+"""Number of duration classes per factor of e: the middle of a class is at most 0.5 % off."""
 
 
 def duration_class(seconds: float) -> int:
@@ -144,9 +144,10 @@ def duration_class(seconds: float) -> int:
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float | None:
-    """Seconds that a share of the steps does not exceed, from numbers of steps by class.
+    """The duration in seconds that this share of the steps does not exceed.
 
-    It is at most 0.5 % off. `None` without a step.
+    `durations` has the number of steps by class. The result is at most 0.5 % off, and `None`
+    without steps.
     """
     wanted = share * sum(durations.values())
     counted = 0
@@ -162,10 +163,10 @@ class Span(Struct, frozen=True, kw_only=True):
 
     Attributes:
         begin: Unix time in seconds.
-        seconds: Its duration, which `spent` adds up to.
-        steps: Steps done by its end, as the loggers count.
+        seconds: Duration of the span: the sum of `spent`.
+        steps: Steps done by the end of the span, as the loggers count.
         spent: Seconds by category.
-        memory: Resident memory of the process at its end in bytes; `None` if it was not read.
+        memory: Resident memory of the process in bytes, or `None` if it was not read.
     """
 
     begin: float
@@ -176,13 +177,13 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One start of a run's process, from its begin to its last moment in the file.
+    """One start of a run's process, from its beginning to the last moment in its file.
 
     Attributes:
         begin: Unix time in seconds.
-        seconds: Its duration.
+        seconds: Duration in seconds.
         first_step: Steps that earlier starts had done, as the loggers count; 0 if unknown.
-        last_step: Steps done when it ended.
+        last_step: Steps done when the process ended.
         ended: "finished", the class of the exception that ended it, "exit" if the program did not
             close its run, "killed", or "running".
     """
@@ -254,6 +255,8 @@ LEAST_GROWN = 1 << 28
 """The last quarter must have at least this many bytes more than the first quarter."""
 
 FEWEST_SPANS = 20
+"""Minimum number of spans with known memory from which growth is computed."""
+
 GROWING = {"start_up", "warm_up", "compilation"}
 """Categories in which memory grows in any run."""
 

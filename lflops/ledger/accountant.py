@@ -1,7 +1,7 @@
 """Compute the account of one start from its marks.
 
-It has nanoseconds by category and the slow steps, found by comparison with recent steps of the same
-size.
+The account has the nanoseconds by category and the slow steps. To find slow steps, each step is
+compared with recent steps whose batches have the same size.
 """
 
 import math
@@ -38,9 +38,9 @@ SPREADS = 8
 """The third margin, as a multiple of the spread of the recent steps."""
 
 LONG_WAIT = 250_000_000
-"""Nanoseconds without a core that make a step slow.
+"""Minimum extra nanoseconds of a step that is slow only because it waited for a core.
 
-Shorter waits are usual where programs share a machine.
+Shorter waits are usual if programs share a machine.
 """
 
 MANY_FAULTS = 50
@@ -49,6 +49,7 @@ MANY_FAULTS = 50
 SIZES_PER_DOUBLING = 4
 MOST_SIZES = 64
 MUCH_LARGER = 1.2
+"""A batch is much larger if its number of elements exceeds the median by this factor."""
 
 
 class StepEnd(NamedTuple):
@@ -76,7 +77,7 @@ class Evidence(NamedTuple):
 
     Attributes:
         waiting: Nanoseconds in which the thread was ready or stopped and had no core.
-        computing: Nanoseconds on a core outside the system.
+        computing: Nanoseconds on a core, outside the operating system.
         faults: Pages read from disk.
         retries: Times that the CUDA allocator freed its cache and tried again.
     """
@@ -88,7 +89,7 @@ class Evidence(NamedTuple):
 
 
 class StepSpent(NamedTuple):
-    """A step: nanoseconds by phase, and its evidence.
+    """The nanoseconds of a step by phase, and its evidence.
 
     Attributes:
         elements: Elements of the tensors in its batch, or `None` if unknown.
@@ -101,7 +102,7 @@ class StepSpent(NamedTuple):
 
     @property
     def net(self) -> int:
-        """Nanoseconds without those in which the thread waited for a core."""
+        """Nanoseconds of the step, without the time in which the thread waited for a core."""
         return self.total - self.evidence.waiting
 
 
@@ -131,9 +132,9 @@ class Usual:
         self._all = _Recent()
 
     def judge(self, step: StepSpent) -> Verdict | None:
-        """Judge a step and remember it.
+        """Compare a step with recent steps, then add it to them.
 
-        Returns `None` if the step is not slow, or if too few steps were seen to say so.
+        Returns `None` if the step is not slow, or if there are too few recent steps.
         """
         size = round(SIZES_PER_DOUBLING * math.log2(step.elements)) if step.elements else None
         recent = self._by_size.setdefault(size, _Recent())
@@ -206,7 +207,7 @@ def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
     shares = {}
     for phase, spent in longer.items():
         shares[phase] = min(cost * spent // together, step.phases[phase])
-    # Rounding leaves a rest, which the largest shares take.
+    # Rounding leaves a remainder, which is added to the largest shares.
     for phase in sorted(shares, key=lambda each: (-shares[each], -step.phases[each])):
         rest = cost - sum(shares.values())
         shares[phase] += min(rest, step.phases[phase] - shares[phase])
@@ -217,7 +218,7 @@ class _Recent:
     """Recent steps of one size.
 
     Attributes:
-        totals: Their durations.
+        totals: The durations of the steps.
     """
 
     def __init__(self) -> None:
@@ -227,7 +228,7 @@ class _Recent:
         self._net = _Times()
 
     def add(self, step: StepSpent) -> None:
-        """Remember a step, and drop the oldest if there are too many."""
+        """Add a step, and drop the oldest if there are too many."""
         oldest = self.steps.popleft() if len(self.steps) == REMEMBERED else None
         self.steps.append(step)
         self.totals.replace(None if oldest is None else oldest.total, step.total)
@@ -235,8 +236,8 @@ class _Recent:
 
     def cost_of(self, step: StepSpent) -> int:
         """Extra nanoseconds of a slow step; 0 if the step is not slow."""
-        # Other processes make steps vary, which hides other causes. So a step has to be slow
-        # without its waits for a core, unless these are long.
+        # Other processes make the time of steps vary, which hides other causes. So a step must be
+        # slow even without its waits for a core, unless its extra time is long.
         cost = self.totals.beyond(step.total)
         net = self._net.beyond(step.net)
         if cost and (net or cost >= LONG_WAIT):
@@ -287,7 +288,7 @@ class _Times(list[int]):
 
     @property
     def tolerance(self) -> int:
-        """Extra duration that is not yet slow. It is large if many steps vary."""
+        """Maximum extra duration of a step that is not slow. It grows with the spread of steps."""
         spread = self[len(self) * 4 // 5] - self.median
         return max(LEAST, int(SHARE * self.median), SPREADS * spread)
 
@@ -298,7 +299,7 @@ class _Times(list[int]):
 
 
 def elements(shapes: Any) -> int | None:
-    """Elements of a batch's tensors, from their shapes; `None` if those are unknown."""
+    """Number of elements in a batch's tensors, or `None` if their shapes are unknown."""
     count = 0
     try:
         for shape in shapes[1]:
@@ -310,7 +311,7 @@ def elements(shapes: Any) -> int | None:
 
 
 COLD = 2
-"""Number of steps at the beginning that are the warm-up."""
+"""Number of warm-up steps at the beginning of each start."""
 
 INTERRUPTIONS = {
     "compilation": "compilation",
@@ -322,15 +323,16 @@ INTERRUPTIONS = {
 """Categories that make a step slow without being part of it, with their causes."""
 
 FLUSHING = {"between_epochs", "after_run"}
-"""Categories that begin when a step was given up after it had waited for the end of the loader."""
+"""Categories that begin after an abandoned step: it waited for a batch, but the loader ended."""
 
 LONGEST_FREEZES = 100
+"""Maximum number of freezes of the process that are kept."""
 
 MOST_GROUPS = 64
-"""Groups of steps in a row of the ledger."""
+"""Maximum number of groups of steps in a row of the ledger, unless the modes of steps alternate."""
 
 COLLECTING = "gc"
-"""Phase and category of the time that Python's garbage collector takes from the others."""
+"""Phase for the time of Python's garbage collector, which other phases do not include."""
 
 
 class StepAccountant:
@@ -343,15 +345,15 @@ class StepAccountant:
 
     Attributes:
         until: Moment at which the account ends.
-        spent: Nanoseconds by category that were not yet taken.
-        slow: Slow steps that were not yet taken.
-        groups: All steps that were not yet taken.
-        durations: The unprofiled ones of these steps by class of their duration.
-        lost: Lost nanoseconds of everything that was taken.
-        slow_steps: Number of slow steps that were taken.
-        steps: Steps done, as the loggers count; `None` before the first.
+        spent: Nanoseconds by category since the last `take`.
+        slow: Slow steps since the last `take`.
+        groups: All steps since the last `take_steps`.
+        durations: Number of unprofiled steps since the last `take_steps`, by class of duration.
+        lost: Nanoseconds that the run had lost at the last `take`.
+        slow_steps: Number of slow steps at the last `take`.
+        steps: Steps done, as the loggers count; `None` before the first step.
         first_step: Steps that earlier starts had done.
-        freezes: Begins and ends of times in which no thread of the process ran.
+        freezes: The start and the end of each period in which no thread of the process ran.
     """
 
     def __init__(
@@ -385,7 +387,7 @@ class StepAccountant:
     def open(self) -> dict[str, int]:
         """Nanoseconds of the running step by phase.
 
-        They are part of the account and may be judged differently at the end of the step.
+        At the end of the step, this time may be assigned to other categories.
         """
         return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
@@ -412,7 +414,7 @@ class StepAccountant:
         self._charge(now)
 
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
-        """Take the nanoseconds by category and the slow steps since the last time."""
+        """Return and clear the nanoseconds by category and the slow steps."""
         spent = {name: nanoseconds for name, nanoseconds in self.spent.items() if nanoseconds}
         slow = self.slow
         self.spent = Counter()
@@ -424,7 +426,7 @@ class StepAccountant:
         return spent, slow
 
     def take_steps(self) -> tuple[list[StepGroup], dict[int, int]]:
-        """Take all steps since the last time, and the durations of the unprofiled ones."""
+        """Return and clear all steps, and the durations of the unprofiled steps."""
         groups = self.groups
         durations = dict(self.durations)
         self.groups = []
@@ -432,8 +434,8 @@ class StepAccountant:
         return groups, durations
 
     def _charge(self, at: int) -> None:
-        # A mark may be older than the last read, which another thread made: the difference returns
-        # to the category where it belongs.
+        # Another thread appends marks, so a mark may be older than the last read. Then the negative
+        # difference corrects the category that the last read assumed.
         begin = self.until
         self.until = at
         spent = at - begin

@@ -1,4 +1,4 @@
-"""Calls that a training thread notes, and that the thread of the ledger makes later."""
+"""Calls that a training thread notes, and that the ledger's thread makes later."""
 
 import threading
 from collections import deque
@@ -8,9 +8,9 @@ from typing import Any
 from lflops.phase_log import PhaseLog
 
 LONGEST = 1 << 21
-"""Number of values that are kept if the thread of the ledger does not make the calls.
+"""Maximum number of values that wait for the ledger's thread: the notes of about 40,000 steps.
 
-They are the notes of about 40,000 steps.
+If there are more, all of them are dropped.
 """
 
 
@@ -25,7 +25,7 @@ class DeferredCalls:
             arguments. No argument may be a new object, or an object that the training run would
             free. Tuples would make Python's garbage collector run, because it tracks them.
         clock: Returns the moment of a note.
-        error: The exception that ended it.
+        error: The exception of a deferred call. After it, calls are made immediately again.
     """
 
     def __init__(self, log: PhaseLog) -> None:
@@ -34,7 +34,7 @@ class DeferredCalls:
         self.clock = log.clock
         self._log = log
         self._notes: deque[Any] = deque()
-        # one call of it is atomic, also if other threads note
+        # one call of `extend` is atomic, even if several threads add notes
         self.append = self._notes.extend
         self._lock = threading.RLock()
         # moment of the note whose call is being made
@@ -66,7 +66,7 @@ class DeferredCalls:
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
-        """Make up to `most` of the noted calls. An exception ends it."""
+        """Make up to `most` of the noted calls. An exception in a call drops all other calls."""
         take = self._notes.popleft
         with self._lock:
             self._player = threading.get_ident()
@@ -87,7 +87,7 @@ class DeferredCalls:
                 self._player = None
 
     def raise_error(self) -> None:
-        """Raise the exception that ended it, once."""
+        """Raise the exception of a deferred call, if there is one, and only once."""
         if self.error is not None:
             try:
                 raise self.error

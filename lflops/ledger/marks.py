@@ -33,7 +33,7 @@ from lflops.phase_log import (
 )
 
 OTHER = "other"
-"""The phase of time in no phase."""
+"""The phase for time outside all other phases."""
 
 START_UP = "start_up"
 AFTER_RUN = "after_run"
@@ -45,14 +45,14 @@ LONGEST = WIDTH << 18
 """Maximum number of values that are kept if no thread reads them."""
 
 IDLE = 2_000_000
-"""Nanoseconds off its core after which the scheduler counters of the training thread are read.
+"""Minimum nanoseconds off its core after which the training thread's scheduler counters are read.
 
 A read takes as long as ten events.
 """
 
 
 def unknown() -> None:
-    """Stand in for counters that the system does not have."""
+    """Return `None`, for counters that the system does not have."""
 
 
 Mark = tuple[int, str | StepEnd]
@@ -72,19 +72,19 @@ class EventQueue:
 
 
 class CategoryMarks:
-    """Turns events into marks. A category that begins within another ends before it."""
+    """Turns events into marks. Categories are nested: the category that began last ends first."""
 
     def __init__(self) -> None:
-        # Categories and phases that run. A phase of a stage without an account is `None`.
+        # The running categories and phases. A phase of a stage without an account is `None`.
         self._running: list[str | None] = []
-        # the category of time in no other category
+        # the category for time outside all other categories
         self._base = START_UP
         # values of the events before a step's end
         self._counters: tuple[int, bytes | None, Any] = 0, None, None
         self._batch: tuple[Any, bool] = None, False
 
     def of(self, values: Sequence[Any], ledger: object = None) -> Iterator[Mark]:
-        """The marks of events. Only ends of steps of this ledger are included."""
+        """Yield the marks of events. Step ends are included only if they belong to `ledger`."""
         for moment, event, subject, detail in events_in(values):
             if event == COUNTERS:
                 self._counters = moment, subject, detail
@@ -125,14 +125,14 @@ class CategoryMarks:
         return self._current
 
     def _after_rest(self, category: str) -> str | None:
-        """Assign time in no other category to this category from now on."""
+        """From now on, assign time outside all categories to this category."""
         self._base = category
         if category == AFTER_RUN:
             self._running.clear()
         return None if any(self._running) else category
 
     def _after_enter(self, phase: str, stage: str) -> str | None:
-        """Begin a phase. After the first phase of training, time in no phase is part of a step."""
+        """Begin a phase. From the first training phase on, time outside phases belongs to steps."""
         is_counted = stage in {TRAIN, RUN}
         self._running.append(phase if is_counted else None)
         if stage == TRAIN:
@@ -155,13 +155,13 @@ class StepCounters:
     """
 
     def __init__(self, clock: Callable[[], int], schedule: Callable[[], bytes | None]) -> None:
-        """Create it; `schedule` reads the scheduler counters of its thread."""
+        """Create the counters; `schedule` reads the scheduler counters of the calling thread."""
         self.last_end: tuple[int, int] | None = None
         self._clock = clock
         self._schedule = schedule
         # counters of the system when they were last read
         self._counted: tuple[bytes | None, Any] = None, None
-        # nanoseconds that the thread had been off its core by then
+        # nanoseconds that the thread had been off its core at that time
         self._idle = -1 << 62
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class StepCounters:
         now = self._clock()
         ran = time.thread_time_ns()
         idle = now - ran
-        # A thread that ran all the time was not kept from its core.
+        # The counters are needed only if the thread was off its core.
         if idle - self._idle >= IDLE:
             self._counted = self._schedule(), getrusage(RUSAGE_THREAD)
             self._idle = idle

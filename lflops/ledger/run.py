@@ -42,18 +42,19 @@ MOST_LINES = 1500
 """Maximum number of lines in a file."""
 
 MOST_SLOW = 200
-"""Number of slow steps that a shortened file keeps: the costliest."""
+"""Maximum number of slow steps in a shortened file, which keeps the costliest."""
 
 MOST_GROUPS = 2000
-"""Number of groups of steps that a file has at most, unless their modes alternate."""
+"""Maximum number of groups of steps in a file, unless the modes of steps alternate."""
 
 SHARE_OF_AGE = 0.02
-"""Maximum length of a row as a share of its age.
+"""Maximum duration of a joined row, as a share of its age.
 
-It allows three seconds in the last minutes, and half an hour for yesterday.
+For example, a row from yesterday may cover half an hour.
 """
 
 LARGEST_FILE = 1 << 24
+"""Maximum number of bytes of a file that is read."""
 
 
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -68,8 +69,8 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
     """The first line of a file.
 
     Attributes:
-        begin: Begin of the process in Unix nanoseconds.
-        pid: Number of the process.
+        begin: Start of the process in Unix nanoseconds.
+        pid: Id of the process.
     """
 
     begin: Number
@@ -83,15 +84,15 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     """A part of the account.
 
     Attributes:
-        end: Nanoseconds from the begin of the process.
-        spent: Nanoseconds by category since the row before.
+        end: Nanoseconds from the start of the process.
+        spent: Nanoseconds by category since the previous row.
         open: Nanoseconds of the running step, which a later row includes in `spent`.
-        step: Steps done; `None` before the first.
-        first: Steps that earlier starts had done; `None` before the first step, and if the loop
-            does not know it.
+        step: Steps done; `None` before the first step.
+        first: Steps that earlier starts had done; `None` before the first step, and if the number
+            is unknown.
         memory: Resident memory of the process in bytes.
-        durations: Unprofiled steps since the row before, by class of their duration.
-        ended: How the run ended, in the row that ends it.
+        durations: Number of unprofiled steps since the previous row, by class of their duration.
+        ended: How the run ended; `None` in rows before the end.
     """
 
     end: Number
@@ -249,13 +250,13 @@ def _is_known(line: Line) -> bool:
 
 
 CLOCKS_DIFFER = 1_000_000_000
-"""Nanoseconds by which a start may begin before the end of the start before it.
+"""Maximum nanoseconds by which a start may begin before the end of the previous start.
 
-The system clock may be set while a process counts on.
+The system clock may be changed while a process runs.
 """
 
 ALIVE = 30.0
-"""Seconds since the last row of a start without an end in which its process counts as running."""
+"""A process without a recorded end counts as running for this many seconds after its last row."""
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
@@ -311,9 +312,9 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether a start continues the run of the start before it.
+    """Whether a start continues the run of the previous start.
 
-    It does if it resumes from a step, if the start before failed, or if it is a test in the same
+    It does if it resumes from a step, if the previous start failed, or if it is a test in the same
     process.
     """
     if segment.head.begin < _end(before) - CLOCKS_DIFFER:
@@ -393,8 +394,8 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
     is_over = False
     for row in segment.rows:
         spent: dict[str, float] = dict(row.spent)
-        # A running step is in `open` of its row, and again in `spent` of the row that has its end.
-        # So only the last row's `open` counts.
+        # A running step is in `open` of its row, and in `spent` of the row in which it ends. So
+        # only the last row's `open` counts.
         if row is segment.rows[-1]:
             spent = summed([*spent.items(), *row.open.items()])
         done = steps if row.step is None else row.step
@@ -424,7 +425,7 @@ def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
 
 
 def _start(segment: Segment, now: float | None) -> Start:
-    """One start. `now` is Unix time if its process may be running."""
+    """Create the `Start` of a segment. `now` is Unix time if its process may be running."""
     first = _first(segment)
     ended = _ended(segment)
     if ended is None:

@@ -45,7 +45,7 @@ class Collections:
     calls `next` with its first argument, which appends the time.
 
     Attributes:
-        moments: Alternately the begin and the end of a collection.
+        moments: The start and the end of each collection, alternately.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -87,16 +87,16 @@ REQUEST_PERIOD = 0.1
 """Seconds between two checks for requests, if this process alone answers them."""
 
 AT_ONCE = 200
-"""Number of notes whose calls are made without a pause."""
+"""Maximum number of deferred calls that the thread makes without a pause."""
 
 BREATH = 0.001
-"""Seconds that the thread pauses after so many notes.
+"""Seconds that the thread pauses after `AT_ONCE` calls.
 
-While it computes, Python lets the training thread run only every 5 ms.
+While this thread computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""If a read is late by this many nanoseconds, no thread of the process ran."""
+"""If the thread wakes up more than this many nanoseconds late, no thread of the process ran."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
@@ -115,7 +115,7 @@ class LedgerWriter:
         look_for_request: Function that is called every `REQUEST_PERIOD` seconds.
 
     Attributes:
-        error: The exception that ended it before the end of the run.
+        error: The exception that ended the ledger before the end of the run.
         is_first: Set for the first ledger of this process, whose account begins with the process.
         knows_step: Returns whether the numbers of steps include those of earlier starts.
     """
@@ -136,7 +136,7 @@ class LedgerWriter:
         self.knows_step: Callable[[], bool] = lambda: True
         self._log = log or PhaseLog()
         self._deferred = deferred or DeferredCalls(self._log)
-        # the clock also while deferred calls are made
+        # returns the current time even while deferred calls are made
         self._clock = self._deferred.clock
         self.counters = StepCounters(self._clock, schedule)
         self._queue = EventQueue()
@@ -158,7 +158,7 @@ class LedgerWriter:
         _latest = self
 
     def start(self, folder: Path | None) -> None:
-        """Start recording, and writing to a file in a folder if one is given."""
+        """Start recording, and write to a file if there is a folder."""
         head = self._segment.head
         if folder is not None:
             milliseconds = head.begin // 1_000_000
@@ -219,9 +219,10 @@ class LedgerWriter:
         return self._accountant.until
 
     def _finish(self, ended: str) -> None:
-        """Write the rest.
+        """Write the last row and close the file.
 
-        If the thread hangs in the file system, the rest is given up, so that the program can go on.
+        If the thread hangs in the file system, the last row is given up, so that the program can
+        continue.
         """
         if not self._lock.acquire(timeout=PATIENCE):
             self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
@@ -303,7 +304,7 @@ class LedgerWriter:
     def _read(self, pause: float = 0.0) -> None:
         while True:
             self._deferred.play(AT_ONCE)
-            # The order matters: no event to come is older than `now`.
+            # Read the clock before the log, so that no later event is older than `now`.
             now = self._clock()
             next_note = self._deferred.next
             if next_note is not None:

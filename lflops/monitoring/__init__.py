@@ -1,8 +1,6 @@
-"""One run of a training that is watched.
+"""Monitoring of one training run, shared by the integrations.
 
-What the drivers for Lightning, Hugging Face and plain loops share.
-
-`inputs/training.py` has the two values that a driver makes of its loop. `session.py` follows one
-stage, step by step; `results.py` takes the windows that it closes. Nothing here knows whose loop it
-is.
+`inputs/training.py` defines the two values that an integration creates from its loop. `session.py`
+follows one stage, step by step. `window_publisher.py` publishes the windows that a session closes.
+No code here depends on Lightning, Hugging Face or another kind of loop.
 """

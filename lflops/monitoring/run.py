@@ -46,7 +46,7 @@ class RunLedger:
     """Marks the activities of one run for its ledger, from set-up to end.
 
     Attributes:
-        ends_step: Returns whether the batch that ends now ends a step of training; never before
+        ends_step: Returns whether the batch that ends now ends a training step; `False` before
             training has begun.
         logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
@@ -82,19 +82,19 @@ class RunLedger:
         self.curves = self._writer.curves
 
     def install(self, folder: Path | None, guard: ErrorGuard, cleanup: CleanupStack) -> None:
-        """Account for the run until `cleanup` is closed, in a file in `folder`, if any."""
+        """Keep the ledger until `cleanup` is closed, in a file if there is a `folder`."""
         cleanup.add(self.stop, "interrupted")
         self._writer.start(folder)
         guard.passes = self._deferred.plays_here
         cleanup.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
         if self._writer.is_first:
-            # compilations of this process that nothing has recorded
+            # add earlier compilations of this process, which nothing has recorded
             seconds = min(compile_seconds(), process_age())
             self._log.append((self._log.clock(), PAST, "compilation", int(seconds * 1e9)))
         cleanup.add(self._compilations.stop)
         self._compilations.listen(guard.guard)
-        # closed first, while all of these still run
+        # `cleanup` calls this first, while everything above still runs
         cleanup.add(self._deferred.stop)
 
     def begin(self, category: str) -> None:
@@ -106,7 +106,7 @@ class RunLedger:
         self._log.append((self._log.clock(), END, category, None))
 
     def rest(self, category: str) -> None:
-        """Assign time in no other category to this category from now on."""
+        """From now on, assign time outside all categories to this category."""
         self._log.append((self._log.clock(), REST, category, None))
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
@@ -114,7 +114,7 @@ class RunLedger:
         self._log.append((self._log.clock(), MOVE, (phase, category), nanoseconds))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
-        """Account for the steps of this stage."""
+        """Record the steps of this stage in the ledger."""
         self.ends_step = stage.ends_step
         self.logged_step = training.logged_step
         self._writer.knows_step = training.knows_step
@@ -132,7 +132,7 @@ class RunLedger:
         self.ends_step = bool
         self.logged_step = int
         self._writer.stop(ended)
-        # without a reference to the loop
+        # keep only the answer, since the function refers to the loop
         self._writer.knows_step = partial(bool, self._writer.knows_step())
         error = self._writer.error
         self._writer.error = None
@@ -149,7 +149,7 @@ class RunLedger:
         return self._writer.ledger()
 
     def _allocator_retries(self) -> int:
-        """How often the device's allocator has freed its cache and tried again."""
+        """Number of times that the device's allocator freed its cache and tried again."""
         if self._device is None:
             return 0
         return allocator_stats(self._device).get("num_alloc_retries", 0)
@@ -170,9 +170,9 @@ class MonitoredRun:
         sessions: The session of each stage, or `None` before it begins and after it is over.
         profiles: The last 32 closed windows, on the main process.
         log_dir: The run's folder, or `None`.
-        store: A store that all ranks reach, or `None` if there is none or only one rank.
+        store: A store that all ranks can reach. `None` if there is no store or only one rank.
         guard: The error guard for all calls from the training.
-        cleanup: Removes what the driver has installed, at the end of the run.
+        cleanup: Removes what the integration has installed, at the end of the run.
     """
 
     begun = 0
@@ -195,7 +195,7 @@ class MonitoredRun:
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
         self._requests: WindowRequests | None = None
-        # reads the training and its stage from the loop; `None` before training has begun
+        # reads the run and its training stage from the loop; `None` before training has begun
         self._read_training: Callable[[], tuple[Training, Stage]] | None = None
         # the training stage, if it has a session or had one
         self._trained: Stage | None = None
@@ -235,7 +235,7 @@ class MonitoredRun:
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger, if nothing else listens to the training and nothing else is about to."""
+        """The ledger, if there is no session and none is about to begin; otherwise `None`."""
         if self._failed or self._requests is None or self._requests.due is not None:
             return None
         if any(self.sessions.values()) or not self._begun.issuperset(self._settings.stages):
@@ -248,28 +248,27 @@ class MonitoredRun:
         return None if self._ledger is None else self._ledger.account
 
     def enters(self, category: str) -> None:
-        """Account for the time from now on as this category, until `leaves(category)`."""
+        """From now on, assign time to this category, until `leaves(category)`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
-        """Account for the time from now on as before `enters(category)`."""
+        """From now on, assign time as before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.end(category)
 
     def move_time(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move a time of this step from its phase to a category of the ledger."""
+        """Move time of the current step from a phase to a category of the ledger."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.move(nanoseconds, phase, category)
 
     def epoch_ends(self) -> None:
-        """Account for the time until the next batch as between two epochs."""
+        """Assign the time until the next batch is requested to `between_epochs`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
-                # the time until the next batch is requested
                 self._ledger.rest("between_epochs")
 
     def open(self, name: str, ranks: int) -> None:
@@ -278,8 +277,8 @@ class MonitoredRun:
         Graphs that are compiled from now on are kept, and tracked with `compiled="modules"`.
 
         Args:
-            name: The name of the monitor. It is the same on all ranks, and no other monitor of the
-                loop has it.
+            name: The name of the monitor. It is the same on all ranks, and unique among the
+                monitors of the loop.
             ranks: The number of ranks.
         """
         OPEN.add(self)
@@ -299,13 +298,13 @@ class MonitoredRun:
         stage: Callable[[], Stage],
         monitor: int = 1,
     ) -> None:
-        """Begin a stage, or begin it again.
+        """Begin a stage, or resume it.
 
         Args:
             name: The name of the stage.
-            training: Reads the training from its loop, when the first stage begins.
-            stage: Reads the stage from its loop, when it begins for the first time.
-            monitor: The number of the monitor among those of the loop, from 1.
+            training: Reads the run from the loop, when the first stage begins.
+            stage: Reads the stage from the loop, when it begins for the first time.
+            monitor: The number of the monitor among the loop's monitors, from 1.
 
         Raises:
             LflopsError: If an argument of the monitor does not fit the model or the ranks.
@@ -314,7 +313,7 @@ class MonitoredRun:
             return
         self.enters("lflops")
         with self.guard:
-            # torch.compile may have been loaded since
+            # torch.compile may have been loaded since `open`
             self._graphs.start()
         if name in self._begun:
             self.guarded(name, Session.resume)
@@ -386,7 +385,7 @@ class MonitoredRun:
     def batch_begins(self, name: str, batch: Any) -> None:
         """Begin a batch of a stage."""
         if self._failed:
-            # a mode that counted may have been removed within a backward pass
+            # a counting mode that ended within a backward pass may still be on the stack
             sweep_modes()
         session = self.sessions[name]
         if session is None:
@@ -443,7 +442,7 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _session_is_over(self, name: str, session: Session) -> Session | None:
-        """Drop a session; returns `None` if it is the training's, for which a window may open."""
+        """Drop a session that is over. Returns `None` for training, so that a window may open."""
         self.sessions[name] = None
         if name != "train":
             return session
@@ -453,9 +452,8 @@ class MonitoredRun:
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
         """Open a requested window if its step has come.
 
-        A scheduled window that is still to come is brought forward; otherwise an extra one begins.
-
-        While another window is open, the request waits for its end.
+        If the schedule waits for its next window, that window opens now. After the schedule, an
+        extra window begins. While another window is open, the request waits.
         """
         if self._read_training is None or self._failed:
             requests.due = None
@@ -469,7 +467,7 @@ class MonitoredRun:
                 f"the requested window opens after step {done} on rank {training.rank}, which had"
                 f" passed step {due} of the other ranks"
             )
-        # from now on the next step may open it
+        # from now on, the end of any step may open the window
         requests.due = 0
         if self._training is None:
             # no window was scheduled
@@ -510,7 +508,7 @@ class MonitoredRun:
             self.sessions[name] = None
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, by an error or normally, and report what there is to report."""
+        """End the run, normally or after an error, and report its open windows and its ledger."""
         training = self._training
         if training is None and self._read_training is not None and not self._failed:
             with self.guard:
@@ -562,7 +560,7 @@ class MonitoredRun:
                 reporters.save_run_page(self.profiles, account)
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
-        """Explain an out-of-memory error. A failure is a warning: the user needs that error."""
+        """Write the report of an out-of-memory error. If this fails, it only warns."""
         self._history = None
         if error is None or training is None or not ran_out_of_memory(error):
             return
@@ -576,10 +574,10 @@ class MonitoredRun:
             warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
-        """Remove everything.
+        """Remove everything that was installed, after an error or an interrupt.
 
-        After an error of lflops, also warn once and monitor no more. After an interrupt, the run can
-        still be closed.
+        If lflops failed, warn once and stop monitoring. After an interrupt, the run can still be
+        closed.
         """
         failed_before = self._failed
         self._failed = True
@@ -597,7 +595,7 @@ class MonitoredRun:
             raise error
         if not failed_before:
             warn(
-                f"{monitor_name()} has failed and is off from here on; the training goes on: "
+                f"{monitor_name()} has failed and stops monitoring; training continues: "
                 f"{type(error).__name__}: {error}"
             )
 

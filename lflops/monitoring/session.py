@@ -39,12 +39,13 @@ from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
-# Steps after which ranks share their unprofiled steps, if the run has no curves. The step after
-# that is disturbed on rank 0, so with points in every few steps they share less often.
+# Number of steps after which ranks share their unprofiled steps, if the run has no curves. With
+# curves, they share once per point, but not more often than every `SHARE_LEAST` steps: the step
+# after sharing is disturbed on rank 0.
 SHARE_EVERY = 50
 SHARE_LEAST = 9
-# If recording an event takes more seconds than this, the phases of one step in `PHASES_EVERY` are
-# marked. An NVIDIA GPU takes about 6 µs.
+# If recording an event takes more seconds than this, phases are marked in only one of
+# `PHASES_EVERY` steps. An NVIDIA GPU takes about 6 µs.
 EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
 
@@ -53,7 +54,7 @@ UNPROFILED = StepMode()
 
 
 class Session:
-    """Monitors one stage of a run: training, or a validation that may come again and again.
+    """Monitors one stage of a run: training, or another stage that may run many times.
 
     Attributes:
         over: Whether there is nothing left to do.
@@ -85,9 +86,9 @@ class Session:
         self._cursor = ScheduleCursor(self._plan(), number)
         self._clock = self._device_clock()
         # The windows that are not reported yet. The last is the window of the cursor, unless the
-        # schedule is over; the others wait for steps.
+        # schedule is over. Earlier windows wait for steps after their end.
         self._windows = [Window(number, 0)]
-        # The current mode, and the modes of the window that opened last by the cursor's phase.
+        # The current mode, and the modes of the last opened window by phase of the schedule.
         self.mode = UNPROFILED
         self._modes: dict[str, StepMode] = {}
         self._trace_notes: list[Note] = []
@@ -128,7 +129,10 @@ class Session:
         return clock
 
     def _plan(self) -> Plan:
-        """The schedule in whole steps, and short enough for the run. Notes and logs each change."""
+        """The schedule, rounded to whole steps and shortened to fit the run.
+
+        Notes and logs each change.
+        """
         schedule = self._settings.schedule
         accumulation = self._stage.accumulation()
         batches = self._stage.batches_left
@@ -142,7 +146,7 @@ class Session:
         return plan
 
     def _device_phases(self) -> MarkedPhases | None:
-        """The phases on the stream of the device; `None` if they are those of the host."""
+        """Phases timed on the device's stream, or `None` if the host clock times them."""
         clock = self._clock
         if not isinstance(clock, StreamClock):
             return None
@@ -182,9 +186,9 @@ class Session:
         self.resume()
 
     def resume(self) -> None:
-        """Begin the stage, or begin it again.
+        """Begin the stage, or resume it.
 
-        The time since the last step belongs to no step, and the first step is not typical.
+        The time since the last step belongs to no step, and the first step is marked as warm-up.
         """
         if not self._step_timer.times_phases:
             return
@@ -199,20 +203,20 @@ class Session:
         self.mode.begin_step()
 
     def pause(self) -> None:
-        """End the stage, which may begin again. A recording ends here."""
+        """End the stage for now. Recordings end here, and the stage may resume."""
         self._listening.close()
         self._logged_phases.disconnect()
         for mode in self._modes.values():
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Look at the next step in full, since the accumulation of gradients may change."""
+        """Let the next step take the slow path: the number of accumulated batches may change."""
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
         """Begin a batch in the mode of its step.
 
-        It is not called for a batch on the fast path, unless the batch before was not ended.
+        It is not called for a batch on the fast path, unless the previous batch did not end.
         """
         if self.fast_path.in_batch:
             self._abandon_step()
@@ -248,7 +252,7 @@ class Session:
         self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
 
     def _abandon_step(self) -> None:
-        """Discard the current step: its batch was left before it was over, and training goes on."""
+        """Discard the current step: one of its batches was abandoned, and training continues."""
         self.mode.abandon()
         self._step_timer.drop_batches()
 
@@ -280,7 +284,7 @@ class Session:
         return True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the stage with the run, and report its windows. After an error, wait for nothing."""
+        """End the stage with the run, and report its windows. After an error, do not wait."""
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True
@@ -295,7 +299,7 @@ class Session:
         call_each(parts)
 
     def leave_annotations(self) -> None:
-        """Leave traces that are being annotated to their processes."""
+        """Let the processes that annotate traces continue on their own."""
         self._annotations.detach()
 
     def _close(self, error: BaseException | None) -> None:
@@ -324,7 +328,7 @@ class Session:
         self._step_timer.flush_fast_path(last + 1 if logged_step == last else logged_step)
 
     def _advance(self) -> None:
-        """Move on after a step: read steps, change the mode, report windows. Most steps skip it."""
+        """After a step, read steps, change the mode and report windows. Most steps skip this."""
         logs_point = self._is_due(self._point_period)
         shares = self._is_due(self._share_period)
         is_idle = self._step_timer.ordinal < self._cursor.idle_until and not self._waits_for_steps
@@ -402,7 +406,7 @@ class Session:
         batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
         after = f"{batches} batch{'' if batches == 1 else 'es'}"
         if self._cursor.first:
-            after = "it was asked for"
+            after = "a request"
         where = f"at step {logged_step + 1}" if learns else f"after step {logged_step}"
         self._training.log(
             f"lflops: {self._stage.name} window {self._cursor.window} opens after {after}, {where}"
@@ -451,7 +455,7 @@ class Session:
 
     @property
     def _waits_for_steps(self) -> bool:
-        """Whether a window that is complete waits for steps after its end."""
+        """Whether a complete window still waits for steps after its end."""
         return bool(self._windows) and self._windows[0].complete
 
     @property
@@ -471,7 +475,7 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """How many of the next steps end without any work: point, window, background work."""
+        """Number of next steps at whose end no point, window or background work is due."""
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
@@ -485,9 +489,10 @@ class Session:
         return self._live_metrics is None and not self._is_annotating and not self._results.pending
 
     def _check_background_work(self) -> bool:
-        """Collect annotated traces and windows of all ranks, and mark steps that run next to it.
+        """Collect annotated traces and windows of all ranks.
 
-        Returns whether a window was reported.
+        Marks the current step as disturbed if such work runs. Returns whether a window was
+        reported.
         """
         self._is_annotating = self._annotations.were_running()
         has_reported = self._results.report_ready()
@@ -498,9 +503,9 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the step that begins: the other ranks wait in it for what this rank did before it.
+        """Mark the step that begins: in it, the other ranks wait until this rank's work is done.
 
-        Steps of several ranks are compared and merged without steps that any rank has marked.
+        If any rank has marked a step, that step is left out when ranks are compared and merged.
         """
         if self._training.world_size > 1:
             self._step_timer.mark("background")
@@ -545,9 +550,9 @@ class Session:
         return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
     def _extends(self, window: Window) -> bool:
-        """Request more module-timing steps if a module seems slow and the window cannot tell.
+        """Request more module-timing steps if a module seems slow but there are too few to decide.
 
-        Not on several ranks, which could disagree.
+        With several ranks, none are requested: the ranks could disagree.
         """
         missing = window.missing_timing_steps
         ordinal = self._step_timer.ordinal
@@ -620,7 +625,7 @@ def _is_shared(step: TimedStep) -> bool:
 def _schedule_changes(
     asked: Schedule, plan: Plan, accumulation: int, batches: float
 ) -> Iterator[tuple[Note, str]]:
-    """Each way in which the plan differs from the schedule, as a note and a message."""
+    """Each difference between the plan and the schedule, as a note and a message."""
     names = ("skip_first", "wait", "warmup", "active")
     if any(getattr(asked, name) % accumulation for name in names):
         values = {"accumulation": accumulation}

@@ -1,4 +1,4 @@
-"""Publishes closed windows: merges them with those of all ranks, saves, logs and keeps them."""
+"""Publishes closed windows: merges the windows of all ranks, then saves, logs and keeps them."""
 
 import contextlib
 import shlex
@@ -35,19 +35,19 @@ Result = TypeVar("Result")
 # the key in the ranks' store under which the main process announces the folder for files
 _FOLDER = "folder"
 
-# The page and the outputs of loggers are made in a thread if a profile has at least this many
-# modules and operators. For smaller profiles it takes 50 ms.
+# If a profile has at least this many modules and operators, a background thread creates the page
+# and the outputs of loggers. For smaller profiles this takes about 50 ms in the training thread.
 LARGE = 5_000
 
-# Windows of a run that are kept in memory: a window of a large model has a few MB, and a schedule
-# may repeat without end.
+# Maximum number of windows of a run that are kept in memory: a window of a large model takes a few
+# MB, and a schedule may repeat without end.
 KEPT = 32
-# seconds that the end of a training waits for pages that are being written
+# maximum number of seconds that the end of a run waits for pages that are being written
 LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """Samples and tokens of all ranks, each divided by those of this rank.
+    """Samples and tokens of all ranks, divided by the samples and tokens of this rank.
 
     Unknown shares are left out.
     """
@@ -68,9 +68,9 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """The end of the log's sentence about a window that did not end as planned.
+    """Text to append to the log message of a window that did not end as planned.
 
-    The missing report of a rank does not cut the window short.
+    A window counts as cut short if a rank failed, but not if only reports of ranks are missing.
     """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
@@ -101,24 +101,24 @@ class _Closed(NamedTuple):
 class WindowPublisher:
     """Publishes the windows of one monitor in one run, of all stages.
 
-    Every process makes one, since the ranks have to agree.
+    Every process creates one, since all ranks take part.
 
     Args:
-        training: The training.
+        training: The training run.
         settings: The settings of the monitor.
         log_dir: The run's folder, or `None`.
-        monitor: The number of the monitor among those of the loop, from 1.
-        store: A store that all ranks reach, or `None`.
+        monitor: The number of the monitor among the loop's monitors, from 1.
+        store: A store that all ranks can reach, or `None`.
 
     Attributes:
-        profiles: The last windows of all ranks together, `KEPT` at most, on the main process.
+        profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
         shares: By stage, the samples and tokens of all ranks divided by those of this rank, in the
             last window.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The place of this rank among all ranks.
         failures: The outputs that have failed.
         reporters: The outputs, or `None` on all processes but the main one.
-        paths: The paths of files, or `None` for no files.
+        paths: The paths of files, or `None` if no files are written.
         compares_ranks: Whether the unprofiled steps of all ranks are compared.
         wants_windows: Whether the windows of this rank are used.
 
@@ -173,7 +173,7 @@ class WindowPublisher:
         if training.is_main:
             self.reporters = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
-        # the folder that the run has a part of
+        # the folder in which the run uses a part
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
             if training.is_main:
@@ -237,7 +237,7 @@ class WindowPublisher:
             self._compare_ranks()
 
     def _compare_ranks(self, *, is_last: bool = False) -> None:
-        """Report the ranks that make the others wait, unless a window has reported them.
+        """Report ranks that make other ranks wait, unless a window has reported them already.
 
         At the end of the run, the last window of each stage reports them too.
         """
@@ -268,7 +268,7 @@ class WindowPublisher:
         self._reported.keep(profile, analysis.stragglers)
         if not is_new and not is_last:
             return
-        # The file has what the log says, however the run ends.
+        # Save now, so that the file agrees with the log however the run ends.
         differs = slow.keys() != outlets.slow_ranks(analyze(window)).keys()
         path = None if self.paths is None or not differs else self.paths.profile(profile.run)
         is_saved = path is not None and self.save(profile, path)
@@ -280,14 +280,14 @@ class WindowPublisher:
             outlets.save_page(analysis, path)
 
     def report_ready(self) -> bool:
-        """Publish the windows that have become ready. Returns whether there were any."""
+        """Publish the windows that have become ready. Returns whether any window was ready."""
         ready = [] if self._collector is None else self._collector.ready()
         for profile in ready:
             self._report(profile)
         return self._log_prepared() or bool(ready)
 
     def finish(self, *, failed: bool) -> None:
-        """Publish all pending windows at the end of the run. After a failure, wait for no rank."""
+        """Publish all pending windows at the end of the run. After a failure, do not wait."""
         try:
             if self._collector is not None:
                 for profile in self._collector.finish(failed=failed):
@@ -304,7 +304,7 @@ class WindowPublisher:
                 release(self._folder, self._training.loop)
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
-        """Write a window's file and the folders above it, unless it was written last.
+        """Write a window's file and the folders above it, unless the last call wrote it already.
 
         Args:
             profile: The window.
@@ -354,7 +354,7 @@ class WindowPublisher:
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            # in their order: each window is compared with the last, and texts are appended
+            # in order, since each window is compared with the previous one and texts are appended
             before = [future for _, future in self._in_background]
             future = in_background(prepare, f"lflops: {run.stage} window {run.window}", before)
             self._in_background.append((closed, future))
@@ -391,7 +391,7 @@ class WindowPublisher:
         self.reporters.module_scalars(closed.analysis, closed.step)
 
     def _log_unprepared(self, seconds: float) -> None:
-        """Wait at most so many seconds for the background, and log the windows that are left.
+        """Wait at most `seconds` for the background threads, and log the remaining windows.
 
         A window that is not ready is logged without its page and summary.
         """
@@ -411,14 +411,14 @@ class WindowPublisher:
             page = self.paths.profile(profile.run).with_suffix(".html")
             where = f" in {page}"
         warn(
-            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s, and are"
-            " left out; all else goes on"
+            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s,"
+            " and are left out; all else goes on"
         )
 
     def _log_prepared(self) -> bool:
-        """Log the windows that the background has prepared, in their order.
+        """Log the windows that background threads have prepared, in order.
 
-        Returns whether there were any.
+        Returns whether any window was logged.
         """
         logged = False
         while self._in_background and self._in_background[0][1].done():
@@ -429,7 +429,7 @@ class WindowPublisher:
 
 
 def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
-    """Whether a comparison rests on more steps than the comparison of a window."""
+    """Whether a comparison uses more steps than the comparison of a window."""
     earlier = window.unprofiled_comparison
     return compared.steps > (0 if earlier is None else earlier.steps)
 
@@ -441,7 +441,7 @@ def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
-    """Where to see the results of the run."""
+    """Lines that explain where to see the results of the run."""
     profiles = [file for file in files if file.name.endswith(".profile.json")]
     if profiles:
         yield f"on a terminal: lflops show {shlex.quote(str(profiles[0]))}"
@@ -454,8 +454,8 @@ def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
     """The part of a folder for the run's files.
 
-    The main process claims it, and announces it to the other ranks. A rank that does not learn of
-    it uses the whole folder, where its files have unique names.
+    The main process claims the part, and announces it to the other ranks. A rank that receives no
+    announcement writes to the folder itself, where its files have unique names.
     """
     if training.is_main:
         part = claim(folder, training.loop)
@@ -475,7 +475,7 @@ def in_background(
     """Call a function in a daemon thread, after the calls of `after` have ended.
 
     The interpreter does not wait for the thread, so a hanging file system does not keep it from
-    exiting. Files appear as a whole, so none is left half written.
+    exiting. Files are written atomically, so no file is left half written.
     """
     future: Future[Result] = Future()
 

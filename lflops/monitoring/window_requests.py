@@ -1,11 +1,11 @@
-"""Requests for windows while a run goes on.
+"""Requests for windows during a run.
 
-The program makes a request, or a file that `lflops window` leaves in the run's folder.
+A request comes from the program, or from a file that `lflops window` writes to the run's folder.
 
-Several ranks agree on a step that rank 0 names. A thread of each rank takes part in that, on a
-connection of its own, and no step waits:
+With several ranks, rank 0 chooses the step after which the window opens on all ranks. Each rank has
+a thread with its own connection for this, so no step waits:
 
-    rank 0         receives a request, and asks........................names the last of these steps
+    rank 0         receives a request, and asks the ranks..............names the last of these steps
     other ranks    wait for the store...answer with the first step that is possible...open the window
 """
 
@@ -30,7 +30,7 @@ Together with `NOTICE` it is less than a step of 100 ms.
 """
 
 NOTICE = 0.03
-"""Seconds after which each rank knows the step that was named."""
+"""Seconds after which every rank has received the step that rank 0 names."""
 
 ANSWER = 1.0
 """Maximum number of seconds that rank 0 waits for answers."""
@@ -39,7 +39,7 @@ STOP = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
 
 ASKS = "?"
-"""Message of rank 0 that requests answers. Any other message is the step that it names, or `ENDS`."""
+"""Message of rank 0 that requests answers. Other messages are the chosen step, or `ENDS`."""
 
 ENDS = ""
 """Message that ends a rank's wait."""
@@ -53,14 +53,14 @@ class WindowRequests:
         ranks: The number of ranks.
         store: The store that the ranks share, or `None` if there is only one rank.
         folder: The folder in which the shell leaves the file of a request.
-        can_open: Returns whether no window is open here. Rank 0 reports its window last, so if it
-            can open a window, all ranks can.
+        can_open: Returns whether this rank can open a window. Rank 0 reports its window last, so if
+            rank 0 can open a window, all ranks can.
 
     Attributes:
-        due: After how many steps, as the loggers count, the next window is to open; `None` if none
-            was requested.
-        look_for_request: Checks for a request of the shell. `None` if the thread here does so, or
-            if no file can be left.
+        due: The number of steps, as the loggers count, after which the next window opens. `None` if
+            no window was requested.
+        look_for_request: Checks for a request from the shell. `None` if the thread of this class
+            does so, or if there is no folder.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class WindowRequests:
     def start(self, step_after: Callable[[float], int]) -> None:
         """Start to accept requests.
 
-        `step_after` returns the first step, as the loggers count, that ends more than a number of
-        seconds from now.
+        `step_after` returns the first step, as the loggers count, that ends more than the passed
+        number of seconds from now.
         """
         self._step_after = step_after
         with suppress(OSError):
-            # An earlier run may have left it.
+            # An earlier run may have left the file.
             os.unlink(self._file)  # noqa: PTH108 - as in `_look`
         if self._store is not None:
             _LISTENING.add(self)
@@ -131,7 +131,7 @@ class WindowRequests:
                 self.ask()
 
     def _wake(self) -> None:
-        """End this rank's wait, on the connection of other threads."""
+        """End this rank's wait, with the connection that other threads use."""
         with suppress(Exception):
             self._store.set(_key(self._rank, self._message), ENDS)
 
@@ -148,8 +148,8 @@ class WindowRequests:
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)
-            # It is answered after the messages. Without them, nothing would wake the ranks that
-            # wait.
+            # The store answers this call after it has received all messages. Without them, the
+            # waiting ranks would never wake up.
             store.check([ENDS])
 
     def _ask_ranks(self, store: Any) -> None:

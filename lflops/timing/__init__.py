@@ -1,4 +1,4 @@
 """Seconds of modules and phases.
 
-Clocks, timestamps at module boundaries, the hooks' own overhead, and scaling to unprofiled steps.
+Clocks, timestamps at module boundaries, the overhead of hooks, and scaling to unprofiled steps.
 """

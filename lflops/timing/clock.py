@@ -1,4 +1,4 @@
-"""Clocks: the host clock on a CPU, events of the stream on other devices, and a test's own clock.
+"""Clocks: the host clock for a CPU, and events on the stream for other devices.
 
 A mark is cheap and waits for nothing. The seconds between two marks are read later, after one
 `settle`.
@@ -22,7 +22,7 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Other threads' time is left out if it is at least this share of a thread's runnable time."""
+"""Maximum share of its runnable time that a thread may wait for a core before waits are left out."""
 
 
 class Clock(Protocol):
@@ -32,7 +32,7 @@ class Clock(Protocol):
         """Mark this moment."""
 
     def settle(self) -> None:
-        """Wait until every moment marked so far has come."""
+        """Wait until the device has reached every mark so far."""
 
     def seconds(self, start: Any, end: Any) -> float:
         """Seconds between two settled marks."""
@@ -54,7 +54,7 @@ class HostClock:
 
 
 class UncontendedMark(NamedTuple):
-    """A moment: the thread's scheduler counters, and nanoseconds before and after they were read."""
+    """The thread's scheduler counters, and the nanoseconds before and after they were read."""
 
     before: int
     counted: bytes | None
@@ -62,9 +62,9 @@ class UncontendedMark(NamedTuple):
 
 
 class UncontendedClock:
-    """A host clock that stops while other threads have the core of the thread that made it.
+    """A host clock that stops while the thread that created it waits for a core.
 
-    A mark takes 3 µs, which are not counted.
+    A mark takes 3 µs, which the clock does not count.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether other threads have had this thread's core for much of its time so far."""
+        """Whether this thread has waited for a core for more than the share `MUCH` so far."""
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
@@ -81,7 +81,7 @@ class UncontendedClock:
 
     def now(self) -> bytes | None:
         """Scheduler counters of the thread up to this moment."""
-        # This call updates them; otherwise Linux counts a running thread up to its last tick.
+        # This call updates the counters. Otherwise they end at the last tick of the scheduler.
         thread_time()
         return self._schedule.read()
 
@@ -93,7 +93,7 @@ class UncontendedClock:
         """No-op: CPU work is synchronous."""
 
     def seconds(self, start: UncontendedMark, end: UncontendedMark) -> float:
-        """Seconds between two marks, without those in which other threads had the core."""
+        """Seconds between two marks, without the time in which other threads had the core."""
         elapsed = (end.before - start.after) / 1e9
         return max(elapsed - self.waited(start, end), 0.0)
 
@@ -108,8 +108,8 @@ class StreamMark(NamedTuple):
     """An event on the current stream.
 
     Attributes:
-        last_stream: Stream of the mark before.
-        on_last_stream: An event on that stream now; `None` if it is the same stream.
+        last_stream: Stream of the previous mark.
+        on_last_stream: Event on `last_stream` at the same moment; `None` if the stream is the same.
     """
 
     event: torch.Event
@@ -127,7 +127,8 @@ class StreamClock:
     The seconds between two events are stream time, however far ahead the host is.
 
     Events of two devices cannot be subtracted, so the device is fixed, whichever device is current
-    at a mark. Work on a second stream ends on that stream, not where the first stream continues.
+    at a mark. If two marks are on different streams, the time is measured on the first mark's
+    stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -226,7 +227,7 @@ def event_seconds(device: torch.device) -> float | None:
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of so many calls, until the work that they started is done."""
+    """Seconds of `calls` calls, until the work that they started is done."""
     start = clock.mark()
     for _ in range(calls):
         run()
@@ -253,8 +254,8 @@ class CpuWatch:
 
     Creating it reads a file for each thread.
 
-    Involuntary context switches are no measure: a hundred of them cost 3 ms on an idle machine, and
-    400 ms on a busy machine.
+    Counting involuntary context switches would not measure it: a hundred of them cost 3 ms on an
+    idle machine, and 400 ms on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -282,7 +283,7 @@ class CpuWatch:
 
 
 class ThreadSchedule:
-    """Reads the time of its thread on a core and waiting for a core, as Linux counts it.
+    """Reads how long the creating thread ran on a core and waited for a core, as Linux counts it.
 
     A read takes 2 µs.
     """

@@ -4,7 +4,7 @@ Text generation has two parts: the cost of the prompt, and the cost of each furt
 
 `CountAndTime` counts and times the same pass, for callers that have only one. Counting then takes
 most of the time. So the pass is stamped around every operator and every hook, and the time of
-counting is left out. The time that torch takes to call a hook or a mode is in no stamp: a trial
+counting is left out. The time that torch takes to call a hook or a mode is not stamped: a trial
 measures it, and it is subtracted. The result is close to the truth on a CPU. `observer_ratio` is
 the factor by which counting made the pass longer.
 """
@@ -449,14 +449,14 @@ class _StampingTracker(ModuleTracker):
         self._backward = NO_BACKWARD
 
     def pause(self, why: str = "") -> None:
-        """Stamp the begin of observer code."""
+        """Stamp the start of observer code."""
         if self._stamps_this_thread():
             self._end_backward()
             self.stamps.append((self._mark(), None, why))
             self._backward = NO_BACKWARD
 
     def resume(self, module_phase: ModulePhase | None = None) -> None:
-        """Stamp the begin of model code; by default of the module and phase that now run."""
+        """Stamp the start of model code, by default of the module and phase that run now."""
         if self._stamps_this_thread():
             if module_phase is None:
                 module_phase = ModulePhase(*self.between())
@@ -579,9 +579,9 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
 
 
 def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
-    """The overhead, or none if it would leave nothing of any module's time.
+    """The overhead, or zero if it would leave no module any time.
 
-    Such an overhead was measured while the machine was busy.
+    Such a large overhead was measured while the machine was busy.
     """
     for key, seconds in times.self_seconds.items():
         if key != OUTSIDE and seconds > times.overhead(key, overhead):

@@ -1,16 +1,16 @@
 """Stamp the boundaries of modules in forward and backward, and measure the overhead of the hooks.
 
-In forward, hooks run before and after every module. For backward, at each boundary the newest
-autograd node that the crossing tensors lead to gets a hook. The engine runs the nodes of a thread
-from the newest to the oldest, so backward runs the segments of forward in reverse order, and the
-hook runs where its segment begins:
+In forward, hooks run before and after every module. For backward, one autograd node gets a hook at
+each boundary: the newest node that the tensors crossing this boundary lead to. The engine runs the
+nodes of a thread from the newest to the oldest. So backward runs the segments of forward in reverse
+order, and each hook runs at the start of its segment:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-No crossing tensor leads to some nodes, for example those of a gate that is computed early and used
-late. They are searched for when the module is left. Work that a checkpoint recomputes within
-backward is stamped as recompute.
+Some nodes are not reached from a crossing tensor, for example the nodes of a gate that is computed
+early and used late. Such nodes are searched for at the end of the module. Work that a checkpoint
+recomputes within backward is stamped as recompute.
 """
 
 import functools
@@ -66,7 +66,7 @@ class _TimedFrame(Frame):
     Attributes:
         module_phase: The module and phase that its time belongs to.
         module_fqn: Name of the nearest module at or above it; `None` if it must be looked up.
-        unhooked: Its nodes that no crossing tensor led to.
+        unhooked: Ranges of its nodes that no crossing tensor led to.
     """
 
     module_phase: ModulePhase
@@ -202,7 +202,7 @@ class ModuleTimer:
 
     def _push(self, stack: _PassStack, frame: _TimedFrame, crossing: Any) -> None:
         above = stack.frames[-1]
-        # Outside modules, the segments of backward are those of forward and have their hooks.
+        # Outside modules, backward runs the segments of forward, which already have hooks.
         if above is not self._recompute.outside:
             self._end_segment(stack, crossing, above)
         stack.frames.append(frame)
@@ -221,7 +221,7 @@ class ModuleTimer:
         self._end_segment(stack, output, frame)
         if frame.unhooked:
             self._hook_unhooked(frame.unhooked, output)
-            # The output of an enclosing module may lead there.
+            # The output of an enclosing module may lead to these nodes.
             if output is _NO_OUTPUT:
                 above.unhooked.extend(frame.unhooked)
         stack.segment = next_sequence_number()
@@ -328,7 +328,7 @@ def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
 
 LEAVES = 100
 
-# Seconds after which no further trial of the overhead begins, if there are enough.
+# After this many seconds no further trial of the overhead begins, if there are `FEWEST_TRIALS`.
 MOST_SECONDS = 0.1
 FEWEST_TRIALS = 3
 
@@ -349,8 +349,8 @@ class Chain:
         class Leaf(Own):
             """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
-            It is no torch layer, because creating one draws random numbers. It calls no torch
-            function that users replace.
+            It is not a layer of torch, because creating a layer draws random numbers. It calls no
+            torch function that users replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:
@@ -381,7 +381,7 @@ class Chain:
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
-    """Overhead of a `ModuleTimer` with this clock; none for a clock of a test."""
+    """Overhead of a `ModuleTimer` with this clock; zero for the clock of a test."""
     if isinstance(clock, DeviceClock):
         return _of_timer(clock.device)
     if isinstance(clock, HostClock):
@@ -397,8 +397,8 @@ def median_overhead(
 ) -> HookOverhead:
     """Median of each field over several trials, at least 0.
 
-    A training run waits for them, so on a busy machine there are as few as `FEWEST_TRIALS`. No mode
-    or hook of the user's runs in the trials.
+    A training run waits for the trials, so a busy machine may run only `FEWEST_TRIALS` of them.
+    Modes and hooks of the user do not run in the trials.
     """
     tried: list[HookOverhead] = []
     latest = now() + MOST_SECONDS
@@ -452,7 +452,7 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
 def _timed(
     clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False
 ) -> dict[str, PassTimes]:
-    """Time a pass of the chain, with hooks on its modules and on no others in the process."""
+    """Time a pass of the chain, with hooks only on the modules of the chain."""
     timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
     chain.hooked(timer)
     try:

@@ -7,7 +7,7 @@ time of that module.
     mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
 
 The code of a hook runs between two stamps, so its time is measured and left out. The time that
-torch takes to call the hook is in no stamp. This is the `HookOverhead`: it is about the same for
+torch takes to call the hook is not stamped. This is the `HookOverhead`: it is about the same for
 every call, and a trial measures it. It is larger with cold caches and zero on a busy device, so a
 factor from 0 to 3 scales it. The rest of the difference between a hooked and an unprofiled pass
 scales all modules equally and is reported: the time of unprofiled passes is divided over modules in
@@ -50,10 +50,10 @@ class HookOverhead:
     """Seconds that hooks and modes take outside the stamps.
 
     Attributes:
-        inside: In a module, for each call of it.
-        outside: In the caller, for each call that it makes.
-        segment: In backward, for each segment.
-        operator: For each counted operator.
+        inside: Seconds in a module, for each call of the module.
+        outside: Seconds in the caller, for each call that it makes.
+        segment: Seconds in backward, for each segment.
+        operator: Seconds for each counted operator.
     """
 
     inside: float = 0.0
@@ -106,7 +106,7 @@ class PassTimes:
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """Times between settled stamps; the last stamp only ends the one before it."""
+    """Times between settled stamps. The last stamp only ends the time of the previous stamp."""
     times = PassTimes()
     running: ModulePhase | None = None
     entering = False
@@ -137,7 +137,7 @@ def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, fl
 
 
 MOST_OVERHEAD = 3.0
-"""Largest factor by which the overhead of the trial is scaled."""
+"""Maximum factor by which the overhead of the trial is scaled."""
 
 NONE: Mapping[Any, float] = {}
 
@@ -196,7 +196,7 @@ def scale_to_unprofiled(
         overhead: The overhead that a trial measured.
         ignored: Names of modules that are left out.
         means: Seconds of each part that the modules add up to. By default the usual seconds.
-        kernels: Self seconds of each module on the device in a step, where a trace measured them.
+        kernels: Self seconds of each module on the device in a step, if a trace measured them.
     """
     if means is None:
         means = unprofiled

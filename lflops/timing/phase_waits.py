@@ -1,7 +1,8 @@
 """Divide the time in which the training thread waits for a core among the phases of a step.
 
-Ranks are compared by the time they take in each phase. Time in which the system gave a rank's core
-to another thread says nothing about the rank, so the comparison needs to know where it was.
+Ranks are compared by the time that they take in each phase. If the system gave a rank's core to
+another thread, the lost time does not show that the rank is slow. So the comparison needs this time
+for each phase.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from lflops.timing.step_phases import OTHER
 # Changes of phase within this many seconds share one reading of the counters. A phase ends where
 # the next one begins, and a reading takes 2 to 4 µs.
 ADJACENT = 20e-6
-# Most steps that are kept, and most changes of phase until they are divided into steps.
+# Maximum number of steps that are kept, and of phase changes that are not divided into steps yet.
 MOST_STEPS = 1_000
 MOST_CHANGES = 20_000
 
@@ -29,9 +30,9 @@ class _Change(NamedTuple):
 
 
 class PhaseWaits:
-    """Listens to the phases of a stage, and reads the scheduler counters where they change.
+    """Receives the phases of a stage, and reads the scheduler counters when the phase changes.
 
-    The thread that makes it must be the training thread.
+    The training thread must create it.
 
     Args:
         clock: The host clock that marks the steps.
@@ -54,7 +55,7 @@ class PhaseWaits:
         self._record(self._running[-1])
 
     def drop(self) -> None:
-        """Leave a phase because of an exception, without a reading."""
+        """End a phase because of an exception, without a reading."""
         if len(self._running) > 1:
             self._running.pop()
 
@@ -63,7 +64,7 @@ class PhaseWaits:
         self._record(WAIT)
 
     def end_step(self, number: int, start: Any, end: Any) -> None:
-        """Keep the waits of a step, from its first to its last moment. Steps come in their order."""
+        """Keep the waits of a step, from its first to its last moment. Steps arrive in order."""
         self._by_step[number] = self._of_step(start, end)
         if len(self._by_step) > MOST_STEPS:
             del self._by_step[next(iter(self._by_step))]

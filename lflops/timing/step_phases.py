@@ -7,8 +7,7 @@
 A phase is the time from the mark at its beginning to the mark at its end, less the phases within
 it. Time in no phase is other. Time in no phase between backward and the optimizer has a separate
 name: a custom loop clips gradients there, and no hook reports it. Marks are read later. On a device
-they are events on the stream, so a phase is the time in which the stream had no other work to go on
-with.
+they are events on the stream, so the time of a phase is time on the stream.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from lflops.phase_log import STEP_END, WAIT, PhaseLog, innermost, last_phase
 from lflops.timing.clock import Clock
 
 OTHER = "other"
-"""Time that is in no phase."""
+"""Time outside all phases."""
 
 SYNC = "sync"
 """Lightning's internal collectives, in which ranks wait for each other."""
 
 BETWEEN = "before_optimizer"
-"""Time in no phase from the end of backward to the optimizer's step."""
+"""Time outside all phases, from the end of backward to the optimizer's step."""
 
 ORDER = (
     "data",
@@ -44,12 +43,12 @@ ORDER = (
 PhaseMarks = tuple[list[Any], list[str], Any]
 """A marked step: marks at which a phase became innermost, these phases, and the end mark.
 
-It is a plain tuple, because every step makes one.
+It is a plain tuple, because every step creates one.
 """
 
 
 class StepPhases:
-    """The phases of steps by one clock, and what can be read from their marks.
+    """The phases of steps on one clock, and the times between their marks.
 
     Attributes:
         mark: Marks a moment.
@@ -60,8 +59,8 @@ class StepPhases:
         self._clock = clock
         self.mark = clock.mark
         self.is_marked = True
-        # Moments at which a phase became the innermost one, and those phases. `STEP_END` stands for
-        # a step's end. A moment that was not marked is `None`.
+        # Moments at which a phase became the innermost phase, and these phases. `STEP_END` stands
+        # for a step's end. A moment that was not marked is `None`.
         self._marks: list[Any] = []
         self._phases: list[str] = []
 
@@ -71,7 +70,7 @@ class StepPhases:
         self._phases = [self._running]
 
     def end_step(self) -> None:
-        """Mark the end of a step and the begin of the next."""
+        """Mark the end of a step and the start of the next step."""
         raise NotImplementedError
 
     def steps(self) -> list[PhaseMarks]:
@@ -129,9 +128,9 @@ class StepPhases:
 
 
 class LoggedPhases(StepPhases):
-    """The phases of one stage by the host's clock, read from the phase log.
+    """The phases of one stage on the host clock, read from the phase log.
 
-    `clock` may wait for the device where it marks the ends of steps.
+    `clock` may wait for the device when it marks the ends of steps.
 
     Attributes:
         log: The log.
@@ -171,7 +170,7 @@ class LoggedPhases(StepPhases):
         super().begin()
 
     def end_step(self) -> None:
-        """Mark the end of a step and the begin of the next."""
+        """Mark the end of a step and the start of the next step."""
         if self.is_connected:
             self.log.append((self.mark(), STEP_END, self, None))
         else:
@@ -188,7 +187,7 @@ class LoggedPhases(StepPhases):
 
 
 class MarkedPhases(StepPhases):
-    """The phases that one thread enters and leaves, marked by any clock as they come.
+    """The phases of one thread, marked on any clock when they begin and end.
 
     On a device, the marks are events on its stream.
     """
@@ -221,11 +220,11 @@ class MarkedPhases(StepPhases):
         self._phases.append(self._running)
 
     def wait(self) -> None:
-        """Mark where backward begins to wait for other ranks."""
+        """Mark the moment at which backward begins to wait for other ranks."""
         self._record(WAIT)
 
     def end_step(self) -> None:
-        """Mark the end of a step and the begin of the next."""
+        """Mark the end of a step and the start of the next step."""
         self._step_ended(self.mark())
         if self._every > 1:
             self._unmarked = (self._unmarked + 1) % self._every
@@ -261,7 +260,7 @@ def split_steps(
 
 
 def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], list[str]]:
-    """Drop moments that were not marked: their time belongs to the phase before."""
+    """Drop moments that were not marked: their time belongs to the previous phase."""
     if None not in marks:
         return marks, phases
     known = [place for place, mark in enumerate(marks) if mark is not None]

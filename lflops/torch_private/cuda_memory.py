@@ -21,5 +21,5 @@ def stop_recording_memory() -> None:
 
 
 def memory_snapshot() -> Any:
-    """Take a snapshot of what the allocator holds and has recorded, in plain containers."""
+    """Take a snapshot of the allocator's memory and recorded history, in plain containers."""
     return torch.cuda.memory._snapshot()

@@ -1,4 +1,4 @@
-"""The data loader: when an iterator fetches a batch."""
+"""The data loader: calls of functions before and after each fetch of a batch."""
 
 import functools
 from collections.abc import Callable
@@ -16,8 +16,8 @@ def wrap_fetches(
 ) -> None:
     """Call functions before and after any `DataLoader` fetches a batch.
 
-    torch has no hook for this, so the method of the iterators is replaced until `undo` is closed. If
-    other code has replaced it by then, that replacement stays and continues to call the functions.
+    Torch has no hook for this, so the method of the iterators is replaced until `undo` is closed.
+    If other code has replaced it by then, that replacement stays and still calls the functions.
 
     Args:
         undo: Restores the method.

@@ -18,7 +18,7 @@ with known_torch():
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _python_dispatch._disable_current_modes
 )
-"""A context in which no mode sees the operators that run."""
+"""A context in which no dispatch mode receives the operators that run."""
 
 
 @contextlib.contextmanager
@@ -38,8 +38,8 @@ def isolated() -> Iterator[None]:
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        # Only the innermost hooks are called, so these replace the user's. Where torch forbids such
-        # hooks, there are none.
+        # Only the innermost hooks are called, so these replace the hooks of the user. If torch
+        # forbids such hooks, there are none to replace.
         with contextlib.suppress(RuntimeError):
             stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         yield
@@ -58,7 +58,7 @@ class InternalMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Do not wrap the mode in a frame that dynamo skips.
 
-        It loads dynamo and doubles the cost of each operator.
+        Such a frame loads dynamo and doubles the cost of each operator.
         """
         return False
 
@@ -66,7 +66,7 @@ class InternalMode(TorchDispatchMode):
 def open_modes() -> list[Any]:
     """The modes on this thread's stack, the innermost last.
 
-    One that is handling an operator is not on it.
+    While a mode handles an operator, it is not on the stack.
     """
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
@@ -97,14 +97,14 @@ def is_tracing() -> bool:
 def push_mode(mode: TorchDispatchMode) -> None:
     """Put a mode on top of this thread's stack.
 
-    Its `__enter__` would also mark it for dynamo, which then skips the frames that it saw.
+    The mode's `__enter__` would also mark the mode for dynamo, which then skips some frames.
     """
     _python_dispatch._push_mode(mode)
 
 
 @contextlib.contextmanager
 def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
-    """Have a mode on top of this thread's stack, as `push_mode` puts it there."""
+    """A context in which `push_mode` has put a mode on top of this thread's stack."""
     push_mode(mode)
     try:
         yield
@@ -154,9 +154,9 @@ def sweep_modes() -> None:
 
 
 def _pop_mode(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, at any position.
+    """Remove a mode from this thread's stack, at any position.
 
-    Two observers need not end in reverse order.
+    Observers may end in any order.
     """
     above = []
     top = _python_dispatch._pop_mode()

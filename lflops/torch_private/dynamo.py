@@ -1,6 +1,7 @@
 """Dynamo, which creates the graphs of torch.compile.
 
-It gives each graph as dynamo passes it to a backend, and where the compiled code is called from.
+This module copies each graph that dynamo passes to a backend, and finds the code that calls the
+compiled functions.
 
 Import it in a function only, once dynamo is loaded or needed: loading it takes a second.
 """
@@ -26,7 +27,7 @@ with known_torch():
     from torch._higher_order_ops import utils as operators_with_code
 
 PREFIX = "__compiled_fn"
-"""How the names of compiled functions begin."""
+"""The start of the names of compiled functions."""
 
 MODULES = "nn_module_stack"
 """The metadata key of a node for the modules around it."""
@@ -43,9 +44,9 @@ class CapturedGraph:
 
     Attributes:
         graph: A copy. The nodes' metadata has only the modules: names and classes, outermost first.
-        attributes: The values of its `get_attr` nodes: other graphs, or any value but a tensor.
+        attributes: The values of its `get_attr` nodes: other graphs, or any values except tensors.
         backend: The backend's name.
-        chooses: Whether the user chooses which of its results are kept for backward.
+        chooses: Whether the user chooses which of the graph's results are kept for backward.
     """
 
     graph: fx.Graph
@@ -83,7 +84,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """Where generated code calls the compiled function of a graph."""
+    """The name and the scope from which generated code calls a graph's compiled function."""
 
     scope: dict[str, Any]
     name: str
@@ -175,8 +176,8 @@ def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_control_flow_compiled() -> Iterator[None]:
     """A context in which `torch.cond` and similar operators trace their branches.
 
-    They do so although the stance is to run all code eagerly. Otherwise tensors of a branch that
-    are not among its operands get no gradient.
+    They trace them even if the stance is to run all code eagerly. Otherwise, tensors that a branch
+    uses and that are not among its operands get no gradient.
     """
     original: Any = operators_with_code.setup_compilation_env
 
@@ -215,6 +216,6 @@ def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
     if isinstance(value, fx.GraphModule):
         return CapturedGraph.of(value, backend)
     if isinstance(value, Tensor):
-        # The copy would keep it alive.
+        # The copy would keep the tensor alive.
         raise TypeError("a tensor is part of the graph")
     return value

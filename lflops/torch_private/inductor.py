@@ -1,6 +1,6 @@
 """Inductor, the compiler of torch.compile's graphs.
 
-It gives the kernels of a graph, and the modules that the graph's nodes came from.
+This module reads the kernels of a graph, and the modules that the graph's nodes came from.
 
 Import it in a function only, after the user requested it: loading inductor takes seconds. With a
 torch that lacks these names, the import raises a `CountError`.
@@ -33,7 +33,7 @@ with known_torch():
 aten = torch.ops.aten
 
 RECORD = "lflops"
-"""The key of our record in inductor's record of a graph's kernels.
+"""The key of the record of `RecordGraph` in inductor's record of a graph's kernels.
 
 Inductor saves it with the graph in its caches.
 """
@@ -42,6 +42,8 @@ _LEVEL = "trace.provenance_tracking_level"
 _FUSION_HOOK = "_post_fusion_custom_pass"
 _KERNEL_EVENTS = "cpp.enable_kernel_profile"
 _BASIC = 2
+"""The value of the setting `_LEVEL` that records kernels and nodes."""
+
 _GRAPH = "gm"
 """The argument of `FxGraphHashDetails` that is the graph."""
 
@@ -182,7 +184,7 @@ def kernel_calls(source: str) -> tuple[str, ...]:
 
 
 def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
-    """The nodes of each kernel call, and our record, from inductor's record of a graph."""
+    """The nodes of each kernel call and the `RecordGraph` record, from inductor's record."""
     kept = json.loads(text or "{}")
     return kept.get("cppCodeToPost", {}), kept.get(RECORD, {})
 

@@ -11,7 +11,7 @@ from lflops.errors import UnknownTorchError
 def differs(difference: object) -> UnknownTorchError:
     """Return the error that names torch's version and the difference."""
     return UnknownTorchError(
-        f"torch {torch.__version__}: its internals are not as lflops knows them: {difference}"
+        f"torch {torch.__version__}: lflops does not support its internals: {difference}"
     )
 
 

@@ -93,7 +93,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def compiled_wrapper(module: nn.Module) -> nn.Module:
     """The live module that `torch.compile` has returned for a module, or else the module itself.
 
-    A loop that calls the wrapper must not find hooks inside it: each hook would compile it anew.
+    If a loop calls the wrapper, the module inside it must have no hooks: each hook would cause a
+    new compilation.
     """
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None or is_compiled(module):
@@ -116,9 +117,9 @@ def without_global_hooks(
 ) -> Any:
     """Return a copy of a method of `nn.Module` that calls only these global hooks.
 
-    It is torch's code with other registries, so that a call takes as long as one with global hooks,
-    and neither the user's hooks nor other threads take part. `after` accepts keyword arguments and
-    is always called.
+    The copy is torch's code with separate registries of hooks. So a call takes as long as a call
+    with global hooks, but runs no hooks of the user, and other threads are not affected. `after`
+    accepts keyword arguments and is always called.
     """
     registries: dict[str, Any] = {}
     for name, value in _NAMES.items():
@@ -247,12 +248,12 @@ class Compilations:
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
     """Remove a hook from every registry of its owner, or from the global registries.
 
-    A handle would be lost in an interrupt right after the hook was installed.
+    No handle is used: an interrupt right after the installation of the hook would lose the handle.
     """
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
-            # Torch's own removal leaves the first entry behind.
+            # The removal in torch leaves the first of these entries behind.
             _global_forward_hooks_with_kwargs.pop(number, None)
             _global_forward_hooks_always_called.pop(number, None)
 
@@ -288,8 +289,8 @@ def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None
     """Exclude a function from dynamo, and with `within` also the functions that it calls.
 
     Dynamo inspects all code that runs below a compiled module, such as the hooks of a module that
-    is compiled in place. Unlike `torch.compiler.disable`, this adds no frame and costs a call
-    nothing.
+    is compiled in place. Unlike `torch.compiler.disable`, this adds no frame and makes calls no
+    slower.
     """
     skip = eval_frame._FrameAction.SKIP
     in_callees = skip if within else eval_frame._FrameAction.DEFAULT

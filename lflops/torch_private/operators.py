@@ -39,7 +39,7 @@ def qualified_name(operator: Any) -> str:
 
 
 def overloads_of(operator: Any) -> list[Any]:
-    """The overloads of an operator of any kind, without those that only scripts can call.
+    """The overloads of an operator of any kind, except overloads that only TorchScript can call.
 
     Empty for any other object.
     """
@@ -52,9 +52,9 @@ def overloads_of(operator: Any) -> list[Any]:
 
 
 def decomposes(operator: Any) -> bool:
-    """Whether an operator is written in terms of others and reaches the modes undecomposed.
+    """Whether an operator is defined by other operators, but reaches the modes undecomposed.
 
-    That happens under inference mode. Only the dispatcher's kernels count: torch also has Python
+    This happens under inference mode. Only the dispatcher's kernels count: torch also has Python
     decompositions of a few kernels (`upsample_nearest2d`), which do not run here. An operator with
     a kernel for a device does not decompose there (`silu_backward`).
     """
@@ -64,9 +64,9 @@ def decomposes(operator: Any) -> bool:
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run the operators that an operator is written in, or that its nested-tensor kernel calls.
+    """Run the operators that define an operator, or that its kernel for nested tensors calls.
 
-    As without a count, no `__torch_function__` sees this call.
+    No `__torch_function__` receives this call, as in a run without a count.
     """
     with DisableTorchFunction():
         return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
@@ -114,14 +114,14 @@ def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
 
 
 def direct_call(operator: Any) -> Any:
-    """The function that an operator's `__call__` calls; any other function itself."""
+    """The function that an operator's `__call__` calls. Other functions are returned unchanged."""
     return operator._op if type(operator) is OpOverload else operator
 
 
 def call_without_overrides(operator: Any) -> Any:
     """Return a function that calls an operator while overrides are off, as the dispatcher does.
 
-    No `__torch_function__` sees the call.
+    No `__torch_function__` receives the call.
     """
     if type(operator) is not OpOverload:
         return with_overrides(operator)

@@ -331,10 +331,10 @@ def _of_operators() -> dict[str, bool]:
         "an operator's overloads are not listed": is_overload_listed
         and operators.overloads_of("mm") == [],
         "kernels for nested tensors are not marked": has_nested_kernel,
-        "a plain tensor is taken for a nested one": nested_kernel is None,
-        "a kernel of torch's is taken for one in Python": python_kernel is None,
+        "a plain tensor is reported as a nested tensor": nested_kernel is None,
+        "a C++ kernel of torch is reported as a Python kernel": python_kernel is None,
         "an operator is not called without overrides": without_overrides.item() == 2,
-        "a kernel cannot be run at once": run.item() == 2,
+        "a kernel cannot be run directly": run.item() == 2,
         "attention's kernels are not listed": attention <= known,
     }
 
@@ -368,7 +368,7 @@ def _of_tensors() -> dict[str, bool]:
         "modes cannot be listed": not tensors.only_shapes_run([x]),
         "writes to a tensor are not numbered": tensors.version_of(written) == 1,
         "a subclass is not constructed under a mode": _constructs_under_a_mode(x),
-        "tracing is seen where there is none": not dispatch_modes.is_tracing() and passes_dynamo,
+        "tracing is reported without a trace": not dispatch_modes.is_tracing() and passes_dynamo,
     }
 
 
@@ -477,7 +477,7 @@ def _of_modules() -> dict[str, bool]:
         "compilations begin unheard": _hears_compilations(),
         "hooks cannot be hidden from compilations": _hides_hooks(parent),
         "hooks are registered elsewhere": _are_hooks_found(parent),
-        "modules of ours call other hooks": _are_own_hooks_called(),
+        "modules of lflops call other hooks": _are_own_hooks_called(),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
         "the default group has no store": not has_store or torch.distributed.is_initialized(),

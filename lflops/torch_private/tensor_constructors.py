@@ -1,8 +1,8 @@
 """Constructors of tensor subclasses, which fail while a dispatch mode is on the stack.
 
-A call of the class makes an alias of `x` by an operator, and then makes a Python object of that
-class for it. Under a dispatch mode the alias already has a Python object, because the mode has
-returned one, and torch raises.
+A call of the class creates an alias of its argument with an operator, and then creates a Python
+object of that class for the alias. Under a dispatch mode the alias already has a Python object,
+because the mode has returned this object, so torch raises an error.
 """
 
 import sys
@@ -22,12 +22,12 @@ _ABSENT = object()
 class _HiddenConstructor:
     """The `__new__` of `torch.Tensor` while a count is running.
 
-    It takes the modes of lflops off the stack for each call.
+    It removes the modes of lflops from the stack during each call.
     """
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            # the object that the mode has returned is of the right class
+            # the object that the mode returns already has the right class
             if kind is Tensor:
                 return constructor(kind, *args, **kwargs)
             with without_own_modes() as modes:
@@ -41,7 +41,7 @@ class _HiddenConstructor:
         self._new = new
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the wrapper, or to dynamo the constructor, which dynamo compares by identity."""
+        """Return the wrapper. Dynamo gets the constructor itself, which it compares by identity."""
         reader = sys._getframe(1).f_globals.get("__name__", "")
         return self._constructor if reader.startswith("torch._dynamo.") else self._new
 
@@ -49,7 +49,7 @@ class _HiddenConstructor:
 class _Installation:
     """The wrapper on `torch.Tensor`.
 
-    Counts that overlap share it, and it is off while torch.compile compiles.
+    Overlapping counts share the wrapper. It is removed while torch.compile compiles.
     """
 
     def __init__(self) -> None:

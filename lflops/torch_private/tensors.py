@@ -28,32 +28,32 @@ with known_torch():
 PLAIN = frozenset((Tensor, nn.Parameter))
 """The classes of nearly all tensors.
 
-Asking one of them for a missing attribute takes as long as a small operator.
+Reading a missing attribute of such a tensor takes as long as a small operator.
 """
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of fake tensors where code needs their values, or a shape that depends on values."""
+"""Errors of fake tensors if code needs their values, or a shape that depends on values."""
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
 """Error of fake tensors for an operator without a fake kernel, so that shapes are unknown."""
 
 
 has_torch_function: Callable[[Any], bool] = _has_torch_function
-"""Whether one of these arguments has a class with a `__torch_function__`, or a mode has one.
+"""Whether a `__torch_function__` of a mode or of an argument's class would run.
 
-It does not look into lists.
+Lists in the arguments are not searched.
 """
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to."""
+    """The number of times that a tensor was written to."""
     return tensor._version
 
 
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
-"""A context in which no `__torch_function__` runs, neither of a tensor's class nor of a mode;
+"""A context in which no `__torch_function__` of a tensor's class or of a mode runs.
 
-`torch.set_default_device` is such a mode.
+For example, `torch.set_default_device` uses such a mode.
 """
 
 
@@ -123,7 +123,7 @@ def is_integer(tensor: Tensor) -> bool:
 
 
 def nested_offsets(tensor: Tensor) -> Tensor | None:
-    """Where the parts of a jagged tensor begin; `None` for any other."""
+    """The start positions of the parts of a jagged tensor; `None` for other tensors."""
     if type(tensor) is Tensor or _layout(tensor) is not torch.jagged:
         return None
     offsets: Tensor = vars(tensor)["_offsets"]
@@ -131,7 +131,7 @@ def nested_offsets(tensor: Tensor) -> Tensor | None:
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
-    """A tensor's storage, which takes weak references, and its key.
+    """A tensor's storage, which supports weak references, and a key for the storage.
 
     Two storages that are alive never share a key.
     """
@@ -144,7 +144,7 @@ def storage_key(tensor: Tensor) -> tuple[Any, int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; any other tensor itself."""
+    """This rank's part of a DTensor. Any other tensor is returned unchanged."""
     if type(tensor) in PLAIN:
         return tensor
     try:
@@ -156,7 +156,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices and values of a COO tensor; the public methods refuse one that is not coalesced."""
+    """Indices and values of a COO tensor. The public methods reject tensors not yet coalesced."""
     return tensor._indices(), tensor._values()
 
 
@@ -178,7 +178,7 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
 """The operator that reads a tensor's device.
 
-Torch dispatches it for every access to the device of a fake tensor, which is two of three calls.
+Torch dispatches it whenever code reads the device of a fake tensor: two of three calls.
 """
 
 
@@ -190,7 +190,7 @@ def fake_device(tensor: FakeTensor) -> torch.device:
 def fake_mode() -> FakeTensorMode:
     """A mode in which new tensors are fake, and operators accept real tensors as fake ones."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # It would keep a weak reference to each result, and then `model.to(bfloat16)` fails: a module
-    # converts no parameter that has one.
+    # Otherwise the mode keeps a weak reference to each result. Then `model.to(bfloat16)` fails,
+    # because a module does not convert parameters that have weak references.
     mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
     return mode

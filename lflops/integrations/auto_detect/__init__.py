@@ -1,4 +1,4 @@
-"""Trainings that are watched without a line of code, where the variable `LFLOPS` asks for it.
+"""Monitoring without any change to the code, if the variable `LFLOPS` requests it.
 
-Their loops are found by torch's hooks.
+Hooks of torch detect the training loop.
 """

@@ -4,11 +4,11 @@ A transformers Trainer is monitored with its callback, any other loop with torch
 
     step 1    At its end, the modules that hold the optimizer's parameters are found and hooked.
     step 2    At its end, the modules that were called are known: they are the models. A monitor
-              begins, with two steps that took no time.
+              begins, and records the first two steps without a time.
     step 3    The first monitored step.
 
-Nothing here keeps a model or an optimizer alive. One loop is monitored at a time, until the process
-ends or other optimizers step in its place.
+This module keeps no model and no optimizer alive. One loop is monitored at a time, until the
+process ends or only other optimizers make steps.
 """
 
 import atexit
@@ -69,7 +69,7 @@ class AutoDetectedLoop(LoopMonitor):
             alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log
         )
         super().__init__(loop, Settings(**settings), self.phases)
-        # set while steps are left to its thread
+        # set while the ledger's thread handles the steps
         self._ledger: RunLedger | None = None
         self._validation = contextlib.ExitStack()
         # Shapes of the batches so far, so that equal shapes are the same object.
@@ -86,7 +86,7 @@ class AutoDetectedLoop(LoopMonitor):
     def step_ends(self) -> None:
         """End the step and begin the next.
 
-        While only the ledger listens, its thread does so.
+        If only the ledger uses the steps, its thread does this later.
         """
         phases = self.phases
         ledger = self._ledger
@@ -110,7 +110,7 @@ class AutoDetectedLoop(LoopMonitor):
         phases.deferred.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
 
     def other_step_ends(self) -> None:
-        """Handle a step of another optimizer, which ends no step of the loop."""
+        """Handle a step of another optimizer, which does not end a step of the loop."""
         self.phases.deferred.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def loader_size(self, stage: str) -> int | None:
@@ -140,7 +140,7 @@ class AutoDetectedLoop(LoopMonitor):
     def _validates(self, *, begins: bool, has_loader: bool = False, loading: int = 0) -> None:
         self._validation.close()
         if begins:
-            # Only a loader of its own shows that the calls without gradients are a validation.
+            # Calls without gradients are a validation only if their batches have another loader.
             category = "validation" if has_loader else "inference"
             self._validation.enter_context(self.stage_in("validate", category))
             if loading:
@@ -150,13 +150,13 @@ class AutoDetectedLoop(LoopMonitor):
 class AutoDetectedPhases(LoopPhases):
     """The phases of a loop that does not call lflops.
 
-    Events are noted with everything that is known only at that moment.
+    Each event is noted together with the facts that are available only at that moment.
 
-    A model in eval mode that is called without gradients is validated, if another loader than that
-    of the training run fetched last; otherwise its calls are inference. The validation ends when it
-    is trained again, when its loader fetches, or when another loader ends. If no call is seen, the
-    validation lasts from a fetch of another loader without gradients to a fetch with gradients or
-    to a backward pass.
+    If a model in eval mode is called without gradients, a validation begins if the last batch came
+    from a loader other than the training loader. Otherwise the call is inference. The validation
+    ends when a model is called for training, when the training loader fetches, or when a loader
+    ends. If the loop calls no model, the validation lasts from a fetch of another loader without
+    gradients to a fetch with gradients or to a backward pass.
 
     Attributes:
         batch: The last batch that was fetched with gradients enabled.
@@ -169,8 +169,8 @@ class AutoDetectedPhases(LoopPhases):
     def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
         """Create the phases.
 
-        `validates` is called where a validation begins and ends, `epoch_ends` at the end of the
-        loader of the training run.
+        `validates` is called when a validation begins and when it ends. `epoch_ends` is called at
+        the end of the training loader.
         """
         super().__init__()
         self.batch: Any = None
@@ -183,15 +183,15 @@ class AutoDetectedPhases(LoopPhases):
         self._is_validating = False
         # set if the validation was detected by a fetch
         self._was_fetched = False
-        # set after the end of the training run's loader
+        # set after the end of the training loader
         self._is_between = False
         # iterator of the loader that fetched last
         self._last: ref[Any] | None = None
-        # moment at which it began to fetch
+        # moment at which that loader began to fetch
         self._begun = 0
         # duration of the fetch; 0 if a step has ended since
         self._took = 0
-        # the loader that had fetched last at the end of the last step
+        # iterator of the training loader: it had fetched last at the end of the last step
         self._trains: ref[Any] | None = None
 
     def install(
@@ -214,7 +214,7 @@ class AutoDetectedPhases(LoopPhases):
     # has its own error guard.
 
     def _optimizer_hook(self) -> Callable[..., None]:
-        """A hook that notes the begin of an optimizer's step."""
+        """A hook that notes the start of an optimizer's step."""
         deferred = self.deferred
         call = AutoDetectedPhases._optimizer_begins
 
@@ -325,7 +325,7 @@ class AutoDetectedPhases(LoopPhases):
                 raise
 
     def end_step(self, *, failed: bool = False) -> None:
-        """End the step; the loader that fetched last is the loader of the training run."""
+        """End the step. The loader that fetched last is the training loader."""
         self._trains = self._last
         self._took = 0
         super().end_step(failed=failed)
@@ -336,7 +336,8 @@ class AutoDetectedPhases(LoopPhases):
             has_loader = self._last is not self._trains
             loading = self._took if has_loader else 0
             self._turn(begins=is_validated, has_loader=has_loader, loading=loading)
-        # A call without gradients between epochs is a sample of the model or the like.
+        # Calls without gradients between two epochs, for example to generate samples, are not part
+        # of a step.
         self._is_between = self._is_between and not learns
         if self._is_between or not self._in_step:
             return
@@ -365,11 +366,11 @@ class AutoDetectedPhases(LoopPhases):
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
         """Handle a batch of a loader, or its end.
 
-        `loader` is `None` at an end if the iterator of the training run is gone.
+        At the end of a loader, `loader` is `None` if the training loader's iterator was freed.
         """
         self.leave_last("data")
         if error is StopIteration:
-            # The code after a validation, for example saving a checkpoint, is no part of it.
+            # The code after a validation, for example saving a checkpoint, is not part of it.
             if self._is_validating:
                 self._turn(begins=False)
             if self._trains is not None and (loader is None or loader is self._trains):
@@ -400,13 +401,13 @@ class AutoDetectedPhases(LoopPhases):
 
 
 DEEPEST = 4
-"""Levels of modules, from the outermost, that are searched for modules that the loop calls."""
+"""Until this step, modules one level deeper are searched after each step that called no module."""
 
 MOST_SHAPES = 256
 """Maximum number of remembered shapes of batches."""
 
 IDLE = 32
-"""Steps of other optimizers after which a loop whose optimizer makes no step is over."""
+"""A loop is over when other optimizers have made this many steps and its optimizer none."""
 
 # Standard output may be read by another program.
 _tell = partial(print, file=sys.stderr, flush=True)
@@ -451,8 +452,8 @@ class Finder:
 
     def step_ends(self, optimizer: Optimizer) -> None:
         """Handle the end of an optimizer's step. A failure here only ends the monitoring."""
-        # Beginning, ending and counting a step add and remove hooks like the one that calls this.
-        # Torch fails if any hook but the last one does so.
+        # The code below adds and removes hooks of the same kind as the hook that runs this method.
+        # Torch fails if any hook except the last one does so.
         known = None if self._optimizer is None else self._optimizer()
         is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
         if self._is_off or is_elsewhere or not is_called_last(entry.step_ends):
@@ -542,7 +543,7 @@ class Finder:
 
 
 def modules_of(optimizer: Optimizer) -> list[nn.Module]:
-    """The outermost modules that hold parameters of an optimizer, of all modules in the process."""
+    """The outermost modules of this process that contain parameters of an optimizer."""
     wanted = set[int]()
     for group in optimizer.param_groups:
         wanted.update(id(parameter) for parameter in group["params"])

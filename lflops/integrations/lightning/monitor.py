@@ -329,8 +329,8 @@ class InjectedMonitor(FlopsMonitor):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Set up the run, or remove this monitor if there is another.
 
-        By now the callbacks of the model are known, and a list of callbacks that served an earlier
-        Trainer contains its monitor.
+        The callbacks of the model are known only now. If a list of callbacks was passed to an
+        earlier Trainer, it may also contain the monitor of that Trainer.
         """
         monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
         explicit = [each for each in monitors if not isinstance(each, InjectedMonitor)]

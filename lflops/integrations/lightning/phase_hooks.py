@@ -8,11 +8,11 @@ hook:
     [data] [transfer]  optimizer_step: (training_step: [forward])
     on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
-So two or three methods of the profiler are wrapped from the begin of the run to its end. Lightning
-calls them about thirty times in a step, and most actions are no phase. The default profiler does
-nothing, so its methods are replaced by functions written in C, and such actions run no code of
-lflops. With several ranks, Lightning's internal collectives are wrapped as well, because ranks wait
-for each other in them.
+So two or three methods of the profiler are wrapped from the start of the run to its end. Lightning
+calls them about thirty times in a step, and most actions are not phases. The default profiler does
+nothing, so its methods are replaced by functions written in C. For actions that are not phases, no
+Python code of lflops runs. With several ranks, Lightning's internal collectives are wrapped as
+well, because ranks wait for each other in them.
 """
 
 import copy
@@ -86,7 +86,7 @@ class PhaseListener:
 class TrainerPhases(Phases):
     """The phases of one Trainer, which all its monitors share.
 
-    They occur in every step, so each does little work, and none twice.
+    The code runs in every step, so it does little work, and only once for all monitors.
 
     Attributes:
         has_ledger: Set if one of the monitors keeps the ledger.
@@ -100,7 +100,7 @@ class TrainerPhases(Phases):
         # Weak, because `_PHASES` keeps this object as long as the Trainer lives.
         self._trainer = ref(trainer)
         self._state = trainer.state
-        # a function written in C, which calls the other one for new actions only
+        # a cache written in C, which calls `_new_context` only for new actions
         self._context = lru_cache(MOST_ACTIONS)(self._new_context)
         self.actions: list[tuple[str, int]] = []
         self.optimizer_steps = 0
@@ -215,7 +215,7 @@ class TrainerPhases(Phases):
         self._context(action_name).__exit__(None, None, None)
 
     def _new_context(self, action_name: str) -> "_Action | _NoPhase":
-        """A context for an action, which serves each time that the action runs."""
+        """Create the context of an action. It is used each time that the action runs."""
         known = None
         try:
             known = self._look_up(action_name)
@@ -252,7 +252,7 @@ class TrainerPhases(Phases):
 
 
 class _NoPhase(nullcontext[str], ContextDecorator):
-    """A context for an action that is no phase."""
+    """A context for an action that is not a phase."""
 
 
 class _Action(ContextDecorator):
@@ -307,9 +307,9 @@ class _Action(ContextDecorator):
 
 
 class _Shortcut(partial[Any]):
-    """A function that replaces a profiler's method. Python code runs only in the function.
+    """A function that replaces a profiler's method. A call runs no other Python code.
 
-    It looks like the method, and its copy or pickle is the method.
+    It looks like the replaced method, and copying or pickling it returns that method.
 
     Attributes:
         lflops_method: The replaced method.
@@ -357,7 +357,7 @@ def phases_of(trainer: Any) -> TrainerPhases:
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
     """Whether the action before the optimizer's step runs a hook other than a monitor's.
 
-    In the hook of a monitor the phase of the optimizer begins, so it is no phase itself.
+    The hook of a monitor begins the optimizer phase, so its action is not a phase.
     """
     owners = [trainer.lightning_module]
     for callback in trainer.callbacks:

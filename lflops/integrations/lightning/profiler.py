@@ -37,7 +37,7 @@ class LightningProfiler(ProfilerBase):
         trainer = vars(self)["_lightning_module"].trainer
         has_monitor = any(isinstance(each, FlopsMonitor) for each in trainer.callbacks)
         if not has_monitor:
-            # Lightning wants callbacks that save checkpoints to be last.
+            # Lightning requires callbacks that save checkpoints to be last.
             trainer.callbacks.insert(0, self.monitor)
 
     def start(self, action_name: str) -> None:

@@ -1,4 +1,4 @@
-"""Read a Trainer into the values that a session needs, and choose the folder of its run.
+"""Create the values that a session needs from a Trainer, and choose the folder of its run.
 
 Lightning may be installed under either of its names.
 """
@@ -32,8 +32,8 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 def _packages() -> list[ModuleType]:
     """The installed packages of Lightning.
 
-    Importing a package makes the other package log under its name. A package that was imported
-    before keeps its name.
+    Importing one package changes the logger that the other package uses. If a package was imported
+    before, its logger is restored.
     """
     users = [sys.modules[name] for name in _NAMES if name in sys.modules]
     logs = [_rank_zero(package).rank_zero_module.log for package in users]
@@ -97,7 +97,7 @@ _NAMED: WeakSet[Any] = WeakSet()
 def training_of(trainer: Any, pl_module: Any) -> Training:
     """The training run of a Trainer.
 
-    Call it at the begin of a stage, when the model is on its device and wrapped.
+    Call it at the start of a stage, when the model is on its device and wrapped.
     """
     strategy = trainer.strategy
     return Training(
@@ -188,7 +188,7 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
     """Whether the batch that ends now ends a step.
 
-    In manual optimization every batch does: only the user knows more.
+    In manual optimization, each batch counts as a step, since the accumulation is unknown.
     """
     if trainer.accumulate_grad_batches == 1 or not pl_module.automatic_optimization:
         return True
@@ -221,7 +221,7 @@ def _batches_of(trainer: Any, stage: str) -> float:
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
-    """The folder for a run's files, or `None` for no files.
+    """The folder for a run's files, or `None` if no files are written.
 
     All ranks must call it: they use the folder of the main process.
     """

@@ -117,7 +117,7 @@ def _check_number(name: str, value: Any, least: int) -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """The user's description of a loop, with the meanings of the arguments of `monitor`."""
+    """The user's description of a loop. The fields mean the same as the arguments of `monitor`."""
 
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
@@ -457,10 +457,10 @@ class LoopMonitor:
 
 
 class _Batch(tuple[LoopMonitor, Any]):
-    """A monitor and a batch, which runs in a `with` block.
+    """The context in which a batch runs: a tuple of the monitor and the batch.
 
-    It runs in every step. So it is a tuple, which no Python code creates, and uses the private
-    attributes of its monitor.
+    It is created and entered in every step. So it is a tuple, whose creation runs no Python code,
+    and it uses private attributes of its monitor.
     """
 
     __slots__ = ()
@@ -545,7 +545,7 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
-    """The user's module, whose names users know, and the classes of the wrappers around it."""
+    """The user's module inside its wrappers, and the class names of the wrappers."""
     wrappers = []
     while (kind := type(model).__name__) in WRAPPERS:
         wrappers.append(kind)

@@ -6,9 +6,10 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-Some loops call no model but methods such as `model.loss(x)`. If a step runs backward without such a
-call, the time in no phase before backward is forward, from the next step on. A call of
-`torch.autograd.grad` is no backward pass: it is part of the phase in which it runs.
+Some loops do not call a model itself, but methods such as `model.loss(x)`. If a step runs backward
+without a call of a model, then in the next steps, time outside phases and before backward counts as
+forward. A call of `torch.autograd.grad` does not count as a backward pass: it is part of the phase
+in which it runs.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ class LoopPhases(Phases):
         self._has_called = False
         # backward passes of the step
         self._passes = 0
-        # backward passes to expect if the step calls no model: as many as in the step before
+        # backward passes to expect if the step calls no model: as many as in the previous step
         self._expected = 0
         self._thread = threading.get_ident()
 
@@ -104,11 +105,11 @@ class LoopPhases(Phases):
             self._in_step = in_step
             self._goes_on = goes_on
             with self.guard:
-                # resumes forward if the step was in it
+                # resumes forward if the step was in forward
                 self.leave(self.depth)
 
     def begin_step(self) -> None:
-        """Begin a step: models that are called from now on are called for it.
+        """Begin a step. From now on, calls of models belong to this step.
 
         If the loop calls only methods of its models, forward begins with the step.
         """
@@ -177,8 +178,7 @@ class LoopPhases(Phases):
     def _model_hook(self) -> Callable[..., None]:
         """A hook that begins forward when a model is called for a step.
 
-        A call while a batch is prepared is inference, for example the generation of text to learn
-        from.
+        A call while a batch is prepared is inference, for example to generate text for training.
         """
 
         def model_is_called(*_: Any) -> None:
@@ -239,7 +239,7 @@ class LoopPhases(Phases):
             if self.awaits_others:
                 self.hook_wait(*losses)
             for phase, _ in self.running:
-                # The engine's method has begun it.
+                # A method of the engine has already begun this phase.
                 if phase == "backward":
                     return None
             self.enter("backward", RUNNING, (*losses,))

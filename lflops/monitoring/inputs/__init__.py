@@ -1,4 +1,4 @@
-"""What a session is given.
+"""The inputs of a session.
 
-The training as values, the settings of the monitor, and who listens to phases.
+They are the description of the training run, the settings of the monitor, and the phases.
 """

@@ -9,7 +9,7 @@ _names = ["FlopsMonitor"]
 
 
 def name_monitor(name: str) -> None:
-    """Name the object that the user created, at the begin of messages about its run."""
+    """Set the name at the start of messages: the name of the object that the user created."""
     _names[0] = name
 
 
@@ -29,9 +29,9 @@ def warn(message: str) -> None:
 def say(message: str) -> None:
     """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
-    By default Python shows warnings only. No user chose that, so it does not silence the message. A
-    user's choice does: `logging.disable`, a level of the logger `lflops`, or a level of the root
-    logger above WARNING.
+    By default, Python shows only warnings. The user did not choose this default, so it does not
+    silence the message. Only these choices of the user do: `logging.disable`, a level of the logger
+    `lflops`, or a level of the root logger above WARNING.
     """
     logger = logging.getLogger("lflops")
     is_enabled = logger.isEnabledFor(logging.INFO)
@@ -53,7 +53,7 @@ def say(message: str) -> None:
 class Failures:
     """The outputs of one monitor that have failed.
 
-    An error is raised instead of a warning if `raised`.
+    If `raised`, errors are raised and do not become warnings.
     """
 
     def __init__(self, *, raised: bool) -> None:
@@ -65,9 +65,9 @@ class Failures:
 
     @contextlib.contextmanager
     def contained(self, output: str) -> Iterator[None]:
-        """Write to an output. An error ends the block and is a warning, once for each output.
+        """Run a block that writes to an output. An error ends the block, but not the training run.
 
-        `output` is its name in the warning.
+        The first error of each output becomes a warning, in which `output` is its name.
         """
         try:
             yield

@@ -15,9 +15,9 @@ from lflops.torch_private.autograd import after_backward
 
 
 class Listener(Protocol):
-    """Acts on phases while they begin and end.
+    """Receives phases at once when they begin and end.
 
-    Everything that can wait reads the log instead.
+    Code that can wait reads the log instead.
     """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
@@ -43,10 +43,10 @@ _Listeners = tuple[_GuardedListener, ...]
 
 
 class Phases:
-    """The phases that a training run is in, innermost last.
+    """The running phases of a training run, innermost last.
 
-    An integration enters and leaves them. Each transition is appended to the log. A listener
-    receives the end of every phase whose begin it received.
+    An integration begins and ends phases. Each begin and end is appended to the log. If a listener
+    has received the begin of a phase, it also receives its end.
 
     Attributes:
         awaits_others: Set if backward may end with a wait for other ranks. An integration that
@@ -55,7 +55,7 @@ class Phases:
         log: The log of all phases.
         running: The running phases, each with its listeners. Only this class and its subclasses
             change it.
-        deferred: Calls that are made later by the thread of the ledger.
+        deferred: Calls that the ledger's thread makes later.
     """
 
     awaits_others = False
@@ -234,7 +234,7 @@ class Within:
 class OutsideModules:
     """Reports the phase of operators outside modules.
 
-    It is forward within `training_step` and similar methods, otherwise other.
+    The phase is forward within `training_step` and similar methods, and other elsewhere.
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
@@ -244,7 +244,7 @@ class OutsideModules:
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """Report forward or other.
 
-        Operators after backward in the same `training_step` are clipping and the like.
+        In `training_step`, operators after backward are other work, such as gradient clipping.
         """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

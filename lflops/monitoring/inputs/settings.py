@@ -1,4 +1,4 @@
-"""The settings of a monitor, and how they are read from a line such as `wait=2,active=5`."""
+"""The settings of a monitor, and a parser for settings in a line such as `wait=2,active=5`."""
 
 import functools
 import inspect
@@ -75,13 +75,13 @@ class Settings:
         if not isinstance(self.hardware, str):
             return
         if self.hardware in {"auto", "measure"}:
-            # It reads the user's table of chips, which may be wrong.
+            # This reads the user's table of chips, and raises an error if the table is wrong.
             names()
         else:
             named(self.hardware)
 
     def check(self) -> None:
-        """Check the arguments that creating the settings did not check.
+        """Check the arguments that `__post_init__` does not check.
 
         Raises:
             CountError: An argument is wrong; the message has its name, its value and the valid
@@ -148,7 +148,7 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`. No file of the trial remains.
+        """Check that files can be written to `dirpath`. Removes what the check has created.
 
         The main process calls it before the run.
 
@@ -184,7 +184,7 @@ def takes(
 ) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
     """Let an `__init__` that receives settings accept the arguments of the settings.
 
-    So their names, types and defaults are in `Settings` only.
+    This way, the names, types and defaults of the arguments are defined only in `Settings`.
     """
 
     def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
@@ -198,7 +198,7 @@ def takes(
             signature.bind(self, *args, **kwargs)
             init(self, kind(*args, **kwargs))
 
-        # `help` and Lightning's CLI read it.
+        # `help` and Lightning's CLI read this signature.
         vars(from_arguments)["__signature__"] = signature
         return from_arguments
 
@@ -213,8 +213,9 @@ def settings_of(line: str) -> dict[str, Any]:
     """Read the arguments of a monitor from a line of names and values, and check them.
 
     Commas separate the settings. A value is read in the type of its default, and may have commas
-    itself. In `dirpath`, `%2C` is a comma, as in a URL. The fields of the schedule are named like other arguments. Without a field of the
-    schedule and without stages, a window opens only on request.
+    itself. In `dirpath`, `%2C` means a comma, like in a URL. The fields of the schedule are written
+    like other arguments. Without `stages` and without a field of the schedule, a window opens only
+    on request.
 
     Raises:
         LflopsError: A name is unknown, or a value is wrong.
@@ -274,7 +275,7 @@ def _ranks(text: str) -> str | list[int]:
 def _folder(text: str) -> str | None:
     if text.lower() == "none":
         return None
-    # A path may have bytes that are no UTF-8.
+    # A path may have bytes that are not UTF-8.
     return unquote(text, errors="surrogateescape")
 
 

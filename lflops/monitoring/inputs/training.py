@@ -1,6 +1,6 @@
-"""What a session knows of the training run that it watches.
+"""The description of a training run and of its stages that a session receives.
 
-Each integration reads these two values from its loop.
+Each integration creates these two values from its loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,9 @@ class Training:
     """A run of a training loop.
 
     Attributes:
-        loop: The object that runs the loop. It is only a key for what is kept as long as it lives.
-        model: The module whose names the profile has.
+        loop: The object that runs the loop. It is only a key for data that is kept while the object
+            exists.
+        model: The module whose submodule names appear in the profile.
         root: The module that holds all parameters. It differs from `model` if a wrapper keeps some
             of them outside the model.
         device: The device of the model.
@@ -77,14 +78,14 @@ class Stage:
         learns: Whether batches are followed by backward and an optimizer.
         log: The log of the loop, which has the phases of all stages.
         listen: Calls a listener for the phases of the stage. Returns a function that removes it.
-        accumulation: Returns over how many batches gradients are accumulated now.
+        accumulation: Returns the number of batches over which gradients are accumulated now.
         ends_step: Returns whether the batch that ends now ends a step.
         batches_left: The number of batches to come; infinity if it is unknown.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if unknown.
-        updates: The phases without which a step has not updated the model.
-        fetches_itself: Whether the step receives an iterator, so that the batch of a hook is the
-            batch before.
+        updates: The phases that a step must have to update the model.
+        fetches_itself: Whether the step receives an iterator and fetches batches from it. Then a
+            hook receives the previous batch.
     """
 
     name: str

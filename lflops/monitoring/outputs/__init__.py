@@ -1,1 +1,1 @@
-"""Where a window's results go: log, files, TensorBoard and the other loggers."""
+"""The outputs for a window's results: files, text for the log, TensorBoard and other loggers."""

@@ -43,6 +43,7 @@ _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
 )
 
+# maximum bytes of a page that is logged
 _LARGEST_PAGE = 1 << 30
 
 LAYOUT = {
@@ -54,6 +55,7 @@ LAYOUT = {
 It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.
 """
 
+# the columns of the table of modules
 COLUMNS = (
     "module",
     "class",
@@ -98,14 +100,14 @@ class Output(Protocol):
             files: The files of the window that were written.
 
         Returns:
-            A function that logs it, for the training's thread.
+            A function that logs the window, to be called in the training thread.
         """
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:
         """Log the end of the run, with the last window of each stage and the traces."""
 
     def where(self) -> str:
-        """Where to see the outputs, for example "in MLflow, run 12"."""
+        """The place where the outputs can be seen, for example "in MLflow, run 12"."""
 
 
 class TensorBoardOutput(Output):
@@ -226,7 +228,7 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A logger whose experiment is a client of MLflow, and that has a `run_id`.
+    """A logger with a `run_id` whose experiment is an MLflow client.
 
     The root is the folder of the artifacts.
     """
@@ -284,7 +286,7 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
 
 
 def figures_of(analysis: Analysis) -> list[Any]:
-    """The figures of a window, with a `name` and a `png` each."""
+    """The figures of a window, each with a `name` and a `png`."""
     figures: list[Any] = []
     for pictures in offered("pictures", "a figure"):
         figures += pictures(analysis)
@@ -349,7 +351,7 @@ def _hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
 
 
 class WriterLogger:
-    """Logs to a `SummaryWriter`, which its owner closes."""
+    """Logs to a `SummaryWriter`. The owner of the writer closes it."""
 
     def __init__(self, writer: Any) -> None:
         self.experiment = writer
@@ -361,15 +363,15 @@ class WriterLogger:
 
 
 class RunLogger:
-    """Logs to a run of Weights & Biases, which its owner finishes.
+    """Logs to a run of Weights & Biases. The owner of the run finishes it.
 
-    The run counts its own steps. So each point holds the step of the training as `lflops_step`,
-    which is the x-axis of lflops' curves.
+    Weights & Biases counts its own steps. So each point contains the training step as
+    `lflops_step`, which is the x-axis of the curves.
     """
 
     def __init__(self, run: Any) -> None:
         self.experiment = run
-        # not `dir` itself, whose files are uploaded: the artifacts have them already
+        # not `dir` itself: its files are uploaded, and the artifacts already have these files
         self.log_dir = str(Path(run.dir).parent)
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
@@ -383,7 +385,7 @@ def loggers_of(given: Any) -> list[Any]:
     """Turn a logger or a writer, several in a list, or `None` into a list of loggers.
 
     Raises:
-        CountError: For anything else.
+        CountError: If `given` is anything else.
     """
     if given is None:
         return []
@@ -405,13 +407,13 @@ def _logger_of(given: Any) -> Any:
     )
 
 
-# curves of modules begin with this window, since two points are no curve
+# minimum number of windows for curves of modules, since two points do not show a curve
 FEWEST_WINDOWS = 3
 
 _TAGS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]]
 )
-"""The facts of the report that each tag may log: the first fact that the report has."""
+"""Names of report facts by tag. A tag logs the first of its facts that the report contains."""
 
 # the factors from the report's units to those of the tags: ms, TFLOP/s and GiB
 _FACTORS = {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
@@ -470,10 +472,10 @@ class Reporters:
         self._closed: Counter[str] = Counter()
         # the last window of each stage
         self._windows: dict[str | None, Profile] = {}
-        # the first screen's part of the last window of training, and the file of its page
+        # the first screen's summary of the last training window, and the path of the last page
         self.window: WindowSummary | None = None
         self._last_page: Path | None = None
-        # metrics that were not always 0
+        # metrics that have had a value other than 0
         self._begun: set[tuple[str, ...]] = set()
         # stages and metrics that have a curve over all steps
         self._on_curves: set[tuple[str, str]] = set()
@@ -499,7 +501,7 @@ class Reporters:
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
         """Log a point of a stage's curves over all steps.
 
-        From then on, windows do not log these metrics: a tag is one curve.
+        From then on, windows do not log these metrics, since a tag has only one curve.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -565,7 +567,7 @@ class Reporters:
                 log = output.window(analysis, markdown_of(analysis), step, written)
                 logs.append((output, log))
         with self._failures.contained("the curves of modules"):
-            # computed here, so that the training's thread does not wait for them
+            # computed here, so that the training thread does not wait for these values
             _ = analysis.busiest, analysis.patterns
         self._windows[stage] = analysis.profile
         with self._failures.contained("the summary"):
@@ -595,7 +597,7 @@ class Reporters:
             page.write(page.page_of_run(windows, ledger), self._last_page)
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
-        """A sentence for each rank that makes the others wait, by a key of the rank."""
+        """A sentence for each rank that makes the other ranks wait, by a key for the rank."""
         found: dict[Hashable, str] = {}
         with self._failures.contained("the summary"):
             found.update(slow_ranks(analysis))
@@ -621,7 +623,7 @@ class Reporters:
                 output.end(profiles, step, traces)
 
     def where(self) -> list[str]:
-        """Where to see the outputs of the loggers. A logger that fails is left out."""
+        """The places where the outputs can be seen. A logger that fails is left out."""
         found = []
         for output in self._outputs:
             with contextlib.suppress(Exception):
@@ -660,7 +662,7 @@ def log_run(
     paths: OutputPaths | None,
     say: Callable[[str], None],
 ) -> None:
-    """Log the first screen of the run. Without a window, only if it lost time."""
+    """Log the first screen of the run. A run without a window is logged only if it lost time."""
     if window is None and not has_losses(ledger):
         return
     lines = ["lflops: the run is over"]

@@ -1,7 +1,7 @@
 """Write a report when memory runs out.
 
-It states where the training run was, the memory of its last counted step, and an explanation of the
-allocator's snapshot.
+The report has the step, phase and module that were running, the memory of the last counted step,
+and an explanation of the allocator's snapshot.
 """
 
 import itertools
@@ -29,10 +29,10 @@ from lflops.torch_private.cuda_memory import (
 from lflops.torch_private.self_check import check_cuda_memory
 
 RECORDED = 100_000
-"""Number of allocations and frees that are remembered: a few steps of a large model."""
+"""Maximum number of allocations and frees in the history: a few steps of a large model."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-"""Parts of messages of errors that mean that memory ran out."""
+"""If one of these texts is in an error's message, memory ran out."""
 
 MOST_MODULES = 10
 """Maximum number of modules in the report."""
@@ -41,12 +41,12 @@ OomPhase = Literal["forward", "backward", "optimizer"]
 
 
 class OutOfMemory(Struct, frozen=True, kw_only=True):
-    """The end of a training run that was out of memory.
+    """Report on a training run that ended because memory ran out.
 
     Attributes:
         error: The message of the error.
         step: The last step on the loggers' x-axis.
-        module: The innermost running module; `None` if none was running, as in an optimizer's step.
+        module: The innermost running module; `None` outside modules, such as in an optimizer step.
         phase: The running phase, or `None` if unknown.
         counted: Bytes by category at the peak of the last counted step.
         counted_modules: Bytes by module at that peak, for the modules that held the most.
@@ -167,7 +167,7 @@ def _place(trace: TracebackType | None, model: nn.Module) -> tuple[str | None, O
 
 
 def report_lines(report: OutOfMemory) -> Iterator[str]:
-    """The cause, where the training run was, and what held the memory."""
+    """Lines with the cause, the running step and module, and the largest uses of memory."""
     if report.explained is not None:
         yield from report.explained.lines()
         yield ""
@@ -178,7 +178,7 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
     yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
     yield ""
     if not report.counted:
-        yield "no step was counted before, so that its memory is not known"
+        yield "no step was counted before, so the memory of a step is unknown"
         return
     total = sum(report.counted.values())
     yield f"the last counted step had {units.size(total)} alive at its peak"

@@ -15,7 +15,7 @@ _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 """The text files that each loop has begun."""
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
-"""The folders that were claimed for each loop, with the part of the folder that the loop has."""
+"""The folders that each loop has claimed, with the part of the folder that the loop uses."""
 
 _MARKER = ".lflops-is-writing"
 """A file in a folder that a running loop has claimed.
@@ -23,6 +23,7 @@ _MARKER = ".lflops-is-writing"
 It is removed when the run ends. By then, files of the run show that the folder is in use.
 """
 
+# a folder with such files belongs to another run
 _FILES = ("*.profile.json", "*.rank*.json")
 
 
@@ -32,7 +33,7 @@ def claim(folder: Path, loop: object) -> str:
     No file of another run is replaced, even if both run at once. The same loop gets the same part
     again.
 
-    Returns "" for the whole folder, or "run-2" and so on if another loop has or had it.
+    Returns "" for the whole folder, or "run-2" and so on if other loops use or have used it.
     """
     claimed = _CLAIMED.setdefault(loop, {})
     for number in itertools.count(1):
@@ -90,8 +91,8 @@ class OutputPaths(NamedTuple):
     Attributes:
         profiles: The folder for profiles.
         traces: The folder for traces, with a subfolder for each window.
-        monitor: The number of the monitor among those of the Trainer, from 1. Names of files begin
-            with it, unless it is 1.
+        monitor: The number of the monitor among the Trainer's monitors, from 1. File names begin
+            with this number, unless it is 1.
     """
 
     profiles: Path
@@ -102,9 +103,9 @@ class OutputPaths(NamedTuple):
     def of(
         cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int
     ) -> "OutputPaths | None":
-        """The folders in `dirpath` if it is set, or in the run's log directory.
+        """The folders in `dirpath` if it is set, otherwise in the run's log directory.
 
-        `None` if there is neither.
+        `None` if neither is set.
         """
         if dirpath is not None:
             return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)

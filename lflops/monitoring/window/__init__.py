@@ -1,4 +1,4 @@
-"""One window of the schedule, step by step.
+"""The steps of one window of the schedule, and the live metrics between windows.
 
-Clean, counted, hooked and traced steps, and the live metrics between windows.
+A step is unprofiled, or it is a counting, module-timing or traced step.
 """

@@ -28,7 +28,7 @@ from lflops.torch_private.dispatch_modes import passes_dynamo
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
-# the share of padding in a batch above which a note reports it
+# minimum share of padding in a batch that a note reports
 PADDED = 0.3
 
 # attention operators that read the lengths of sequences from a mask
@@ -36,7 +36,7 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 def depends_on_lengths(counted: Profile) -> bool:
-    """Whether the lengths of packed sequences decide the work, so that shapes do not."""
+    """Whether the work depends on the lengths of packed sequences, and not only on shapes."""
     for op_count in counted.op_counts:
         if op_count.phase not in {"forward", "backward"} or not op_count.macs:
             continue
@@ -96,11 +96,11 @@ class StepCounter:
         return None if key is None else self._counted.get(key)
 
     def padding(self, batch: Any) -> BatchPadding | None:
-        """Where a step's first batch may be padded, or `None` if it is unknown."""
+        """The possible padding in a step's first batch, or `None` if it is unknown."""
         return None if self._stage.fetches_itself else padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
-        """A count of one batch that has yet to be entered. The LightningModule is the root."""
+        """A `Counting` for one batch, not yet entered. The LightningModule is the root."""
         return Counting(
             {"": self._root},
             ignore=self._settings.ignore_modules,
@@ -138,7 +138,7 @@ class StepCounter:
         return replace(profile, run=self._topology.of(run))
 
     def uncounted_profile(self) -> Profile:
-        """The profile of a run that is not counted here: counted elsewhere, or empty."""
+        """The profile for steps that are not counted here: the user's profile, or an empty one."""
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._empty is None:
@@ -153,7 +153,7 @@ class StepCounter:
         return self._empty
 
     def _setting_notes(self, counted: Profile, padding: float | None) -> Iterator[Note]:
-        """Note the settings that make steps slower or the model worse."""
+        """Yield notes about settings that make steps slower or the model worse."""
         if torch.is_anomaly_enabled():
             yield Note(code="anomaly_mode", subject="", values={})
         if not self._is_training():
@@ -167,13 +167,13 @@ class StepCounter:
             yield Note(code="graph_breaks", subject="", values={"places": breaks})
 
     def _is_training(self) -> bool:
-        # a Trainer switches the root to training mode, whatever the modules below it are in
+        # a Trainer switches the root to training mode, whatever the mode of its submodules
         root, *below = self._root.modules()
         return any(module.training for module in below or [root])
 
 
 class CountingMode(StepMode):
-    """Counts the batches of a step one by one, unless a step of the same shapes was counted."""
+    """Counts the batches of a step, unless a step with the same shapes was counted before."""
 
     touches_step = True
 
@@ -185,7 +185,7 @@ class CountingMode(StepMode):
         self._batches: list[Profile] = []
         self._key: Hashable = None
         self._padding: BatchPadding | None = None
-        # the count of the batch that runs now, in this thread
+        # the count of the batch that runs now, or `None`
         self._counting: Counting | None = None
         self._listening = CleanupStack()
 
@@ -266,12 +266,12 @@ def _uses_all_parameters(counted: Profile) -> bool:
 
 
 def _check_same_model(counted: Profile, training: Training) -> None:
-    """Raise a `CountError` if a profile that was counted elsewhere is of another model."""
+    """Raise a `CountError` if a profile that was counted elsewhere belongs to another model."""
     problem = _difference(counted, training)
     if problem is not None:
         raise CountError(
             f"count: the profile is of another model: it {problem}: "
-            "give one of lflops.count or lflops.counting of this module"
+            "pass a profile of this module from lflops.count or lflops.counting"
         )
 
 

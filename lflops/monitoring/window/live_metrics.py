@@ -35,7 +35,7 @@ class LiveMetrics:
         self._token_inputs: tuple[str, ...] = ()
 
     def set_work(self, shapes: Hashable, counted: Profile) -> None:
-        """Keep the MACs of a counted batch for all batches of its shapes, and the chip's peak."""
+        """Store the MACs for all batches with these shapes, and the peak of the chip."""
         self._peak = peak_of(counted.run.dtype, counted.run.hardware)
         self._token_inputs = counted.run.tokens_from
         if shapes is None:
@@ -59,7 +59,7 @@ class LiveMetrics:
         """The metrics since the last point. Unknown metrics are left out.
 
         Args:
-            shares: The samples and tokens of all ranks, each divided by those of this rank. Where a
+            shares: The samples and tokens of all ranks, divided by the number on this rank. If a
                 share is missing, all ranks are assumed to have equal batches.
         """
         steps = self._steps

@@ -21,7 +21,7 @@ from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, MarkedPhases, PhaseMarks
 
-# phases without a slice in the timeline: their modules have slices, or nothing does
+# phases that are not shown in the timeline themselves; modules within them may be shown
 _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
@@ -40,8 +40,8 @@ class ModuleTimingStep:
     ) -> None:
         self._stage = stage
         self._clock = clock
-        # On a busy machine the time in which other threads have this thread's core is left out. It
-        # stays in on several ranks, since ranks are compared by it.
+        # On a busy machine, the time in which other threads use this thread's core is left out.
+        # With several ranks it is included, since ranks are compared by it.
         uncontended = UncontendedClock()
         leaves_out = is_alone and isinstance(clock, HostClock) and uncontended.is_needed
         self._uncontended_clock = uncontended if leaves_out else None
@@ -78,7 +78,7 @@ class ModuleTimingStep:
             self._cpu = None
 
     def fetching(self, begin: bytes | None) -> float | None:
-        """Seconds that the thread was on a core from the step's begin until its batch was there."""
+        """CPU seconds of the thread from the start of the step until its batch was fetched."""
         times = ThreadSchedule.between(begin, self._begun_at)
         return None if times is None else times[0]
 
@@ -103,8 +103,8 @@ class ModuleTimingStep:
             return {}
         first = self._marked[0][0]
         last = self._marked[2]
-        # Hooks are installed once the batch is there. Other threads had the rest of the waiting
-        # time while the batch was fetched.
+        # Hooks are installed after the batch is fetched. So waiting time that they did not measure
+        # belongs to the fetching.
         before_hooks = self._clock.seconds(step[0][0], first.before)
         waited_before_hooks = max(waited - self._uncontended_clock.waited(first, last), 0.0)
         phases = self._uncontended_phases.seconds(self._marked)
@@ -160,7 +160,7 @@ class ModuleTimingStep:
             if phase == "forward":
                 self._timer.resume_forward()
             elif phase == "backward":
-                # the loss alone: the optimizer, which follows it, would lead to everything
+                # only the loss: the next argument, the optimizer, refers to every parameter
                 self._timer.begin_backward(given[:1])
 
     def leave(self) -> None:
@@ -172,7 +172,7 @@ class ModuleTimingStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """Leave a phase by an exception, without a timestamp."""
+        """End a phase because of an exception, without a timestamp."""
         if self._phases:
             self._phases.pop()
 

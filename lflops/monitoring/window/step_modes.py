@@ -21,10 +21,10 @@ from lflops.timing.clock import Clock
 
 
 class EndedStep(NamedTuple):
-    """How a step ran.
+    """The instrumentation of a step that has ended.
 
     Attributes:
-        kind: The instrumentation that was really on: a mode may leave a step unprofiled.
+        kind: The instrumentation that was active: a mode may leave a step unprofiled.
         module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
     """
 
@@ -56,36 +56,36 @@ class StepMode:
     works_between_steps = False
 
     def prepare(self) -> None:
-        """Do what should not happen during a timed step."""
+        """Do the set-up that must not happen during a timed step."""
 
     def begin_step(self) -> None:
         """Prepare the next step before its first batch is fetched."""
 
     def begin_batch(self, batch: Any, *, begins_step: bool) -> None:
-        """Install the instrumentation for a batch; `begins_step` marks the first batch of a step."""
+        """Install the instrumentation of a batch. `begins_step` is set for a step's first batch."""
 
     def end_batch(self) -> Profile | None:
         """Remove the instrumentation of a batch. Returns the batch's profile if it was counted."""
         return None
 
     def continue_step(self) -> None:
-        """Go on to the next batch of the same step."""
+        """Continue with the next batch of the same step."""
 
     def end_step(self) -> EndedStep:
         """Remove the instrumentation of the step."""
         return EndedStep("unprofiled")
 
     def leave(self) -> None:
-        """Hand over what was collected to the window: the next step has another mode."""
+        """Pass the collected data to the window: the next step has another mode."""
 
     def abandon(self) -> None:
-        """Discard the current step: its batch was left before it was over, and training goes on."""
+        """Discard the current step: one of its batches was abandoned, and training continues."""
 
     def pause(self) -> None:
-        """Keep what was collected so far: the stage ends, and may begin again."""
+        """Keep the data collected so far: the stage ends, but may begin again."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Hand over what was collected so far: the run ends, with this error or normally."""
+        """Pass the collected data to the window: the run ends, after `error` or normally."""
 
     def remove(self) -> None:
         """Remove every hook and discard the current step. Can be called repeatedly."""

@@ -24,18 +24,18 @@ from lflops.timing.clock import ThreadSchedule, cpu_usage
 from lflops.timing.step_phases import LoggedPhases, MarkedPhases, PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
-# the first steps of a run, which are not typical
+# number of steps at the start of a stage that are marked as warm-up
 WARMUP_STEPS = 2
 # after this many distinct shapes, a new shape no longer marks a step
 MANY_SHAPES = 16
-# the number of shapes to remember: if each batch has its own shapes, they would fill the memory
+# maximum number of shapes to remember: new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
 
-# the fast path is flushed after this many steps
+# maximum number of steps on the fast path before it is flushed, and of steps that are not read yet
 MAX_PENDING_STEPS = 200
 
-# In each round of `CPU_ROUND` steps on the fast path, the process's CPU time is read `CPU_READ`
-# times. The system adds it up over all threads, which is slow.
+# In every `CPU_ROUND` steps on the fast path, the process's CPU time is measured for `CPU_READ`
+# steps. Reading it is slow, since the system adds up the time of all threads.
 CPU_ROUND = 16
 CPU_READ = 3
 
@@ -51,13 +51,13 @@ class BatchUnits(NamedTuple):
 class FastPathSteps:
     """The steps since the last one that took the slow path.
 
-    A step takes the fast path if it has one batch of known shapes and nothing is due at its end, as
-    almost every training step. Since the last step, the training has evicted everything used here
-    from the processor's caches, and to load it again takes longer than to run it. So the fast path
-    touches as few objects as possible, and `TimedStep` values are made later.
+    A step takes the fast path if it has one batch of known shapes and nothing is due at its end.
+    Almost every training step does. Between two steps, the training run evicts this code and its
+    objects from the processor's caches, and loading them again takes longer than running the code.
+    So the fast path uses as few objects as possible, and `TimedStep` values are created later.
 
     Attributes:
-        limit: How many steps may take the fast path. Only `StepTimer.allow_fast_path` sets it.
+        limit: Maximum number of steps on the fast path. Only `StepTimer.allow_fast_path` sets it.
         in_batch: Whether a batch has begun and not ended.
         known: The units of batches, by shapes.
         steps: The batch of each step.
@@ -68,7 +68,7 @@ class FastPathSteps:
     """
 
     def __init__(self, phases: LoggedPhases, schedule: ThreadSchedule | None = None) -> None:
-        """Create it for the phases of a stage by the host's clock."""
+        """Start without any steps. `phases` are the stage's phases on the host clock."""
         self.limit = 0
         self.in_batch = False
         self.known: dict[Hashable, BatchUnits] = {}
@@ -80,7 +80,7 @@ class FastPathSteps:
         self._phases = phases
 
     def note(self, shapes: Hashable) -> bool:
-        """End a step on the fast path if its shapes are known. Returns whether they are."""
+        """End a step on the fast path if its shapes are known. Returns whether it has ended."""
         known = self.known.get(shapes)
         if known is None:
             return False
@@ -98,7 +98,7 @@ class FastPathSteps:
     def take(
         self,
     ) -> tuple[list[BatchUnits], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
-        """Return `steps`, `cpu` and `threads`, and start anew."""
+        """Return `steps`, `cpu` and `threads`, and clear them."""
         taken = self.steps, self.cpu, self.threads
         self.steps = []
         self.cpu = {}
@@ -107,7 +107,7 @@ class FastPathSteps:
 
 
 class TimedStep(NamedTuple):
-    """A step that is over, with marks that can be read once they have settled.
+    """A step that has ended. Its marks can be read once the device has reached them.
 
     Attributes:
         ordinal: The number of the step in this stage, from 0.
@@ -115,9 +115,9 @@ class TimedStep(NamedTuple):
         times_phases: Whether the phases were recorded; if not, only the total time is known.
         device_marks: The marks of the phases on the training's device.
         shapes: The shapes of each batch.
-        cpu: The CPU time of the process at the begin and the end of the step, or `None`.
-        thread: The scheduling of the training thread at the begin and the end of the step.
-        host_marks: The marks of the phases by the host's clock, if the device has another clock.
+        cpu: The CPU time of the process at the start and the end of the step, or `None`.
+        thread: The scheduling of the training thread at the start and the end of the step.
+        host_marks: The marks of the phases on the host clock, if the device has another clock.
         kind: The instrumentation of the step.
         module_timing: The timestamps of module hooks, in a module-timing step.
         is_complete: Whether every batch ran to its end.
@@ -145,7 +145,7 @@ class TimedStep(NamedTuple):
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
-        """The tokens of the step, if these inputs hold them and no batch has named its tokens."""
+        """Number of tokens, from the shapes of `token_inputs` if no batch reported its tokens."""
         if self.tokens is not None or not token_inputs:
             return self.tokens
         return sum_known(tokens_of_shapes(shapes, token_inputs) for shapes in self.shapes)
@@ -155,11 +155,11 @@ class StepTimer:
     """Turns the batches and phases of a stage into timed steps.
 
     Args:
-        host_phases: The phases by the host's clock.
+        host_phases: The phases on the host clock.
         device_phases: The phases on the training's device, if it has another clock.
-        units: The function from a batch to its samples and tokens that the user passed, or `None`.
+        units: The user's function that returns the samples and tokens of a batch, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
-        updating: The phases without which a step has not updated the model.
+        updating: The phases that a step must have to update the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
         on_ranks: Whether steps are compared with those of other ranks. Then the scheduling of the
             training thread is read in every step.
@@ -167,7 +167,7 @@ class StepTimer:
             `None` if it is unknown.
 
     Attributes:
-        batches: The batches of the current step that are over.
+        batches: The batches of the current step that have ended.
         fast_path: The steps since the last one that took the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: The source of the samples of the last batch.
@@ -197,7 +197,7 @@ class StepTimer:
         self._reader = BatchReader()
         self._new_shapes = 0
         self._has_unknown_shapes = False
-        # slow-path and flushed steps; `ordinal` adds those of the fast path
+        # the number of ended steps, except for steps that are still on the fast path
         self._ended = 0
         self._logged_step = logged_step
         self._phases: StepPhases = host_phases if device_phases is None else device_phases
@@ -209,7 +209,7 @@ class StepTimer:
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
-        # whether a batch of the current step was left before it was over
+        # whether a batch of the current step was abandoned
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -244,7 +244,7 @@ class StepTimer:
         self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Mark the phases of the current step even if those of most steps are not marked."""
+        """Mark the phases of the current step, even if most steps have no marked phases."""
         self._phases.is_marked = True
 
     def close(self) -> None:
@@ -273,14 +273,14 @@ class StepTimer:
         self.fast_path.limit = 0 if needs_slow_path else int(min(steps, MAX_PENDING_STEPS))
 
     def flush_fast_path(self, logged_step: int) -> None:
-        """Turn the steps of the fast path into timed steps, within the step `logged_step`."""
+        """Turn the steps of the fast path into timed steps, during the step `logged_step`."""
         self._flush(logged_step, self._phases.steps(), self._missed_compilations())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """Turn the batches of the fast path into timed steps.
 
-        If the loggers have not counted one step for each batch, the batches were parts of steps and
-        no step is complete.
+        If the loggers have not counted one step for each batch, the batches were only parts of
+        steps, so no step is complete.
         """
         is_complete = logged_step == self.logged_step + 1
         self.allow_fast_path(0)
@@ -299,7 +299,7 @@ class StepTimer:
         usage: struct_rusage | None,
         thread: bytes | None,
     ) -> TimedStep:
-        """The step that has ended, with the CPU time and thread scheduling at its end."""
+        """Create the step that has ended, with the CPU time and thread scheduling at its end."""
         cpu_before = self._cpu
         thread_before = self._thread
         ordinal = self._ended
@@ -320,7 +320,7 @@ class StepTimer:
         )
 
     def _missed_compilations(self) -> tuple[str, ...]:
-        """The mark of steps in which a compilation may have been missed.
+        """The mark for steps with a compilation that torch did not report, or an empty tuple.
 
         `torch.compiler.reset()` removes the callback that reports compilations.
         """
@@ -328,7 +328,7 @@ class StepTimer:
         return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
 
     def drop_batches(self) -> None:
-        """Begin the current step anew and do not time it: a batch was left before it was over."""
+        """Drop the batches of the current step and do not time it: a batch was abandoned."""
         self._is_torn = True
         self.batches = []
         self.allow_fast_path(0)
@@ -347,7 +347,7 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """The samples and tokens that the user's function returns, and the others as before."""
+        """Replace the samples and tokens that the user's function returns, and keep the rest."""
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -356,7 +356,7 @@ class StepTimer:
         return BatchUnits(units.shapes, samples, tokens)
 
     def _new_units(self, shapes: Hashable, batch: Any, found: BatchTensors | None) -> BatchUnits:
-        """Read the size of a batch of new shapes, or of unknown shapes, which may all differ."""
+        """Read the size of a batch whose shapes are new or unknown."""
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
@@ -383,7 +383,7 @@ class StepTimer:
         module_timing: ModuleTimingStep | None = None,
     ) -> None:
         """End a step on the slow path, and begin the next step."""
-        # first, since all that follows takes a while
+        # before anything else, since the rest of this method takes time
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
         host_marks = self._host_phases.end() if self._is_on_device else None
@@ -415,7 +415,7 @@ class StepTimer:
             self._compilations.listen_again()
 
     def resume(self) -> None:
-        """Begin the current step anew: the time since the last step was spent in lflops."""
+        """Start timing the current step now: the time since the last step belongs to no step."""
         self._phases.begin()
         if self._is_on_device:
             self._host_phases.begin()
@@ -423,7 +423,7 @@ class StepTimer:
         self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
-        """The steps that are over and can be timed without waiting for the device."""
+        """Yield the ended steps whose times can be read without waiting for the device."""
         while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 
@@ -467,7 +467,7 @@ class StepTimer:
         return step
 
     def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
-        """Add the scheduling of the training thread, where steps or modules are compared by it."""
+        """Add the scheduling of the training thread, if steps or modules are compared by it."""
         hooks = timed.module_timing
         if hooks is None and self.fast_path.schedule is None:
             return step

@@ -21,8 +21,8 @@ from lflops.trace.record.tracer import UNANNOTATED, Recording, Tracer, remove_ra
 class _PhaseListener(OutsideModules):
     """Reports the phases of a step to the tracer, and the start of each batch.
 
-    A batch starts with its first phase, so the time between two batches, such as a validation,
-    belongs to neither.
+    A batch starts with its first phase, so the time between two batches, for example in a
+    validation, belongs to no batch.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -156,7 +156,7 @@ class TracedMode(StepMode):
             self._window.recording = recording
 
     def _give_up(self, tracer: Tracer) -> None:
-        """Go on without a trace, and say why for the first window without one."""
+        """Continue without a trace, and report the reason for the first window without a trace."""
         self._tracer = None
         if self._notes:
             return
@@ -190,11 +190,11 @@ class TraceAnnotations:
         except OSError:
             remove_raw(raw)
             raise
-        # The process removes it.
+        # The annotation process removes the raw trace.
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Whether any process was running since the last call. Collects those that have ended."""
+        """Whether any process has run since the last call. Collects processes that have ended."""
         were_running = bool(self._processes)
         for process in tuple(self._processes):
             if process.is_done:
@@ -207,7 +207,7 @@ class TraceAnnotations:
             self._collect(process)
 
     def detach(self) -> None:
-        """Stop watching all processes, which go on by themselves."""
+        """Stop watching the processes. They continue on their own."""
         while self._processes:
             self._processes.pop().leave()
 

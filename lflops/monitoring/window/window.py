@@ -1,4 +1,4 @@
-"""One window of the schedule: what was counted and timed in it, and the profile made of that."""
+"""One window of the schedule: its counts, its timed steps, and the profile made from them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,22 +17,23 @@ from lflops.timing.module_times import attach_module_times
 from lflops.timing.step_phases import BETWEEN, OTHER
 from lflops.trace.record.tracer import Recording
 
-# unprofiled steps that a window's totals should rest on
+# number of unprofiled steps that a window needs for reliable totals
 WANTED = 5
 
-# Module-timing steps of a window. If a module seems slow and the first steps cannot tell, further
-# steps are hooked until there are `TIMING_STEPS`, then `MORE_TIMING_STEPS` at a time.
+# Number of module-timing steps in a window. If a module seems slow but the first steps are too few
+# to decide, modules are timed in further steps: until there are `TIMING_STEPS`, then in
+# `MORE_TIMING_STEPS` steps at a time, up to `MOST_TIMING_STEPS`.
 TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# steps that a window waits after its end for the steps that it wants
+# maximum number of steps after its end in which a window collects the steps that it lacks
 PATIENCE = 20
-# steps of a wait that are kept, the last ones
+# maximum number of steps before the warm-up that a window keeps: the last ones
 LONGEST_WAIT = 100
 
-# The time between backward and the optimizer is gradient clipping if it takes this share of the
-# step and so many seconds, and other work if it is shorter.
+# The time between backward and the optimizer is gradient clipping if it takes at least this share
+# of the step and at least this many seconds. Shorter times are other work.
 CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
 
@@ -45,9 +46,9 @@ class Window:
         begin: The first step of its wait.
 
     Attributes:
-        opened: Whether its warm-up has begun.
-        counted: The counted profile, with the facts of the run, or `None` until then.
-        recording: The recording of its traced steps, if there is one.
+        opened: Whether the window's warm-up has begun.
+        counted: The counted profile, with the facts of the run, or `None` before it is counted.
+        recording: The recording of the window's traced steps, if there is one.
     """
 
     def __init__(self, number: int, begin: int) -> None:
@@ -58,7 +59,8 @@ class Window:
         self.recording: Recording | None = None
         self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
         self._steps: list[TimedStep] = []
-        # the step after its last one, and the last one on the loggers' x-axis; `None` until its end
+        # The number of the step after the window, and the window's last step on the loggers'
+        # x-axis. Both are `None` until the window ends.
         self._end: int | None = None
         self._last_logged_step: int | None = None
         self._last = -1
@@ -72,14 +74,14 @@ class Window:
 
     @property
     def complete(self) -> bool:
-        """Whether its last step is over. It may still wait for steps after its end."""
+        """Whether the window's last step has ended. It may still collect steps after its end."""
         return self._end is not None
 
     @property
     def missing_timing_steps(self) -> int:
-        """How many more module-timing steps it would take if those so far cannot tell.
+        """Number of further module-timing steps to request if there are too few to decide.
 
-        0 if there are enough, or if the schedule has none.
+        0 if the window already has the maximum, has waited long enough, or times no modules.
         """
         timed = sum(step.module_timing is not None for step in self._steps)
         if not timed or self._steps_after_end >= PATIENCE:
@@ -89,7 +91,7 @@ class Window:
         return min(MORE_TIMING_STEPS, MOST_TIMING_STEPS - timed)
 
     def request_timing_steps(self, ordinal: int, count: int) -> None:
-        """Wait for `count` more module-timing steps, from step `ordinal` on."""
+        """Request `count` more module-timing steps, starting with step `ordinal`."""
         self._extra_timing_steps = range(ordinal, ordinal + count)
 
     def requests_timing(self, ordinal: int) -> bool:
@@ -102,7 +104,7 @@ class Window:
         After the end of the window, only requested module-timing steps and unprofiled steps that
         are still wanted belong to it.
         """
-        # a module-timing step during the wait was requested by the window before
+        # a module-timing step during the wait was requested by the previous window
         is_of_earlier_window = step.module_timing is not None and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
@@ -123,7 +125,7 @@ class Window:
 
     @property
     def ready(self) -> bool:
-        """Whether it has all of its steps, and waits for no more."""
+        """Whether the window has all of its steps, or has waited long enough for the rest."""
         if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
@@ -149,7 +151,7 @@ class Window:
 
         Args:
             counted: The counted profile to add the window's times to.
-            logged_step: The last step of a window that has not ended.
+            logged_step: The last step on the loggers' x-axis, used if the window has not ended.
             notes: Further notes.
             read: Reads the times of a step.
             clock: The clock of the steps.
@@ -247,7 +249,7 @@ def _renamed(phases: Mapping[str, float], name: str) -> dict[str, float]:
     """Rename the time between backward and the optimizer, and add it up with the phase `name`."""
     items = list(phases.items())
     if name == OTHER:
-        # other work that has a place among the phases keeps it
+        # if other work is already among the phases, its position stays
         items.sort(key=lambda item: item[0] == BETWEEN)
     renamed: dict[str, float] = {}
     for phase, seconds in items:
