@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Group
 
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.tree import SORT_KEYS, share_of
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.records import PHASES, Phase
 from lflops.report.explanation import profile_at, windows_in
-from lflops.report.first_screen import first_screen, window_summary
+from lflops.report.first_screen import FirstScreen, first_screen, window_summary
 from lflops.report.first_screen_text import first_screen_rows
 from lflops.report.html import page, page_of_run, write
 from lflops.report.module_table import FORMATS, csv_table, latex_table, markdown_table
@@ -22,7 +22,7 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
 _JSON = (
-    "Print one JSON object: run, phase, report, pace (unprofiled steps), utilization, share_of, "
+    "Print one JSON object: run, phase, first_screen, report, pace (unprofiled steps), utilization, share_of, "
     "totals (by phase), rows, unsupported (operators without a formula), uncalled (modules) and "
     "notes. share_of is macs, or flops if the phase has no MACs. Rows are nested by children, with "
     "the exact counts and the seconds of each phase. With --operators, it has operators and trace "
@@ -108,29 +108,28 @@ def show(
             f"format={form!r}: pass one of {formats}, without --json, --operators and --memory"
         )
     analysis = analyze(profile_at(file))
+    of_run = file.is_dir()
+    ledger = ledger_in(file) if of_run else None
+    screen = first_screen(window_summary(analysis), ledger)
     try:
         if memory:
-            _show_memory(analysis, figure, as_json=as_json)
+            _show_memory(analysis, screen, figure, as_json=as_json)
         elif by_operator:
-            _show_operators(analysis, chosen, as_json=as_json)
+            _show_operators(analysis, screen, chosen, as_json=as_json)
         elif form is not None or as_json:
-            _write_modules(analysis, chosen, form, depth=depth, sort=sort, flat=flat)
+            _write_modules(analysis, screen, chosen, form, depth=depth, sort=sort, flat=flat)
         else:
-            of_run = file.is_dir()
             table = render(analysis, depth=depth, sort=sort, flat=flat, phase=chosen, of_run=of_run)
-            draw(Group(_first_screen(analysis, file), "", table) if of_run else table)
+            if of_run:
+                draw(Group(render_rows(first_screen_rows(screen, ledger)), "", table))
+            else:
+                draw(table)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except RecursionError as error:
         raise UsageError(
             "the modules are nested too deeply for a tree: pass --depth or --flat"
         ) from error
-
-
-def _first_screen(analysis: Analysis, folder: Path) -> RenderableType:
-    ledger = ledger_in(folder)
-    screen = first_screen(window_summary(analysis), ledger)
-    return render_rows(first_screen_rows(screen, ledger))
 
 
 def _check_views(
@@ -169,6 +168,7 @@ def _phase(name: str) -> Phase | None:
 
 def _write_modules(
     analysis: Analysis,
+    screen: FirstScreen,
     phase: Phase | None,
     form: str | None,
     *,
@@ -182,7 +182,7 @@ def _write_modules(
     else:
         rows = analysis.tree(depth=depth, sort=sort, phase=phase)
     if form is None:
-        write_json(_as_json(analysis, phase, rows=rows))
+        write_json(_as_json(analysis, screen, phase, rows=rows))
     elif form == "markdown":
         write_lines(markdown_table(analysis, rows, phase).splitlines())
     elif form == "latex":
@@ -191,32 +191,41 @@ def _write_modules(
         write_lines(csv_table(analysis, rows).splitlines())
 
 
-def _show_operators(analysis: Analysis, phase: Phase | None, *, as_json: bool) -> None:
+def _show_operators(
+    analysis: Analysis, screen: FirstScreen, phase: Phase | None, *, as_json: bool
+) -> None:
     if as_json:
         operators = analysis.operators(phase)
-        write_json(_as_json(analysis, phase, operators=operators, trace=analysis.profile.trace))
+        write_json(
+            _as_json(analysis, screen, phase, operators=operators, trace=analysis.profile.trace)
+        )
     else:
         draw(render_operators(analysis, phase))
 
 
-def _show_memory(analysis: Analysis, figure: Path | None, *, as_json: bool) -> None:
+def _show_memory(
+    analysis: Analysis, screen: FirstScreen, figure: Path | None, *, as_json: bool
+) -> None:
     save_memory(analysis.profile, figure)
     memory = analysis.profile.memory
     checkpointed = analysis.checkpointed
     if as_json:
-        write_json(_as_json(analysis, None, memory=memory, checkpointed=checkpointed))
+        write_json(_as_json(analysis, screen, None, memory=memory, checkpointed=checkpointed))
     else:
         blocks = render_checkpointed(checkpointed)
         draw(Group(header(analysis), "", render_memory(analysis), "", blocks))
     name_file(figure, as_json=as_json)
 
 
-def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[str, object]:
+def _as_json(
+    analysis: Analysis, screen: FirstScreen, phase: Phase | None, **listed: object
+) -> dict[str, object]:
     profile = analysis.profile
     return {
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
+        "first_screen": screen,
         "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,

@@ -288,7 +288,12 @@ class _Times(NamedTuple):
 
 
 def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstScreen:
-    """The first screen of a run, from its last window and its ledger."""
+    """The first screen of a run, from its last window and its ledger.
+
+    A ledger accounts for the steps of training, so a window of another stage stands alone.
+    """
+    if window is not None and window.profile.run.stage not in {None, "train"}:
+        ledger = None
     times = _times(window, ledger)
     confidence = _confidence(window, ledger)
     phases = {} if times is None else times.phases
@@ -325,7 +330,9 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
         yield f"{window.device} on {run.host}"
         if run.world_size > 1:
             yield counted(run.world_size, "rank")
-        yield joined(run.precision or run.dtype)
+        precision = run.precision or run.dtype
+        if precision:
+            yield precision
     if ledger is not None:
         if len(ledger.starts) > 1:
             yield counted(len(ledger.starts), "start")

@@ -8,6 +8,7 @@ import hashlib
 import html
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis, analyze
+from lflops.errors import ProfileError
 from lflops.files import open_device, write_whole
 from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
@@ -70,12 +72,17 @@ MOST_ROWS = 20_000
 """Modules and operators of all windows in one file. One window is there in any case."""
 
 
+def rows_of(profile: Profile) -> int:
+    """The modules and operators of a profile, which its page has to list."""
+    return len(profile.modules) + len(profile.op_counts)
+
+
 def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
     """The text of a file with the last windows of a run and its ledger."""
     kept: list[Profile] = []
     rows = 0
     for profile in reversed(profiles):
-        rows += len(profile.modules) + len(profile.op_counts)
+        rows += rows_of(profile)
         if kept and (rows > MOST_ROWS or len(kept) == MOST_WINDOWS):
             break
         kept.insert(0, profile)
@@ -90,10 +97,13 @@ def page_of_data(title: str, value: Any, entry: str) -> str:
 def save(analysis: Analysis, path: Path) -> None:
     """Write the file of one profile, atomically, and the folders above it.
 
-    It has the ledger of the run if that is in the same folder.
+    It has the ledger of the run if that is in the same folder and can be read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page(analysis, ledger=ledger_in(path.parent)).encode())
+    ledger = None
+    with suppress(ProfileError):
+        ledger = ledger_in(path.parent)
+    write_whole(path, page(analysis, ledger=ledger).encode())
 
 
 def write(text: str, path: Path) -> None:

@@ -172,14 +172,35 @@ def test_names_in_time_are_text(page_of: Callable[..., Seen]) -> None:
     assert 0 == seen.page.locator("img").count()
 
 
-def test_without_a_step_it_says_what_records_one(page_of: Callable[..., Seen]) -> None:
+def test_without_a_step_there_is_no_tab(page_of: Callable[..., Seen]) -> None:
     """No empty chart."""
     seen = page_of(replace(small_profile(), timelines=()))
-    seen.view("Timeline")
-    assert (
-        "Unknown: there was no traced step and no module-timing step"
-        in seen.page.locator(".timeline-view").inner_text()
-    )
+    assert 0 == seen.page.get_by_role("tab", name="Timeline").count()
+
+
+def test_another_step_can_be_chosen(page_of: Callable[..., Seen]) -> None:
+    """Step 7 of 100 ns is the median one; step 9 of 400 ns has another phase, and no memory."""
+    steps = [
+        StepTimeline(
+            source="module_timing",
+            step=number,
+            length=length,
+            slices=(ModuleSlice("", phase, 0, length, 0),),
+        )
+        for number, length, phase in ((7, 100, "forward"), (9, 400, "data"))
+    ]
+    seen = page_of(replace(small_profile(), timelines=tuple(steps), ranks=()))
+    view = opened(seen)
+    assert ["forward"] == labels(view)
+    assert "Timeline of step 7, 100 ns" in view.inner_text()
+    choice = seen.page.get_by_label("step of the timeline")
+    assert ["step 7, 100 ns", "step 9, 400 ns"] == choice.locator("option").all_inner_texts()
+    choice.select_option("9")
+    seen.page.get_by_text("Timeline of step 9, 400 ns").wait_for()
+    assert ["data wait"] == labels(view)
+    assert "With trace=True, FlopsMonitor records operators as well." in view.inner_text()
+    seen.page.reload()
+    seen.page.get_by_text("Timeline of step 9, 400 ns").wait_for()
 
 
 def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Path) -> None:

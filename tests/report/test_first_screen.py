@@ -1,12 +1,15 @@
 """The first screen of a run, by hand from a ledger of a few steps and a window."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import json
+from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
+from lflops.cli.main import main
 from lflops.ledger.account import Ledger, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
 from lflops.report.first_screen import (
@@ -18,6 +21,7 @@ from lflops.report.first_screen import (
 )
 from lflops.report.first_screen_text import first_screen_rows, sparkline
 from lflops.report.payload.payload import encoded_run, payload, run_shown
+from tests.support.ledgers import write_resumed_run
 from tests.support.profile_pairs import clean, ran
 from tests.support.screens import gpt_training
 
@@ -174,6 +178,14 @@ def test_an_unknown_peak_shows_the_rate_and_the_line_that_measures_it() -> None:
     assert 'hardware="measure"' in screen.hint
 
 
+def test_a_window_of_a_validation_is_no_part_of_the_training_run() -> None:
+    """Its steps take 0.3 s; those of the ledger are another stage's."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
+    validated = replace(window, run=replace(window.run, kind="training", stage="validate"))
+    screen = screen_of(validated, ledger(steps(*STALLS)))
+    assert ("", pytest.approx(0.3)) == (screen.trained, values(screen)["step"])
+
+
 def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
     """Its steps show the stalls."""
     screen = screen_of(None, ledger(steps(*STALLS)))
@@ -229,3 +241,22 @@ def test_bars_of_a_text_reach_from_0_to_the_largest_value() -> None:
     """A value of half of it is a bar of half the height."""
     assert "▁█▁▅" == sparkline([0.0, 1.0, 0.0, 0.5])
     assert "" == sparkline([0.0, 0.0])
+
+
+def test_show_of_a_folder_begins_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its text and its JSON have the numbers of the run: 22 s in 20 steps, 33 s of 60 s trained."""
+    write_resumed_run(tmp_path)
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
+    of_training = replace(window.run, kind="training", stage="train", window=0, step=9)
+    replace(window, run=of_training).save(tmp_path / "train-0-9.profile.json")
+    assert 0 == main(["show", str(tmp_path)])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("run Module · 20 steps · 1 min 0 s")
+    assert "step 1.10 s mean of 20 unprofiled steps of the run" in text
+    assert "step of window 300 ms" in text
+    assert 0 == main(["show", str(tmp_path), "--json"])
+    screen = json.decode(capsys.readouterr().out)["first_screen"]
+    assert pytest.approx([1.1, 200 / 1.1, 0.55]) == [fact["value"] for fact in screen["figures"]]
+    assert pytest.approx(1.1) == sum(part["seconds"] for part in screen["phases"])

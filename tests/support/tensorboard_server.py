@@ -136,7 +136,7 @@ def _runs(command: list[str]) -> Iterator[str]:
             process.communicate()
 
 
-def write(writer: Any, tag: str, value: bytes, *, metadata: bytes = b"3", step: int = 0) -> None:
+def write(writer: Any, tag: str, value: bytes, *, metadata: bytes = b"4", step: int = 0) -> None:
     """A summary under our plugin's name that may hold anything."""
     summary_metadata = SummaryMetadata(
         plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=metadata),

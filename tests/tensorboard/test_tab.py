@@ -46,7 +46,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(writer, "cut", packed(SMALL)[:-9])
         write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
         write(writer, "other", zlib.compress(b'{"weights":1}'))
-        write(writer, "bare", packed(b'{"lflops":3}'))
+        write(writer, "bare", packed(b'{"lflops":4}'))
         write(writer, "newer", packed(b'{"lflops":12}'))
         write(writer, "mixed", b"not deflated", step=1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
@@ -56,10 +56,10 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
     "foreign of run bad is not a summary of lflops",
-    "future of run bad has format 1, and this lflops reads 3: show it with the version of lflops that wrote it",
+    "future of run bad has format 1, and this lflops reads 4: show it with the version of lflops that wrote it",
     "large of run bad, step 0 is not a summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
-    "newer of run bad, step 0 has format 12, and this lflops reads 3: show it with the version of lflops that wrote it",
+    "newer of run bad, step 0 has format 12, and this lflops reads 4: show it with the version of lflops that wrote it",
     "other of run bad, step 0 is not a summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
@@ -242,7 +242,7 @@ def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
 def test_a_payload_is_read_back() -> None:
     """Up to the bound, and not beyond it."""
     assert SMALL == unpacked(packed(SMALL))
-    start = b'{"lflops":3'
+    start = b'{"lflops":4'
     whole = start + bytes(LARGEST - len(start))
     assert whole == unpacked(packed(whole))
     with pytest.raises(ValueError, match="inflates to more than"):
@@ -270,8 +270,8 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
 def test_what_is_no_head_shows_nothing(written: bytes) -> None:
     """Whatever stands where it would be; nor does that of a payload that has none."""
     empty: dict[str, object] = {"partial": False, "figures": {}, "ranges": {}}
-    assert head(packed(b'{"lflops":3,"head":' + written)) in ({}, empty)
-    assert {} == head(packed(b'{"lflops":3,"title":"x"}'))
+    assert head(packed(b'{"lflops":4,"head":' + written)) in ({}, empty)
+    assert {} == head(packed(b'{"lflops":4,"title":"x"}'))
 
 
 def test_of_a_head_only_what_has_its_type_is_taken() -> None:
@@ -279,12 +279,12 @@ def test_of_a_head_only_what_has_its_type_is_taken() -> None:
     written = b'{"step":7,"kind":"fit","device":3,"figures":{"step":0.5,"pass":2,"x":"1","y":NaN},"ranges":{"step":[0.4,0.6],"z":[1]}}'
     figures, ranges = {"step": 0.5, "pass": 2.0}, {"step": [0.4, 0.6]}
     expected = {"kind": "fit", "step": 7, "partial": False, "figures": figures, "ranges": ranges}
-    assert expected == head(packed(b'{"lflops":3,"head":' + written + b',"title":"x"}'))
+    assert expected == head(packed(b'{"lflops":4,"head":' + written + b',"title":"x"}'))
 
 
 def test_versions_are_told_apart() -> None:
     """Ours fits; a number is another version, however long; anything else is not ours."""
-    assert "" == metadata_problem(b"3")
+    assert "" == metadata_problem(b"4")
     assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
     assert "is not a summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
@@ -328,8 +328,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
                 json.dumps({"lflops": 3, "traces": [{"file": file} for file in REFUSED]}).encode()
             ),
         )
-        write(writer, "odd", packed(b'{"lflops":3,"traces":[3,{"file":3},{}]}'))
-        write(writer, "none", packed(b'{"lflops":3}'))
+        write(writer, "odd", packed(b'{"lflops":4,"traces":[3,{"file":3},{}]}'))
+        write(writer, "none", packed(b'{"lflops":4}'))
         write(writer, "cut", packed(SMALL)[:-9])
     with board(logs) as running:
         running.windows(expected=5)
@@ -431,7 +431,7 @@ def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected:
 def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
     """Sixty megabytes of empty objects would be gigabytes of Python's dictionaries."""
     values = b"{}," * (LARGEST // 3 - 100)
-    payload = b'{"lflops":3,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
+    payload = b'{"lflops":4,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
     tracemalloc.start()
     with pytest.raises(LookupError, match="names no such trace"):
         trace_file(payload, 0)
@@ -448,6 +448,6 @@ def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run" / "lflops" / "rank0-1-1.ledger.jsonl")
     with board(tmp_path) as running:
         running.windows(expected=1)
-        status, _, body = running.get("ledger", run="run", tag="lflops/fit/profile", step=8)
-    assert 404 == status
+        status, _, body = running.get("run", run="run", tag="lflops/fit/profile", step=8)
+    assert 422 == status
     assert b"is a folder, a pipe or a device" in body

@@ -431,6 +431,10 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     return found
 
 
+MOST_ROWS_AT_END = 5_000
+"""Modules and operators of a window whose page is written again at the end of the run."""
+
+
 class PreparedWindow(NamedTuple):
     """A window that is ready to be logged.
 
@@ -588,8 +592,13 @@ class Reporters:
         return written
 
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
-        """Write the last page again, with all windows of its stage and the whole ledger."""
+        """Write the last page again, with all windows of its stage and the whole ledger.
+
+        The page of a large model takes seconds. It keeps the ledger of the time when it was written.
+        """
         if self._last_page is None or not profiles:
+            return
+        if page.rows_of(profiles[-1]) >= MOST_ROWS_AT_END:
             return
         stage = profiles[-1].run.stage
         windows = [profile for profile in profiles if profile.run.stage == stage]

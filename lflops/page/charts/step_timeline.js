@@ -247,9 +247,10 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
   );
 }
 
-// The rows of one rank from `top` down: modules by depth, then operators and kernels. Returns the top of the next rank.
-/** @type {(rank: RankTimeline, top: number, levels: number, isAlone: boolean, into: { bars: Bar[], headings: Heading[] }) => number} */
-export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
+// The rows of one rank from `top` down: modules by depth, then operators and kernels. Returns the top of the next rank. `lists` are the names of
+// lists of modules, which have no row: they are never called.
+/** @type {(rank: RankTimeline, top: number, levels: number, isAlone: boolean, lists: Set<string>, into: { bars: Bar[], headings: Heading[] }) => number} */
+export function barsOfRank(rank, top, levels, isAlone, lists, { bars, headings }) {
   const { names, slices } = rank;
   let y = top;
   /** @type {(table: Lists, rows: number[], text: string, each: (row: number) => Omit<Bar, "start" | "end">, height: number) => void} */
@@ -259,8 +260,6 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
     for (const row of rows) bars.push({ start: table.start[row], end: table.start[row] + table.length[row], ...each(row) });
     y += height * ROW + GAP;
   }
-  const lists = listsIn(names);
-  // A list of modules has no row: its modules are named by their numbers.
   /** @type {(row: number) => number} */
   const depthOf = (row) => slices.depth[row] - listsAbove(names[slices.name[row]], lists);
   const all = slices.name.map((_, row) => row).filter((row) => depthOf(row) < levels && !(slices.depth[row] && lists.has(names[slices.name[row]])));
@@ -293,12 +292,6 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
 
 /** @type {number} */
 export const FIRST_ROW = AXIS;
-
-// The names of lists: what is below them has numbers.
-/** @type {(names: string[]) => Set<string>} */
-function listsIn(names) {
-  return new Set(names.filter((name) => /[.]\d+$/.test(name)).map((name) => name.slice(0, name.lastIndexOf("."))));
-}
 
 /** @type {(name: string, lists: Set<string>) => number} */
 function listsAbove(name, lists) {

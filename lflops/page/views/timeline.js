@@ -4,6 +4,7 @@ import { FIRST_ROW, barsOfRank, stepTimeline } from "../charts/step_timeline.js"
 import { element, select } from "../lib/dom.js";
 import { duration, exact, messageOf, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
+import { reader } from "../table/module_columns.js";
 
 /** @type {View} */
 export const timeline = { id: "timeline", label: "Timeline", has: ({ has_timeline: has }) => Boolean(has), draw: drawTimeline, isSized: true, ofOneRank: true };
@@ -15,6 +16,7 @@ const SOURCES = {
 const MORE = "With trace=True, FlopsMonitor records operators as well.";
 const MORE_OF_RANKS = 'With trace=True and trace_ranks="all", FlopsMonitor records operators of all ranks as well.';
 const MEMORY = "Memory was counted in another step. It is aligned by the modules that ran in both steps; the operators between them are spaced evenly.";
+const LISTS = new Set(["ModuleList", "ModuleDict"]);
 const LEVELS = ["2", "3", "4", "6", "8", "12"];
 
 /** @type {WeakMap<Payload, Promise<Timeline>>} */
@@ -60,6 +62,8 @@ function drawn(data, payload, context) {
   const usual = shown.length > 1 ? "3" : "8";
   const length = Math.max(...shown.map((each) => each.length));
   const hasMemory = at !== null && memory !== null && shown[0] === ranks[0];
+  const kinds = reader(payload.modules, "kind");
+  const lists = new Set(payload.modules.name.filter((_, row) => LISTS.has(kinds(row))));
   const isTraced = shown[0].source === "traced";
   const named = (/** @type {number | null} */ step) => (step === null ? "one step" : isTraced ? `recorded step ${step + 1}` : `step ${exact(step)}`);
   const picker = steps.length < 2 ? null : select(
@@ -75,7 +79,7 @@ function drawn(data, payload, context) {
   function fill() {
     const into = { bars: [], headings: [] };
     let y = FIRST_ROW;
-    for (const each of shown) y = barsOfRank(each, y, Number(state.levels || usual), shown.length === 1, into);
+    for (const each of shown) y = barsOfRank(each, y, Number(state.levels || usual), shown.length === 1, lists, into);
     const layers = memory?.categories.length ? memory.categories : ["live"];
     container.replaceChildren(stepTimeline({
       ...into, height: y, length, state, remember, memory: hasMemory && at && memory ? { at, points: memory.points, layers } : null,

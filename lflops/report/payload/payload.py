@@ -12,7 +12,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.errors import ProfileError
 from lflops.garbage import gc_paused
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, StepGroup
-from lflops.ledger.run import load_run
+from lflops.ledger.run import ENDING, load_run
 from lflops.profile.profile import Profile
 from lflops.profile.records import Rank, TimingStats, ready_for_threads
 from lflops.ranks.stragglers import slowest_first
@@ -309,18 +309,22 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
     """The run of a window as JSON: from the window's payload, and the ledger in the run's folder.
 
     Raises:
-        ValueError: The payload lacks the data of the first screen.
+        ValueError: The payload lacks the data of the first screen, or the ledger cannot be read.
     """
     try:
         window = json.decode(payload, type=_Payload).window
         return json.encode(run_shown(window, ledger_in(folder)))
+    except ProfileError as error:
+        raise ValueError(f"has an unreadable ledger: {error}") from None
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"lacks what the first screen needs: {error}") from None
 
 
 def ledger_in(folder: Path) -> Ledger | None:
-    """The ledger of the last run in a folder, or `None` if there is none that can be read."""
-    try:
-        return load_run(folder)
-    except ProfileError:
-        return None
+    """The ledger of the last run in a folder, or `None` if there is none.
+
+    Raises:
+        ProfileError: It cannot be read.
+    """
+    has_ledger = any(folder.rglob(f"*{ENDING}"))
+    return load_run(folder) if has_ledger else None
