@@ -248,6 +248,24 @@ def _lstm_workspace(note: Note) -> str:
     )
 
 
+_SENTENCES: Mapping[str, Callable[[Note], str]] = {
+    "attention_on_cuda": _attention_on_cuda,
+    "compiled_ran_eager": _compiled_ran_eager,
+    "dense_mask": _dense_mask,
+    "ended_early": _ended_early,
+    "ignored": _ignored,
+    "lstm_workspace": _lstm_workspace,
+    "no_timed_events": _no_timed_events,
+    "no_trace": _no_trace,
+    "not_counted": _not_counted,
+    "only_on": _only_on,
+    "ranks_differ": _ranks_differ,
+    "schedule_shrunk": _schedule_shrunk,
+    "time_scaled": _time_scaled,
+}
+"""The sentences that no template can make, by code."""
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -256,16 +274,13 @@ def _unknown(note: Note) -> str:
 
 @functools.cache
 def kinds() -> Mapping[str, NoteKind]:
-    """Return every kind of note by its code.
-
-    If the form of a sentence depends on the values, a function in this file has the code's name.
-    """
+    """Return every kind of note by its code."""
     types = {"int": int, "float": float, "str": str}
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found = {}
     for code, row in rows.items():
         found[code] = NoteKind(
-            sentence=row.get("sentence") or globals()[f"_{code}"],
+            sentence=row["sentence"] if "sentence" in row else _SENTENCES[code],
             cause=row["cause"],
             remedy=row.get("remedy", "none."),
             reasons=row.get("reasons", {}),

@@ -86,7 +86,7 @@ def of_rank(rank: int, found: Topology) -> RankCollector:
 
         def pause(seconds: float) -> None:
             time.sleep(seconds)
-            if int(store.add("None/None/told/", 0)) == 2:
+            if int(store.add("None/None/reported/", 0)) == 2:
                 moment[0] = min(gather._deadline, 100 * LONG)
 
         gather._clock, gather._pause = lambda: moment[0], pause

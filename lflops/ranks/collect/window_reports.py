@@ -49,7 +49,7 @@ class RankWindow:
                 store.put(self._key("shared", name), blob)
         store.put(self._key("times", rank), packed.times)
         store.put(self._key("head", rank), packed.head)
-        store.add(self._key("told"))
+        store.add(self._key("reported"))
 
     def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
         """Wait until every rank has reported or left, or until the wait is over."""
@@ -59,7 +59,7 @@ class RankWindow:
             return self._store.has(self._key("head", rank)) or self._store.has(f"left/{rank}")
 
         def is_complete() -> bool:
-            reported = self._store.number(self._key("told"))
+            reported = self._store.number(self._key("reported"))
             if reported >= len(others):
                 return True
             if reported + self._store.number("left") < len(others):
@@ -164,8 +164,8 @@ class RankWindow:
             if name not in at_hand or self._store.has(self._key("shared", name)):
                 self._store.take(self._key("shared", name))
 
-    def _key(self, what: str, whose: object = "") -> str:
-        return f"{self._name}/{what}/{whose}"
+    def _key(self, kind: str, name: object = "") -> str:
+        return f"{self._name}/{kind}/{name}"
 
 
 def _blobs(head: RankHeader) -> Iterable[str]:

@@ -533,7 +533,7 @@ def test_a_gather_that_fails_leaves_the_first_ranks_own() -> None:
     """A report that is none: the rank's own profile, and why."""
     store = HashStore()
     RankStore(store).put("train/0/head/1", b"nonsense")
-    RankStore(store).add("train/0/told/")
+    RankStore(store).add("train/0/reported/")
     whole = gathered({0: (counted(), ())}, world=2, store=store)
     assert ["ok", "missing"] == [rank.status for rank in whole.ranks]
     assert ["ranks_missing", "gather_failed"] == [note.code for note in whole.notes]
