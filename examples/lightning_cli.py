@@ -73,7 +73,7 @@ def main() -> None:
     cli = LightningCLI(Perceptron, Sums)
     for monitor in (each for each in cli.trainer.callbacks if isinstance(each, FlopsMonitor)):
         for profile in monitor.profiles:
-            print(f"window {profile.run.window}, closed at step {profile.run.step}: {profile}")
+            print(f"window {profile.run.window}, closed at step {profile.run.step}: {profile!r}")
 
 
 if __name__ == "__main__":

@@ -427,6 +427,12 @@ class OperatorAccumulator:
         if owners is not None:
             owners.one(args)
 
+    def record_free(self, args: Any) -> None:
+        """Record the owner of an operator without work in an optimizer's step."""
+        owners = self._owners()
+        if owners is not None:
+            owners.follow(args)
+
     def owner(self, fqn: str, phase: Phase) -> str:
         """Return the module that owns the results of the last call in a module and phase.
 

@@ -289,7 +289,7 @@ class CountingMode(InternalMode):
                 counter.record(operator, fqn, phase, (args, kwargs, out))
             if memory is not None and phase == "optimizer" and not operator.is_foreach:
                 if operator.kind is FREE:
-                    counter.record_view(args)
+                    counter.record_free(args)
                 memory.ran_for(counter.owner(fqn, phase))
             if memory is not None and operator.allocates:
                 self._see_storages(memory, operator, fqn, phase, (args, kwargs, out))
@@ -318,7 +318,7 @@ class CountingMode(InternalMode):
             memory.after_sum(name, fqn, phase, out, args[0])
             return
         if phase == "optimizer" and operator.is_foreach and isinstance(out, list | tuple):
-            for tensor, owner in zip(out, counter.owners(list(out)), strict=True):
+            for tensor, owner in zip(out, counter.owners(out), strict=True):
                 memory.after(name, owner, phase, tensor)
             return
         owner = counter.owner(fqn, phase) if phase == "optimizer" else fqn

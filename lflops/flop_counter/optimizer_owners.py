@@ -70,6 +70,17 @@ class StepOwners:
                 return self.one(value)
         return self.last
 
+    def follow(self, args: Any) -> None:
+        """Note the module of an operator without work, which may be creating the state.
+
+        Half of a state must not be registered: the other half would have no owner.
+        """
+        for value in args:
+            owner = self._known(value)
+            if owner is not None:
+                self.last = owner
+                return
+
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
         """Return the module of each element of an operator on lists.
 

@@ -528,6 +528,8 @@ def trained_share(ledger: Ledger) -> float | None:
 def _trained(ledger: Ledger) -> str:
     """The share of the time that was training, and the largest other parts."""
     others: list[str] = []
+    if not ledger.total:
+        return ""
     for group, seconds in ledger.by_group().items():
         if group != "training" and len(others) < FIRST_CARDS:
             others.append(f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}")

@@ -60,6 +60,7 @@ def check_fake_tensors() -> None:
     _raise_if_wrong(
         {
             "a fake mode makes no fake tensors": type(fake) is tensors.FakeTensor,
+            "a fake tensor has no device": tensors.fake_device(fake).type == "cpu",
             "modes cannot be listed": only_shapes,
             "fake tensors have values": not has_values,
         }
@@ -470,6 +471,7 @@ def _of_modules() -> dict[str, bool]:
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is taken for a compiled one": not is_compiled,
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
+        "a plain module has a compiled wrapper": modules.compiled_wrapper(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "graph breaks are not numbered": modules.graph_breaks() >= 0,

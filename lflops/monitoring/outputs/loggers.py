@@ -163,8 +163,10 @@ class TensorBoardOutput(Output):
             is_plain = isinstance(value, int | float | str)
             parameters[str(name)] = value if is_plain else str(value)
         _, begun, ended = hparams(parameters, {})
+        # A Trainer of transformers closes its writer before the run ends, and this opens it again.
+        file_writer = writer.file_writer or writer._get_file_writer()  # noqa: SLF001
         for summary in (begun, ended):
-            writer.file_writer.add_summary(summary, step)
+            file_writer.add_summary(summary, step)
 
 
 class WandbOutput(Output):

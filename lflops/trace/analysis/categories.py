@@ -107,7 +107,7 @@ def tensor_cores_by_name(name: str) -> bool | None:
 _NARROW = re.compile(
     r"(mx|nv)?(?:fp([468])(?![0-9])|float([68])(?![0-9])|e(2m1|2m3|3m2|4m3|5m2))", re.IGNORECASE
 )
-"""A floating-point format of at most 8 bits in a kernel's name, such as `MxE2m1` or `fp8`.
+"""A floating-point format of at most 8 bits in a kernel's name, such as MxE2m1 or fp8.
 
 CUDA's `float4` is four numbers of 32 bits.
 """
