@@ -20,11 +20,11 @@ from tests.support.browser import CHROMIUM
 from tests.support.markdown_pages import blocks
 
 ROOT = Path(__file__).parents[1]
-VIEWS = {"summary": 830, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
+VIEWS = {"run": 1000, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
 """The views, and how many pixels of each are shown from the top."""
 
 WANTED = {
-    "summary": ".figures",
+    "run": ".figures",
     "modules": ".grid-body [role=row]",
     "timeline": ".step-timeline svg",
     "roofline": ".picture svg",
@@ -52,11 +52,11 @@ def take(browser: Any, page: Path, into: Path, *, width: int) -> None:
         opened.close()
 
 
-HERO_SIZE = {"width": 1280, "height": 410}
+HERO_SIZE = {"width": 1280, "height": 620}
 
 
 def take_hero(browser: Any, into: Path) -> None:
-    """Run the script in the README, and take the summary of its page in both themes."""
+    """Run the script in the README, and take the first screen of its page in both themes."""
     readme = (ROOT / "README.md").read_text("utf-8")
     script = next(block.code for block in blocks(readme) if block.language == "python")
     with TemporaryDirectory() as folder:
@@ -64,8 +64,8 @@ def take_hero(browser: Any, into: Path) -> None:
         page = max(Path(folder).rglob("train-*.profile.html"))
         for theme in ("light", "dark"):
             opened = browser.new_page(viewport=HERO_SIZE, color_scheme=theme)
-            opened.goto(f"{page.as_uri()}#view=summary")
-            opened.locator(WANTED["summary"]).first.wait_for()
+            opened.goto(f"{page.as_uri()}#view=run")
+            opened.locator(WANTED["run"]).first.wait_for()
             opened.screenshot(path=into / f"hero{'-dark' if theme == 'dark' else ''}.png")
             opened.close()
 

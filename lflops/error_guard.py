@@ -125,7 +125,7 @@ class CleanupStack:
     def close(self) -> None:
         """Remove all parts, the last one first, and then raise the first error.
 
-        It can be called again.
+        Calling it twice is harmless.
         """
         call_each([self._remove_last] * len(self._parts))
 

@@ -10,7 +10,7 @@ from typing import Any
 from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "integrations.deepspeed": ("api:arguments_of", "text.summary:summary"),
+    "integrations.deepspeed": ("config:arguments_of", "text.summary:summary"),
     "report.figures": (
         "pictures:pictures",
         "pictures:save_memory_figure",

@@ -21,7 +21,7 @@ GZIP = b"\x1f\x8b"
 """First bytes of a file that gzip compressed."""
 
 SMALL = 1 << 20
-"""Most bytes of a table or a configuration, and of a file of the operating system."""
+"""Maximum number of bytes of a table or a configuration, and of a file of the operating system."""
 
 MOST_INFLATED = 1 << 25
 INFLATED_RATIO = 100

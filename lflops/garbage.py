@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 LONGEST = 1.0
-"""Most seconds of a search."""
+"""Maximum number of seconds of a search."""
 
 CHUNK = 100_000
 """Objects that a search checks between two looks at the clock: about 2 ms."""

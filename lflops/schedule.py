@@ -80,13 +80,17 @@ class Plan:
             batches: The number of batches in the run.
             traced: Whether the active steps are traced.
         """
-        skip_first = -(-schedule.skip_first // accumulation)
-        wait = -(-schedule.wait // accumulation)
-        warmup = -(-schedule.warmup // accumulation)
-        active = -(-schedule.active // accumulation)
+
+        def steps(batches: float) -> int:
+            return math.ceil(batches / accumulation)
+
+        skip_first = steps(schedule.skip_first)
+        wait = steps(schedule.wait)
+        warmup = steps(schedule.warmup)
+        active = steps(schedule.active)
         if math.isinf(batches):
             return cls(skip_first, wait, warmup, active, schedule.repeat or None, traced)
-        room = max(-(-int(batches) // accumulation), 1)
+        room = max(steps(int(batches)), 1)
         times = 2 if traced else 1
         excess = max(skip_first + wait + warmup + times * active - room, 0)
         skip_first, excess = _shortened(skip_first, excess, 0)
@@ -122,10 +126,14 @@ class Plan:
             return Position("over", self.windows)
         if step < self.skip_first or within < self.wait:
             return Position("wait", window)
-        if within < self.wait + self.warmup:
-            return Position("count" if within == self.wait + self.warmup - 1 else "warmup", window)
-        is_traced = self.traced and within < self.wait + self.warmup + self.active
-        return Position("traced" if is_traced else "module_timing", window)
+        counting_step = self.wait + self.warmup - 1
+        if within < counting_step:
+            return Position("warmup", window)
+        if within == counting_step:
+            return Position("count", window)
+        if self.traced and within <= counting_step + self.active:
+            return Position("traced", window)
+        return Position("module_timing", window)
 
 
 class ScheduleCursor:
@@ -158,6 +166,9 @@ class ScheduleCursor:
 
 
 def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part that occurs `times` times. Returns its length and the remaining excess."""
-    cut = min(-(-excess // times), length - least)
+    """Shorten a part of the schedule that occurs `times` times.
+
+    Returns its new length and the excess that remains.
+    """
+    cut = min(math.ceil(excess / times), length - least)
     return length - cut, max(excess - times * cut, 0)

@@ -109,10 +109,8 @@ class Analysis:
 
     @property
     def _has_spare_memory(self) -> bool:
-        return (
-            self.memory_fit is not None
-            and 2 * self.memory_fit.needed_bytes <= self.memory_fit.usable_bytes
-        )
+        fit = self.memory_fit
+        return fit is not None and 2 * fit.needed_bytes <= fit.usable_bytes
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -160,12 +158,12 @@ class Analysis:
         Modules without parameters are left out, such as metrics, and modules whose weights are used
         without a call: a head whose matmuls are in the loss has a gradient, and is updated.
         """
-        modules = self.profile.modules
-        return tuple(
-            name
-            for name in self.profile.uncalled
-            if not name or (modules[name].parameters and not modules[name].optimizer.calls)
-        )
+        uncalled = []
+        for name in self.profile.uncalled:
+            module = self.profile.modules[name]
+            if not name or (module.parameters and not module.optimizer.calls):
+                uncalled.append(name)
+        return tuple(uncalled)
 
     @cached_property
     def totals(self) -> Mapping[Phase, WorkCounts]:
@@ -227,11 +225,9 @@ class Analysis:
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
         """The modules that hold the peak's bytes."""
-        return (
-            ()
-            if self.profile.memory is None
-            else memory_holders(self.profile.memory, self.patterns)
-        )
+        if self.profile.memory is None:
+            return ()
+        return memory_holders(self.profile.memory, self.patterns)
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:

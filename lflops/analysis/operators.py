@@ -1,17 +1,16 @@
 """Work of each operator, over all modules and in each module, and operators without a formula."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from operator import add, attrgetter, itemgetter
 
 from msgspec import Struct
 
 from lflops.analysis.step_times import traced_seconds
 from lflops.analysis.tree import WorkCounts, share_of
-from lflops.profile.profile import OpCount, Profile
+from lflops.profile.profile import OpCount, Profile, UnsupportedCall
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import gathered, grouped, sums
+from lflops.profile.series import grouped, ratio, sums
 
 MODULES = 20
 """The most modules listed for an operator in a phase: the modules with the most of its work."""
@@ -78,24 +77,25 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
 
     Operators without a formula come first; within both kinds, most work first.
     """
-    unsupported = [
-        OpCount(
-            module=entry.module,
-            operator=entry.operator,
-            phase=entry.phase,
-            dtype="",
-            calls=entry.calls,
-            bytes_moved=entry.bytes,
-            macs=0,
-            executed_macs=0,
-            flops=0,
-        )
-        for entry in profile.unsupported
-    ]
+    unsupported = list(map(_as_op_count, profile.unsupported))
     twice = _calls_in_two_phases(profile.op_counts)
     return (
         *_sorted(_rows(profile, unsupported, {}, is_counted=False)),
         *_sorted(_rows(profile, profile.op_counts, twice, is_counted=True)),
+    )
+
+
+def _as_op_count(entry: UnsupportedCall) -> OpCount:
+    return OpCount(
+        module=entry.module,
+        operator=entry.operator,
+        phase=entry.phase,
+        dtype="",
+        calls=entry.calls,
+        bytes_moved=entry.bytes,
+        macs=0,
+        executed_macs=0,
+        flops=0,
     )
 
 
@@ -108,11 +108,10 @@ def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
         return {}
-    backward = {
-        (cell.operator, cell.module, cell.dtype): cell.calls
-        for cell in cells
-        if cell.phase == "backward" and cell.bytes_moved
-    }
+    backward = {}
+    for cell in cells:
+        if cell.phase == "backward" and cell.bytes_moved:
+            backward[cell.operator, cell.module, cell.dtype] = cell.calls
     twice: defaultdict[tuple[str, str], int] = defaultdict(int)
     for cell in recomputed:
         calls = backward.get((cell.operator, cell.module, cell.dtype), 0)
@@ -124,15 +123,17 @@ def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
     """Return the operators without a formula, most moved bytes first."""
     seconds = traced_seconds(profile, own=True)
     by_operator = grouped(profile.unsupported, attrgetter("operator"))
-    rows = [
-        UnsupportedOperator(
+    rows = []
+    for operator, entries in sorted(by_operator.items()):
+        modules = dict.fromkeys(entry.module for entry in entries)
+        row = UnsupportedOperator(
             operator=operator,
-            modules=tuple(dict.fromkeys(entry.module for entry in entries)),
+            modules=tuple(modules),
             seconds=seconds.get(operator),
-            **sums(entries, "calls", "bytes"),
+            calls=sum(entry.calls for entry in entries),
+            bytes=sum(entry.bytes for entry in entries),
         )
-        for operator, entries in sorted(by_operator.items())
-    ]
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
@@ -205,11 +206,13 @@ def _total_and_largest(
 ) -> tuple[WorkCounts, dict[str, WorkCounts]]:
     """The sum over the modules, and the counts of the `MODULES` modules with the most work."""
     # Layers repeat, so few of the counts are different.
-    alike = gathered((counts, module) for module, counts in counted)
-    work = {counts: WorkCounts(**dict(zip(_FIELDS, counts, strict=True))) for counts in alike}
-    total = sum((work[counts] * len(modules) for counts, modules in alike.items()), WorkCounts())
+    work: dict[tuple[int, ...], WorkCounts] = {}
+    total = WorkCounts()
+    for counts, modules in Counter(counts for _, counts in counted).items():
+        work[counts] = WorkCounts(**dict(zip(_FIELDS, counts, strict=True)))
+        total += work[counts] * modules
     ranked = sorted(counted, key=lambda item: _RANK_OF(item[1]), reverse=True)
-    return total, {module: work[counts] for module, counts in islice(ranked, MODULES)}
+    return total, {module: work[counts] for module, counts in ranked[:MODULES]}
 
 
 class _Total:
@@ -222,7 +225,7 @@ class _Total:
         self._total = sum(getattr(root.work(name), self._metric) for name in phases)
 
     def share(self, work: WorkCounts) -> float | None:
-        return getattr(work, self._metric) / self._total if self._total else None
+        return ratio(getattr(work, self._metric), self._total)
 
 
 def _sorted(rows: Iterable[OperatorRow]) -> list[OperatorRow]:

@@ -7,7 +7,7 @@ last two is reported as a caveat.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from lflops.analysis.step_times import lost_share, uncontended_phases
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES
-from lflops.profile.series import grouped
+from lflops.profile.series import ratio, robust_deviation
 
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
 """Why it cannot be decided whether a module is slow.
@@ -98,17 +98,11 @@ def outliers(
     """
     if not step:
         return Outliers()
-    groups = grouped(
-        (name for name in patterns if patterns[name] != name),
-        lambda name: (patterns[name], identical[name]),
-    )
     circumstances = _Circumstances(profile, step)
     found: dict[str, Outlier] = {}
     largest_doubtful = 0.0
     caveat: OutlierCaveat | None = None
-    for names in groups.values():
-        if len(names) < _LEAST_MODULES:
-            continue
+    for names in _identical_modules(patterns, identical):
         times = _times(profile, names)
         if not times:
             continue
@@ -130,6 +124,19 @@ def outliers(
     excesses = {name: outlier.excess for name, outlier in found.items()}
     deepest = [found[name] for name in explaining(excesses, below)]
     return Outliers(tuple(sorted(deepest, key=lambda outlier: -outlier.excess)), caveat)
+
+
+def _identical_modules(
+    patterns: Mapping[str, str], identical: Mapping[str, int]
+) -> Iterator[list[str]]:
+    """Yield groups of modules that do the same work at the same place and are enough to compare."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name, pattern in patterns.items():
+        if pattern != name:
+            groups.setdefault((pattern, identical[name]), []).append(name)
+    for names in groups.values():
+        if len(names) >= _LEAST_MODULES:
+            yield names
 
 
 class _Time(NamedTuple):
@@ -204,14 +211,13 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 def allocating(profile: Profile) -> float:
     """Seconds of a traced step in which the host waits for the driver to allocate or free memory."""
-    trace = profile.trace
-    if trace is None:
+    if profile.trace is None:
         return 0.0
     seconds = 0.0
-    for operator in trace.operators:
+    for operator in profile.trace.operators:
         if operator.name.startswith(_ALLOCATES):
             seconds += operator.self_host_seconds
-    return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1)
+    return ratio(seconds, profile.traced_steps) or 0.0
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
@@ -220,8 +226,7 @@ def _noise(time: _Time, others: Sequence[_Time]) -> float:
     It follows from the module's spread, the spread of the other modules, and the scatter among
     them.
     """
-    middle = statistics.median(other.seconds for other in others)
-    scatter = 1.4826 * statistics.median(abs(other.seconds - middle) for other in others)
+    scatter = robust_deviation([other.seconds for other in others])
     error = max(time.error, statistics.median(other.error for other in others))
     return _REACH * math.hypot(error, scatter)
 

@@ -24,8 +24,8 @@ from lflops.hardware.chips import Hardware, lookup
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OpCount, Profile, Work
-from lflops.profile.records import PHASES, ModulePhase, Phase
-from lflops.profile.series import gathered, grouped, sum_known
+from lflops.profile.records import PHASES, ModulePhase, Phase, TimingStats
+from lflops.profile.series import gathered, grouped, ratio, sum_known
 
 Bound = Literal["compute", "memory"]
 
@@ -254,9 +254,10 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
             if key not in numbers:
                 continue
             work = module.work(phase)
-            seconds = _seconds(work)
             if key in has_submodules:
-                seconds = work.self_seconds.median if work.self_seconds else None
+                seconds = _median(work.self_seconds)
+            else:
+                seconds = _seconds(work)
             yield RooflinePart(
                 costs.total(numbers[key]),
                 name,
@@ -404,7 +405,9 @@ class RooflinePart(Struct, frozen=True, gc=False):
         if not self.seconds or self.total.seconds is None:
             return None
         longest = self.seconds * (1 + TOLERANCE)
-        return _reason(self.total.costs, longest) if self.total.seconds > longest else None
+        if self.total.seconds <= longest:
+            return None
+        return _reason(self.total.costs, longest)
 
 
 def point_of(part: RooflinePart) -> Point:
@@ -421,13 +424,13 @@ def point_of(part: RooflinePart) -> Point:
         calls=part.total.calls,
         flops=flops,
         bytes_moved=moved,
-        intensity=flops / moved if moved else None,
+        intensity=ratio(flops, moved),
         seconds=seconds,
-        flops_per_second=flops / seconds if seconds else None,
+        flops_per_second=ratio(flops, seconds),
         roof_seconds=roof,
-        roof_flops_per_second=flops / roof if roof else None,
+        roof_flops_per_second=ratio(flops, roof),
         bound=part.total.bound if roof else None,
-        share=roof / seconds if roof is not None and seconds else None,
+        share=ratio(roof, seconds),
         potential_seconds=part.potential_seconds,
         over=part.over,
         fused_bytes=part.fused_bytes,
@@ -460,8 +463,11 @@ def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReas
 
 def _seconds(work: Work) -> float | None:
     """Kernel time from a trace, or else stream or host time."""
-    spread = work.device_seconds or work.seconds
-    return spread.median if spread else None
+    return _median(work.device_seconds or work.seconds)
+
+
+def _median(stats: TimingStats | None) -> float | None:
+    return None if stats is None else stats.median
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
@@ -471,17 +477,19 @@ def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
     for known in (chip, profile.run.hardware, lookup(profile.run.device_name)):
         if known is None:
             continue
-        for dtype in dict.fromkeys(name_of_peak(dtype, known) for dtype in multiplied):
-            if dtype is not None and dtype in known.peak_flops_per_second:
-                ceiling = Ceiling(
-                    hardware=known.name,
-                    source=known.source,
-                    dtype=dtype,
-                    flops_per_second=known.peak_flops_per_second[dtype],
-                    bandwidth_bytes_per_second=known.bandwidth_bytes_per_second,
-                    is_judged_by=False,
-                )
-                ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=known is chip))
+        for dtype in multiplied:
+            peak_name = name_of_peak(dtype, known)
+            if peak_name is None or peak_name not in known.peak_flops_per_second:
+                continue
+            ceiling = Ceiling(
+                hardware=known.name,
+                source=known.source,
+                dtype=peak_name,
+                flops_per_second=known.peak_flops_per_second[peak_name],
+                bandwidth_bytes_per_second=known.bandwidth_bytes_per_second,
+                is_judged_by=False,
+            )
+            ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=known is chip))
     return tuple(ceilings.values())
 
 
@@ -560,7 +568,8 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     counts of bytes are of the same work.
     """
     trace = profile.trace
-    if trace is None or trace.compiled is None or not trace.batches:
+    steps = profile.traced_steps
+    if trace is None or trace.compiled is None or steps is None:
         return {}
     recomputing = {cell.module for cell in profile.op_counts if cell.phase == "recompute"}
     kernels: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
@@ -569,11 +578,10 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
         if phase == "recompute" and kernel.module not in recomputing:
             phase = "backward"
         kernels[ModulePhase(kernel.module, phase)].append(kernel.bytes_moved)
-    batches = profile.run.accumulation or 1
     moved: dict[ModulePhase, int | None] = {}
     for key, of_kernels in kernels.items():
         total = sum_known(of_kernels)
-        moved[key] = None if total is None else round(total * batches / trace.batches)
+        moved[key] = None if total is None else round(total / steps)
     return moved
 
 

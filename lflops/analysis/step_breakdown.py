@@ -95,10 +95,9 @@ class _StepParts(NamedTuple):
             own = dict.fromkeys(self.own, 0.0)
             return self._replace(seconds={_BOTH_PASSES: seconds}, own=own)
         factor = seconds / total
-        return self._replace(
-            seconds={name: took * factor for name, took in self.seconds.items()},
-            own={key: took * factor for key, took in self.own.items()},
-        )
+        scaled = {name: took * factor for name, took in self.seconds.items()}
+        own = {key: took * factor for key, took in self.own.items()}
+        return self._replace(seconds=scaled, own=own)
 
 
 def step_breakdown(
@@ -137,11 +136,13 @@ def step_breakdown(
         unknown.append("idle")
     if not chip.bandwidth_bytes_per_second:
         unknown.append("memory_bound")
+    names = (*IN_MODULES, *step.seconds)
+    idle = {name: took / seconds for name, took in step.idle.items() if name and took}
     return StepBreakdown(
         seconds=seconds,
-        parts={name: parts[name] for name in (*IN_MODULES, *step.seconds) if parts.get(name)},
+        parts={name: parts[name] for name in names if parts.get(name)},
         modules=dict(modules),
-        idle={name: took / seconds for name, took in step.idle.items() if name and took},
+        idle=idle,
         inside_rest=tuple(unknown),
     )
 
@@ -195,9 +196,10 @@ def _by_module(
     # nearest module above it that has one.
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
-        if name in {when, _BOTH_PASSES}:
-            timed = next((above for above in ancestry(module) if above in times), None)
-            needed[timed] = needed[timed].plus(need)
+        if name not in {when, _BOTH_PASSES}:
+            continue
+        timed = next((above for above in ancestry(module) if above in times), None)
+        needed[timed] = needed[timed].plus(need)
     total = sum(times.values())
     scale = min(seconds / total, 1.0) if total else 0.0
     for module, took in times.items():
@@ -215,14 +217,17 @@ def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
     parts = dict(times.parts)
     own = _seconds_by_pass(profile, "self_seconds")
     for (module, when), seconds in times.communicating.items():
-        moved = _move(parts, seconds, "communication", when)
+        moved = move(parts, seconds, "communication", when)
         if (module, when) in own:
             own[module, when] = max(own[module, when] - moved, 0.0)
     return _StepParts(parts, own)
 
 
-def _move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> float:
-    """Move seconds to another part, from the first sources that have some; return how many."""
+def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> float:
+    """Move seconds, or shares, to another part from the first sources that have some.
+
+    Returns how many were moved.
+    """
     moved = 0.0
     for source in sources:
         cut = min(seconds - moved, parts.get(source, 0.0))
@@ -264,11 +269,11 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
         parts[_BOTH_PASSES] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH_PASSES))
     idle = {name: max(parts.get(name, 0.0) - took, 0.0) for name, took in busy.items()}
     for name, left in idle.items():
-        _move(parts, left, "idle", name)
+        move(parts, left, "idle", name)
     copying = (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0)
-    _move(parts, copying, "copy", "other", "idle")
+    move(parts, copying, "copy", "other", "idle")
     communicating = (trace.exposed_comm_seconds or 0.0) / steps
-    _move(parts, communicating, "communication", "idle", "other")
+    move(parts, communicating, "communication", "idle", "other")
     return _StepParts(parts, own, idle)
 
 

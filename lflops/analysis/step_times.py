@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES, TimingStats, step_phase
-from lflops.profile.series import gathered, sum_known
+from lflops.profile.series import ratio, sum_known
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
 # Above this share of CPU time lost to other processes, times are unreliable.
@@ -20,6 +20,8 @@ VERY_BUSY = 0.2
 
 # Shorter communication waits, as a share of the step, are the cost of reading the clock.
 _MIN_WAIT_SHARE = 0.001
+# Less recomputation, as a share of the step, is no phase of its own: any fused attention has some.
+_LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
 
@@ -42,6 +44,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         host_phases: Mean seconds that the host spent in each phase, if `phases` are device times.
         waiting: Mean seconds at the end of backward in which gradients are exchanged and other
             ranks are awaited; `None` if the step does not wait there.
+        recompute: Mean seconds of backward that recompute activations; `None` if unknown or none.
         communicating: Seconds of each module's self time, by module and pass, in which it
             exchanges data or waits for other ranks and computes nothing.
         spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
@@ -61,6 +64,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     phases: Mapping[str, float]
     host_phases: Mapping[str, float] = {}
     waiting: float | None = None
+    recompute: float | None = None
     communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[str, TimingStats] = {}
     uncontended: Mapping[str, float] = {}
@@ -86,6 +90,15 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         return parts
 
     @property
+    def recomputed_share(self) -> float:
+        """Share of backward that recomputes activations; 0 if that is little of the step."""
+        backward = self.phases.get("backward")
+        recompute = self.recompute or 0.0
+        if not backward or recompute < _LEAST_RECOMPUTED * (self.mean or 0.0):
+            return 0.0
+        return min(recompute / backward, 1.0)
+
+    @property
     def spread(self) -> float | None:
         """Distance from the median step to the farther quartile, as a share of the median."""
         if self.seconds is None or not self.seconds.median:
@@ -93,9 +106,21 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         median = self.seconds.median
         return max(self.seconds.high - median, median - self.seconds.low) / median
 
-    def share(self, seconds: float) -> float | None:
-        """Share of the mean step that these seconds are."""
-        return seconds / self.mean if self.mean else None
+    def share(self, seconds: float | None) -> float | None:
+        """Share of the mean step that these seconds are; `None` if one of them is unknown."""
+        return ratio(seconds, self.mean)
+
+
+def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float]:
+    """Phases with recomputation as a phase of its own, which is this share of backward."""
+    divided: dict[str, float] = {}
+    for name, seconds in phases.items():
+        if name == "backward" and share:
+            divided["recompute"] = seconds * share
+            divided[name] = seconds * (1 - share)
+        else:
+            divided[name] = seconds
+    return divided
 
 
 def step_times(profile: Profile) -> StepTimes:
@@ -106,11 +131,13 @@ def step_times(profile: Profile) -> StepTimes:
     """
     steps = [step for step in profile.steps if step.is_unprofiled and step.seconds is not None]
     seconds = [step.seconds for step in steps if step.seconds is not None]
-    mean = sum(seconds) / len(steps) if steps else None
+    mean = ratio(sum(seconds), len(steps))
     timed, scale = with_phases(steps)
     phases = [step.phases for step in timed]
     waiting = _communication_wait(timed, scale, mean)
     communicating = {("", "backward"): waiting} if waiting else _host_collectives(profile)
+
+    recomputing = profile.modules[""].recompute.seconds
 
     # Steps of several ranks have the samples of all ranks, but the run has those of one rank.
     usual_samples = usual_tokens = None
@@ -128,6 +155,7 @@ def step_times(profile: Profile) -> StepTimes:
         phases=_means(phases, scale),
         host_phases=_means([step.host_phases for step in timed], scale),
         waiting=waiting,
+        recompute=None if recomputing is None else recomputing.median or None,
         communicating=communicating,
         spreads=_phase_stats(phases),
         uncontended=uncontended_phases(profile),
@@ -160,9 +188,16 @@ def _means(steps: Sequence[Mapping[str, float]], scale: float) -> dict[str, floa
 
 
 def _phase_stats(steps: Iterable[Mapping[str, float]]) -> dict[str, TimingStats]:
-    by_phase = gathered(item for phases in steps for item in phases.items())
-    stats = {name: TimingStats.of(seconds) for name, seconds in by_phase.items()}
-    return {name: spread for name, spread in stats.items() if spread is not None}
+    by_phase: dict[str, list[float]] = {}
+    for phases in steps:
+        for name, seconds in phases.items():
+            by_phase.setdefault(name, []).append(seconds)
+    stats = {}
+    for name, of_phase in by_phase.items():
+        spread = TimingStats.of(of_phase)
+        if spread is not None:
+            stats[name] = spread
+    return stats
 
 
 def uncontended_phases(profile: Profile) -> dict[str, float]:
@@ -170,12 +205,10 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
 
     If these times are known, the module times exclude other threads as well. Empty if unknown.
     """
-    timed = [
-        step
-        for step in profile.steps
-        if step.kind == "module_timing" and not is_disturbed(step.marks)
-    ]
-    phases = [step.uncontended_phases for step in timed]
+    phases = []
+    for step in profile.steps:
+        if step.kind == "module_timing" and not is_disturbed(step.marks):
+            phases.append(step.uncontended_phases)
     if not all(phases):
         return {}
     return {name: spread.median for name, spread in _phase_stats(phases).items()}
@@ -190,7 +223,7 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
         if number is not None and step.seconds is not None:
             total += number
             total_seconds += step.seconds
-    return total / total_seconds if total_seconds else None
+    return ratio(total, total_seconds)
 
 
 def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
@@ -207,10 +240,9 @@ def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
         if when in PASSES and collective.exposed_seconds:
             key = (collective.module, when)
             exposed[key] = exposed.get(key, 0.0) + collective.exposed_seconds
-    return {
-        (name, when): min(seconds, _self_seconds(profile.modules[name], when))
-        for (name, when), seconds in exposed.items()
-    }
+    for (name, when), seconds in exposed.items():
+        exposed[name, when] = min(seconds, _self_seconds(profile.modules[name], when))
+    return exposed
 
 
 def _self_seconds(module: ModuleProfile, when: str) -> float:
@@ -224,14 +256,11 @@ def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
     `own` excludes the operators that it calls.
     """
     trace = profile.trace
-    if trace is None or not trace.batches:
+    steps = profile.traced_steps
+    if trace is None or steps is None:
         return {}
     on_device = any(operator.self_device_seconds for operator in trace.operators)
     field = "device_seconds" if on_device else "host_seconds"
     if own:
         field = f"self_{field}"
-    batches = profile.run.accumulation or 1
-    return {
-        operator.name: getattr(operator, field) * batches / trace.batches
-        for operator in trace.operators
-    }
+    return {operator.name: getattr(operator, field) / steps for operator in trace.operators}

@@ -19,7 +19,7 @@ from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import sum_known, summed
+from lflops.profile.series import ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases of a module's total time. The optimizer's time is rarely known by module."""
@@ -147,11 +147,23 @@ def _by_time(row: ModuleRow, phase: Phase | None) -> Any:
     return seconds is None, -(seconds or 0) * row.times
 
 
+def _by_flops(row: ModuleRow, phase: Phase | None) -> Any:
+    return -row.all(phase).flops
+
+
+def _by_parameters(row: ModuleRow, _: Phase | None) -> Any:
+    return -row.parameters * row.times
+
+
+def _by_bytes(row: ModuleRow, phase: Phase | None) -> Any:
+    return -row.all(phase).bytes_moved
+
+
 _ORDERS: dict[str, Callable[[ModuleRow, Phase | None], Any]] = {
     "macs": _by_macs,
-    "flops": lambda row, phase: -row.all(phase).flops,
-    "parameters": lambda row, _: -row.parameters * row.times,
-    "bytes": lambda row, phase: -row.all(phase).bytes_moved,
+    "flops": _by_flops,
+    "parameters": _by_parameters,
+    "bytes": _by_bytes,
     "name": _by_name,
     "time": _by_time,
 }
@@ -203,9 +215,12 @@ def tree(
         """Rows of siblings; each is passed with its counterparts in the folded modules above."""
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
-            repeated = tuple(group)
-            folded = [name for sibling in repeated for name in sibling]
-            row = builder.row(tuple(sibling[0] for sibling in repeated), folded)
+            names = []
+            folded: list[str] = []
+            for sibling in group:
+                names.append(sibling[0])
+                folded += sibling
+            row = builder.row(tuple(names), folded)
             if level != depth:
                 children_of_all = zip(*(below[name] for name in folded), strict=True)
                 row = replace(row, children=rows(children_of_all, level + 1))
@@ -313,12 +328,15 @@ class _RowBuilder:
         repeat = None
         if len(names) > 1:
             repeat = Repeat(first=labels[0], last=labels[-1], times=len(names))
+        parameters = module.parameters
+        trainable_parameters: int | None = module.trainable_parameters
+        parameter_bytes: int | None = module.parameter_bytes
+        if self._own:
+            parameters = module.self_parameters
+            trainable_parameters = None
+            parameter_bytes = None
         phases = _work_by_phase(module, own=self._own)
         seconds = _seconds(self._profile, folded, own=self._own)
-        time = _total_time(seconds, self._phase)
-        time_share = None
-        if self._total_time and time is not None:
-            time_share = time / self._total_time
         return ModuleRow(
             name=names[0],
             label=labels[0],
@@ -330,13 +348,13 @@ class _RowBuilder:
             calls=module.calls,
             compiled=module.compiled,
             owner=module.owner,
-            parameters=module.self_parameters if self._own else module.parameters,
-            trainable_parameters=None if self._own else module.trainable_parameters,
-            parameter_bytes=None if self._own else module.parameter_bytes,
+            parameters=parameters,
+            trainable_parameters=trainable_parameters,
+            parameter_bytes=parameter_bytes,
             phases=phases,
             seconds=seconds,
-            share=self._work(phases) / self._total if self._total else None,
-            time_share=time_share,
+            share=ratio(self._work(phases), self._total),
+            time_share=ratio(_total_time(seconds, self._phase), self._total_time),
         )
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
@@ -358,8 +376,12 @@ def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> f
     """Seconds of one phase, or the sum over all phases whose time is known."""
     if phase is not None:
         return seconds[phase]
-    known = [took for took in map(seconds.__getitem__, TIMED_PHASES) if took is not None]
-    return sum(known) if known else None
+    total = None
+    for timed in TIMED_PHASES:
+        took = seconds[timed]
+        if took is not None:
+            total = (total or 0.0) + took
+    return total
 
 
 def _work_by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
@@ -527,30 +549,23 @@ class Repeats(NamedTuple):
         first = self.parts[0]
         if len(self.parts) == 1:
             return point_of(first)
-        total = Total(
-            calls=sum(part.total.calls for part in self.parts),
-            flops=sum(part.total.flops for part in self.parts),
-            bytes_moved=sum(part.total.bytes_moved for part in self.parts),
-            seconds=self.roof_seconds,
-            bound=self._bound(),
-            costs=(),
-        )
+        calls = flops = bytes_moved = 0
+        sides: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+        for part in self.parts:
+            calls += part.total.calls
+            flops += part.total.flops
+            bytes_moved += part.total.bytes_moved
+            sides[part.total.bound] += part.roof_seconds or 0.0
+        bound: Bound = "compute" if sides["compute"] >= sides["memory"] else "memory"
+        total = Total(calls, flops, bytes_moved, self.roof_seconds, bound, costs=())
         fused_bytes = sum_known(part.fused_bytes for part in self.parts)
         merged = RooflinePart(
             total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused_bytes
         )
+        potential_seconds = sum_known(part.potential_seconds for part in self.parts)
         reasons = {part.over for part in self.parts}
-        return replace(
-            point_of(merged),
-            potential_seconds=sum_known(part.potential_seconds for part in self.parts),
-            over=next((reason for reason in _WORST_FIRST if reason in reasons), None),
-        )
-
-    def _bound(self) -> Bound:
-        seconds: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
-        for part in self.parts:
-            seconds[part.total.bound] += part.roof_seconds or 0.0
-        return "compute" if seconds["compute"] >= seconds["memory"] else "memory"
+        over = next((reason for reason in _WORST_FIRST if reason in reasons), None)
+        return replace(point_of(merged), potential_seconds=potential_seconds, over=over)
 
 
 _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")

@@ -1,6 +1,7 @@
 """MFU and HFU: the rate of a step's matmuls as a share of the chip's peak."""
 
 import statistics
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -8,9 +9,9 @@ from lflops.analysis.step_breakdown import StepBreakdown, step_breakdown
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
-from lflops.profile.profile import Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PASS_PHASES, Phase
-from lflops.profile.series import sum_known, summed
+from lflops.profile.series import ratio, sum_known
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
@@ -61,7 +62,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
     """The rate of matmuls, 2 FLOPs per multiply-accumulate; `None` without a time."""
-    return 2 * macs / seconds if seconds else None
+    return ratio(2 * macs, seconds)
 
 
 def of_peak(rate: float | None, peak: float | None) -> float | None:
@@ -69,7 +70,7 @@ def of_peak(rate: float | None, peak: float | None) -> float | None:
 
     This is MFU for the MACs of forward and backward, and HFU with the MACs of recomputation.
     """
-    return None if rate is None or not peak else rate / peak
+    return ratio(rate, peak)
 
 
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
@@ -94,8 +95,12 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
     rate = flops_per_second(macs * share, seconds)
     rate_with_recompute = flops_per_second((macs + root.recompute.macs) * share, seconds)
     peak = peak_of(profile.run.dtype, chip)
-    needed = _peak_seconds(profile, chip) if chip else None
-    executed = None if not seconds or needed is None else needed * share / seconds
+    executed = None
+    if chip is not None:
+        in_passes = [count for count in profile.op_counts if count.phase in PASS_PHASES]
+        peak_seconds = seconds_at_peak(in_passes, chip)
+        if peak_seconds is not None:
+            executed = ratio(peak_seconds * share, seconds)
     return Utilization(
         mfu=of_peak(rate, peak),
         hfu=of_peak(rate_with_recompute, peak),
@@ -114,18 +119,15 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
     If ranks differ, the root's MACs are not those of a single rank.
     """
     known = [rank.macs for rank in profile.ranks if rank.macs is not None]
-    return statistics.mean(known) / macs if known and macs else 1.0
+    if not known or not macs:
+        return 1.0
+    return statistics.mean(known) / macs
 
 
-def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
-    """Seconds of the executed matmuls at the peaks of their dtypes; `None` if a peak is unknown."""
-    macs = summed(
-        (cell.dtype, cell.executed_macs)
-        for cell in profile.op_counts
-        if cell.phase in PASS_PHASES and cell.executed_macs
-    )
-    seconds: list[float | None] = []
-    for dtype, of_dtype in macs.items():
-        peak = peak_of(dtype, chip)
-        seconds.append(None if peak is None else 2 * of_dtype / peak)
-    return sum_known(seconds)
+def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | None:
+    """Seconds that the executed matmuls would take at peak rates; `None` if a peak is unknown."""
+    macs: dict[str, int] = {}
+    for count in op_counts:
+        if count.executed_macs:
+            macs[count.dtype] = macs.get(count.dtype, 0) + count.executed_macs
+    return sum_known(ratio(2 * macs[dtype], peak_of(dtype, chip)) for dtype in macs)

@@ -5,7 +5,7 @@ multiplies them. Every change has an error, which is a share of the time it chan
 removing one wait may uncover another: exposed communication may stay.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import hypot
 from typing import Any, Literal, NamedTuple
 
@@ -13,14 +13,15 @@ from msgspec import Struct
 
 from lflops.analysis.step_breakdown import IN_MODULES, step_breakdown
 from lflops.analysis.step_times import VERY_BUSY, StepTimes, lost_share, step_times
+from lflops.analysis.utilization import seconds_at_peak
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
-from lflops.hardware.peaks import chip_of, peak_of
+from lflops.hardware.peaks import chip_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.profile import OpCount, Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES
-from lflops.profile.series import sum_known
+from lflops.profile.series import ratio
 
 ERRORS: Mapping[str, float] = {
     "phase": 0.1,
@@ -237,13 +238,12 @@ class _ChangedStep:
                 "and the work has to be counted"
             )
         moving = speed / new_speed
-        matmuls = [cell for cell in self._profile.op_counts if cell.executed_macs]
-        after = _peak_seconds(matmuls, new)
+        after = seconds_at_peak(self._profile.op_counts, new)
         if after is None:
             raise ProfileError(
                 f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the matmuls"
             )
-        before = _peak_seconds(matmuls, old)
+        before = seconds_at_peak(self._profile.op_counts, old)
         computing = after / before if before else moving
 
         shares = {name: breakdown.parts.get(name, 0.0) for name in IN_MODULES}
@@ -296,12 +296,14 @@ class _ChangedStep:
     def _exposed_communication(self) -> float:
         """Seconds of a step in which communication overlaps with no computing."""
         trace = self._profile.trace
-        if trace is not None and trace.exposed_comm_seconds is not None:
-            exposed = trace.per_batch(trace.exposed_comm_seconds)
+        if trace is not None:
+            exposed = ratio(trace.exposed_comm_seconds, self._profile.traced_steps)
             if exposed is not None:
-                return exposed * (self._profile.run.accumulation or 1)
-        seconds = [collective.exposed_seconds for collective in self._profile.communication]
-        known = [exposed for exposed in seconds if exposed is not None]
+                return exposed
+        known = []
+        for collective in self._profile.communication:
+            if collective.exposed_seconds is not None:
+                known.append(collective.exposed_seconds)
         waiting = self._times.waiting or 0.0
         if not known and not waiting:
             raise ProfileError(
@@ -309,12 +311,3 @@ class _ChangedStep:
                 "give a profile of several ranks with a trace"
             )
         return max(sum(known), waiting)
-
-
-def _peak_seconds(matmuls: Sequence[OpCount], chip: Hardware) -> float | None:
-    """Seconds of the matmuls at the peaks of a chip; `None` if a peak is unknown."""
-    seconds: list[float | None] = []
-    for cell in matmuls:
-        peak = peak_of(cell.dtype, chip)
-        seconds.append(2 * cell.executed_macs / peak if peak else None)
-    return sum_known(seconds)

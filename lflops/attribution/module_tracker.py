@@ -371,7 +371,10 @@ class ModuleTracker:
     def optimizer(self) -> Optimizer | None:
         """The optimizer whose step is running, unless the step is running its closure."""
         steps = self._local.state.steps
-        return steps[-1][0] if steps and steps[-1][1] == backward_id() else None
+        if not steps:
+            return None
+        optimizer, backward = steps[-1]
+        return optimizer if backward == backward_id() else None
 
     def _running(self) -> tuple[str, str]:
         """The running module or scope, and the nearest module at or above it."""
@@ -491,7 +494,9 @@ class ModuleTracker:
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
             state.detour = True
-        return stack[-1] if stack and stack[-1].backward == backward else None
+        if not stack or stack[-1].backward != backward:
+            return None
+        return stack[-1]
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
         """Return the module and phase of an operator in backward, outside recomputed modules."""

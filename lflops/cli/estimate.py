@@ -1,6 +1,7 @@
 """`lflops estimate`: work and memory of a training step, estimated before the run."""
 
 import contextlib
+import gc
 import importlib
 import inspect
 import re
@@ -16,6 +17,7 @@ from rich.console import Group, RenderableType
 
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
+from lflops.cli.progress import ProgressLine
 from lflops.errors import LflopsError
 from lflops.estimation.prediction import Prediction, predict, why_not
 from lflops.extras import needed
@@ -309,55 +311,57 @@ def estimate(
     mesh = _mesh(ddp, fsdp, hsdp, tp)
     _check_fsdp_options(mesh, mp, reduce, cpu_offload=cpu_offload)
 
-    # These import torch, which no other command waits for.
-    from lflops.estimation.changes import Changes, mixed_precision
-    from lflops.estimation.estimate import Estimator
-    from lflops.estimation.largest_batch import search_batch
-    from lflops.estimation.optimizer_step import makes_optimizer
+    with ProgressLine("loading torch") as progress:
+        # These import torch, which no other command waits for.
+        from lflops.estimation.changes import Changes, mixed_precision
+        from lflops.estimation.estimate import Estimator
+        from lflops.estimation.largest_batch import search_batch
+        from lflops.estimation.optimizer_step import makes_optimizer
 
-    policy: Any = "none" if searches_policy or ac is None else ac
-    quantized: Any = quantize and quantize.lower()
-    changes = Changes(
-        dtype=dtype,
-        precision=precision,
-        adapter_rank=adapter_rank,
-        quantized=quantized,
-        policy=policy,
-        chunks=chunked_loss,
-        compiled_loss=compiled_loss,
-        offload=offload_activations,
-    )
-    estimator = Estimator(
-        caller=target,
-        backward=backward or optimizer is not None or ac not in (None, "none"),
-        optimizer=makes_optimizer(target, optimizer, fused=fused),
-        hardware=hardware,
-        grad_scaler=grad_scaler,
-        round_to=round_to,
-        allocator=allocator,
-        mesh=mesh,
-        in_backward=optimizer_in_backward,
-        mixed=mixed_precision(mp, reduce),
-        offload=cpu_offload,
-        progress=sys.stderr.isatty(),
-    )
-    plan = None
-    largest = None
-    with builder_for(target, seq, remote_code=trust_remote_code) as build:
+        policy: Any = "none" if searches_policy or ac is None else ac
+        quantized: Any = quantize and quantize.lower()
+        changes = Changes(
+            dtype=dtype,
+            precision=precision,
+            adapter_rank=adapter_rank,
+            quantized=quantized,
+            policy=policy,
+            chunks=chunked_loss,
+            compiled_loss=compiled_loss,
+            offload=offload_activations,
+        )
+        progress.stage = "estimating"
+        estimator = Estimator(
+            caller=target,
+            backward=backward or optimizer is not None or ac not in (None, "none"),
+            optimizer=makes_optimizer(target, optimizer, fused=fused),
+            hardware=hardware,
+            grad_scaler=grad_scaler,
+            round_to=round_to,
+            allocator=allocator,
+            mesh=mesh,
+            in_backward=optimizer_in_backward,
+            mixed=mixed_precision(mp, reduce),
+            offload=cpu_offload,
+            progress=progress.operators,
+        )
+        plan = None
+        largest = None
+        with builder_for(target, seq, remote_code=trust_remote_code) as build:
 
-        def subject(number: int = samples) -> Any:
-            return changes.applied(target, build(number))
+            def subject(number: int = samples) -> Any:
+                return changes.applied(target, build(number))
 
-        with changes.autocast():
-            if searches_policy:
-                plan = needed("search", "--ac best")(estimator, subject, memory_bytes)
-                profile: Profile = plan.profile
-            elif searches_batch:
-                largest, profile = search_batch(estimator, subject, memory_bytes)
-            else:
-                profile = estimator.run(subject)
-    if offload_activations:
-        profile = replace(profile, notes=(*profile.notes, _COPIES_NOT_TIMED))
+            with changes.autocast():
+                if searches_policy:
+                    plan = needed("search", "--ac best")(estimator, subject, memory_bytes)
+                    profile: Profile = plan.profile
+                elif searches_batch:
+                    largest, profile = search_batch(estimator, subject, memory_bytes)
+                else:
+                    profile = estimator.run(subject)
+        if offload_activations:
+            profile = replace(profile, notes=(*profile.notes, _COPIES_NOT_TIMED))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -506,14 +510,14 @@ class _Estimate(NamedTuple):
             yield render_checkpointed(analysis.checkpointed)
         if self.of_ranks:
             yield render_sharded(self.of_ranks)
-        if analysis.lower_bound is not None:
-            yield render_lower_bound(analysis.lower_bound)
         if analysis.chip is not None:
             lines: Iterator[tuple[str, str]] = iter(())
             if training is not None and self.predicted is not None:
                 lines = training.lines(self.predicted, analysis.profile.run.world_size)
             why = why_not(analysis.profile, analysis.chip)
             yield render_prediction(self.predicted, why, lines)
+        if analysis.lower_bound is not None:
+            yield render_lower_bound(analysis.lower_bound)
 
     def _largest_batch(self, largest: int) -> str:
         ranks = self.analysis.profile.run.world_size
@@ -610,7 +614,10 @@ def builder_for(
     # As with `python -m`, the user's function can import from the current folder while it runs.
     sys.path.insert(0, "")
     try:
-        yield _builder(target, tokens, remote_code=remote_code)
+        build = _builder(target, tokens, remote_code=remote_code)
+        # The objects of torch and transformers stay. Each full collection would visit all of them.
+        gc.freeze()
+        yield build
     except (LflopsError, UsageError):
         raise
     except Exception as error:

@@ -16,8 +16,8 @@ from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
-from lflops.report.ledger import ledger_lines
-from lflops.report.payload.payload import ledger_shown
+from lflops.report.ledger import headline, ledger_lines
+from lflops.report.payload.payload import run_shown
 
 
 def run(
@@ -107,8 +107,8 @@ def ledger(
     if as_json:
         write_json(account)
     elif page is not None:
-        shown = ledger_shown(account)
-        write(page_of_data(f"Run: {shown.title}", shown, "entry/ledger"), page)
+        shown = run_shown(None, account)
+        write(page_of_data(f"Run: {headline(account)}", shown, "entry/ledger"), page)
         typer.echo(page)
     else:
         write_lines(ledger_lines(account))

@@ -4,18 +4,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.tree import SORT_KEYS, share_of
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
-from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
-from lflops.report.explanation import profile_at
-from lflops.report.html import page, write
+from lflops.report.explanation import profile_at, windows_in
+from lflops.report.first_screen import first_screen, window_summary
+from lflops.report.first_screen_text import first_screen_rows
+from lflops.report.html import page, page_of_run, write
 from lflops.report.module_table import FORMATS, csv_table, latex_table, markdown_table
-from lflops.report.payload.payload import payload
+from lflops.report.payload.payload import ledger_in, payload
 from lflops.report.report import report_of
+from lflops.report.terminal.first_screen import render_rows
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
@@ -114,13 +116,21 @@ def show(
         elif form is not None or as_json:
             _write_modules(analysis, chosen, form, depth=depth, sort=sort, flat=flat)
         else:
-            draw(render(analysis, depth=depth, sort=sort, flat=flat, phase=chosen))
+            of_run = file.is_dir()
+            table = render(analysis, depth=depth, sort=sort, flat=flat, phase=chosen, of_run=of_run)
+            draw(Group(_first_screen(analysis, file), "", table) if of_run else table)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except RecursionError as error:
         raise UsageError(
             "the modules are nested too deeply for a tree: pass --depth or --flat"
         ) from error
+
+
+def _first_screen(analysis: Analysis, folder: Path) -> RenderableType:
+    ledger = ledger_in(folder)
+    screen = first_screen(window_summary(analysis), ledger)
+    return render_rows(first_screen_rows(screen, ledger))
 
 
 def _check_views(
@@ -224,8 +234,8 @@ def html(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="A profile's JSON file. With several files, the page starts with a comparison of "
-            "the last two.",
+            help="A profile's JSON file, or the folder of a training run: its ledger and its last "
+            "windows. With several files, the page starts with a comparison of the last two.",
         ),
     ],
     *,
@@ -236,7 +246,7 @@ def html(
             "--out",
             metavar="OUT",
             help="The file of the page. Default: the last FILE, with .html instead of .json, or "
-            "with .compare.html for several files.",
+            "with .compare.html for several files; run.html in a folder.",
         ),
     ] = None,
     data: Annotated[
@@ -257,11 +267,17 @@ def html(
             f"out={str(out)!r}: --json writes no page, so pass only one of --out and --json"
         )
     path = out
-    if path is None:
+    if path is None and files[-1].is_dir():
+        path = files[-1] / "run.html"
+    elif path is None:
         path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html")
     if path.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"out={str(path)!r} is one of the profiles: pass another path with --out")
-    analyses = [analyze(load(file)) for file in files]
+    if len(files) == 1 and files[0].is_dir() and not data:
+        write(page_of_run(windows_in(files[0]), ledger_in(files[0])), path)
+        typer.echo(path)
+        return
+    analyses = [analyze(profile_at(file)) for file in files]
     if data:
         shown = [payload(analysis) for analysis in analyses]
         write_json(shown[0] if len(shown) == 1 else shown)

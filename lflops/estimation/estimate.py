@@ -5,9 +5,12 @@ import dataclasses
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count, repeat
+from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,22 +20,27 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from lflops.attribution.module_tracker import ModuleTracker
 from lflops.errors import CountError
+from lflops.estimation.equal_blocks import Fold, folded, folds_of, run_alike
 from lflops.estimation.fake_tensors import Fakes, attention_on, values_refused
 from lflops.estimation.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
+from lflops.estimation.unrolling import NotPeriodicError, StepRecord, Unrolling
 from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 from lflops.flop_counter.cpu_kernels import LSTM_LAYER
 from lflops.flop_counter.dispatch_mode import OperatorCounter
-from lflops.flop_counter.live_memory import LONGEST_TIMELINE, AllocationLog
+from lflops.flop_counter.live_memory import AllocationLog
+from lflops.flop_counter.memory_record import LONGEST_TIMELINE, MemoryRecord
 from lflops.hardware.chips import Hardware, is_gpu, named, vendor_of
 from lflops.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.inputs.tensors import tensors_in
 from lflops.memory.allocator.settings import settings_of
-from lflops.memory.allocator.simulation import simulate
+from lflops.memory.allocator.simulation import Request, simulate
+from lflops.memory.peak import allocator_limit
 from lflops.model.call import ModelCall, same_random_numbers
+from lflops.model.module_tree import blocks_in
 from lflops.profile.notes import Note
-from lflops.profile.profile import Profile, Reserved
+from lflops.profile.profile import Communication, Profile, Reserved
 from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
@@ -41,6 +49,9 @@ Progress = Callable[[int, int | None], object]
 
 The total is `None` while it is unknown. The last call passes the total twice.
 """
+
+KEPT = (3, 5)
+"""Blocks that are left of a run of equal blocks. If three do not show what more do, five run."""
 
 # Operators between two reports of progress.
 REPORT_EVERY = 500
@@ -260,6 +271,7 @@ class Estimator:
         progress: Whether to write the progress to stderr, or a function that receives it.
         watch: Called with the profile of each step. The timeline then has every operator, and the
             allocator is not simulated.
+        unrolls: Whether few of many equal blocks run, which gives the same result in less time.
     """
 
     caller: str
@@ -276,6 +288,7 @@ class Estimator:
     offload: bool = False
     progress: bool | Progress = False
     watch: Callable[[Profile], object] | None = None
+    unrolls: bool = True
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
         """Estimate the subject that `make` returns.
@@ -301,13 +314,18 @@ class Estimator:
         held = list(held)
 
         def run(make: Callable[[], Subject]) -> Profile:
+            setup = _Setup(fakes, chip, makes, Meter(self.progress))
             with same_random_numbers(held):
-                subject = self._parallelized(make)
-                with fakes.swapped_into(subject.model):
-                    profile = self._run(subject, fakes, chip, makes)
-                    for parameter in subject.model.parameters():
-                        parameter.grad = None
-            fakes.forget()
+                first = self._made(make)
+                # Sharding and hooks of an optimizer change a model, so that each run builds another.
+                is_kept = not self.mesh and not self.in_backward
+                again = repeat(first) if is_kept else (self._made(make) for _ in count())
+                subjects = chain([first], again)
+                fold = self._fold(first, fakes)
+                profile = None if fold is None else self._unrolled(subjects, fold, setup)
+                if profile is None:
+                    profile = self._whole(next(subjects), setup)
+            setup.meter.end()
             run_of_profile = replace(profile.run, kind="estimate", hardware=chip)
             return with_mesh(replace(profile, run=run_of_profile), self.mesh)
 
@@ -322,18 +340,99 @@ class Estimator:
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield run
 
-    def _parallelized(self, make: Callable[[], Subject]) -> Subject:
-        """Make the subject, and divide its model over the mesh."""
+    def _made(self, make: Callable[[], Subject]) -> Subject:
         # Parameters that are created in inference mode cannot have a gradient.
         with torch.inference_mode(mode=False):
             subject = make()
-            check_module(self.caller, subject.model)
-            if not self.mesh:
-                return subject._replace(buckets=())
+        check_module(self.caller, subject.model)
+        return subject
+
+    def _whole(self, subject: Subject, setup: "_Setup") -> Profile:
+        """Run the steps of the whole model."""
+        steps = self._steps(subject, None, setup)
+        profiles = [step.profile for step in steps.records]
+        requests = None if steps.log is None else steps.log.requests
+        return self._result(profiles, requests, setup.chip)
+
+    def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
+        """Run the steps of a model with few of its equal blocks, and repeat one of them.
+
+        Returns:
+            The same profile as that of the whole model, or `None` if it has to run.
+        """
+        for kept in KEPT:
+            with contextlib.suppress(NotPeriodicError):
+                return self._from_few_blocks(subjects, fold._replace(kept=kept), setup)
+        return None
+
+    def _from_few_blocks(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile:
+        """Return the profile of the whole model.
+
+        It first predicts the model with one more block, which has to be equal to its estimate.
+        """
+        longer_fold = fold._replace(kept=fold.kept + 1)
+        steps = self._steps(next(subjects), fold, setup)
+        longer = self._steps(next(subjects), longer_fold, setup)
+        check = Unrolling(fold, longer_fold.kept)
+        unrolling = Unrolling(fold, fold.length)
+        profiles: list[Profile] = []
+        for step, longer_step in zip(steps.records, longer.records, strict=True):
+            check.check(step, longer_step)
+            profiles.append(unrolling.profile(step, longer_step.profile))
+        requests = None
+        if steps.log is not None and longer.log is not None:
+            check.check_requests(steps.log, longer.log)
+            requests = unrolling.requests(steps.log)
+        return self._result(profiles, requests, setup.chip)
+
+    def _fold(self, subject: Subject, fakes: Fakes) -> Fold | None:
+        """Return the longest run of equal blocks, or `None` if the whole model has to run."""
+        if not self.unrolls or self.watch is not None or subject.step is not None:
+            return None
+        model = subject.model
+        is_divided = any(local_part(each) is not each for each in model.parameters())
+        if is_divided or set(self.mesh) == {"replica"}:
+            return None
+        folds = folds_of(blocks_in(model))
+        if not folds:
+            return None
+        fold = max(folds, key=attrgetter("length"))
+        batch = fakes.of((tuple(subject.args), dict(subject.kwargs)))
+        try:
+            with fakes.swapped_into(model):
+                args, kwargs = batch
+                is_alike = run_alike(model, lambda: model(*args, **kwargs), fold)
+        except Exception:  # noqa: BLE001 - the whole model raises it again
+            return None
+        finally:
+            fakes.forget()
+        return fold if is_alike else None
+
+    def _result(
+        self,
+        profiles: Sequence[Profile],
+        requests: Sequence[Request] | None,
+        chip: Hardware | None,
+    ) -> Profile:
+        """Return the profile of the last step, with the memory of the step that needs the most."""
+        profile = profiles[-1]
+        for earlier in profiles[:-1]:
+            profile = _with_the_higher_peak(profile, earlier)
+        if requests is None:
+            return profile
+        limit = allocator_limit(chip, ranks=prod(self.mesh.values()))
+        return _with_reserved(profile, requests, self.allocator or "", limit)
+
+    def _parallelized(self, subject: Subject) -> Subject:
+        """Divide the model of a subject over the mesh."""
+        if not self.mesh:
+            return subject._replace(buckets=())
+        # Parameters that are created in inference mode cannot have a gradient.
+        with torch.inference_mode(mode=False):
             buckets = parallelize(
                 self.caller, subject.model, self.mesh, self.mixed, offload=self.offload
             )
-            return subject._replace(buckets=buckets)
+        return subject._replace(buckets=buckets)
 
     def _checked(self) -> Hardware | None:
         """Check the options, and return the chip."""
@@ -361,25 +460,34 @@ class Estimator:
             )
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
-    def _run(
-        self, subject: Subject, fakes: Fakes, chip: Hardware | None, makes: MakesOptimizer | None
-    ) -> Profile:
+    def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
+        """Run the steps of a subject, with fewer blocks if there is a fold."""
+        with folded(subject.model, [] if fold is None else [fold]):
+            subject = self._parallelized(subject)
+            with setup.fakes.swapped_into(subject.model):
+                steps = self._run(subject, setup, is_whole=fold is None)
+                for parameter in subject.model.parameters():
+                    parameter.grad = None
+        setup.fakes.forget()
+        return steps
+
+    def _run(self, subject: Subject, setup: "_Setup", *, is_whole: bool) -> "_Steps":
         """Run the steps of a subject: two with an optimizer, since the first creates its state."""
         model = subject.model
         loss = subject.loss
-        batch = fakes.of((tuple(subject.args), dict(subject.kwargs)))
+        batch = setup.fakes.of((tuple(subject.args), dict(subject.kwargs)))
         args, kwargs = batch
         stepper = None
-        if makes is not None:
+        if setup.makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(
                     f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one"
                 )
             stepper = Stepper(
                 self.caller,
-                makes,
+                setup.makes,
                 model,
-                chip=chip,
+                chip=setup.chip,
                 grad_scaler=self.grad_scaler,
                 in_backward=self.in_backward,
                 on_host=self.offload,
@@ -401,39 +509,39 @@ class Estimator:
             round_to=self.round_to,
             moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize,
             gradients=subject.buckets,
-            scratch=not is_gpu(chip),
+            scratch=not is_gpu(setup.chip),
             survivors=None if subject.step is None else [],
             host=tuple(model.parameters()) if self.offload else (),
         )
         if any(local_part(each) is not each for each in model.parameters()):
             # In the first step torch infers the placements of results on tensors of its own.
-            self._step(call, stepper, chip, Meter(progress=False), options)
+            self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()
         log = None
-        if self.watch is None and (self.allocator is not None or is_gpu(chip)):
+        if self.watch is None and (self.allocator is not None or is_gpu(setup.chip)):
             log = AllocationLog()
-        options = dataclasses.replace(options, log=log)
-        meter = Meter(self.progress)
-        step = self._step(call, stepper, chip, meter, options)
+        records: list[MemoryRecord] = []
+        options = dataclasses.replace(options, log=log, records=records)
+        done = setup.meter.done
+        profiles = [self._step(call, stepper, setup, options)]
         if stepper is not None:
-            meter.total = 2 * meter.done
-            second = self._step(call, stepper, chip, meter, options)
-            second = replace(second, notes=second.notes + stepper.notes)
-            step = _with_the_higher_peak(second, step)
-        meter.end()
-        if self.offload:
-            step = replace(step, notes=(*step.notes, _offload_note(model, stepper)))
-        return step if log is None else _with_reserved(step, log, self.allocator or "")
+            if is_whole:
+                setup.meter.total = 2 * setup.meter.done - done
+            profiles.append(self._step(call, stepper, setup, options))
+        if log is not None:
+            log.stop()
+        steps = [StepRecord(*pair) for pair in zip(profiles, records, strict=True)]
+        return _Steps(steps, log)
 
     def _step(
         self,
         call: ModelCall,
         stepper: Stepper | None,
-        chip: Hardware | None,
-        meter: "Meter",
+        setup: "_Setup",
         options: CountOptions,
     ) -> Profile:
         call.prepare()
+        chip = setup.chip
         has_tf32 = chip is not None and "tf32" in chip.peak_flops_per_second
         is_nvidia = chip is not None and vendor_of(chip.name) == "NVIDIA"
         counting = Counting(
@@ -441,7 +549,7 @@ class Estimator:
             phase="forward",
             batch=(call.args, call.kwargs),
             options=options,
-            counter=partial(_Counter, meter),
+            counter=partial(_Counter, setup.meter),
             eager=True,
             tf32=has_tf32 and is_nvidia,
         )
@@ -449,21 +557,67 @@ class Estimator:
             call.run()
             if stepper is not None:
                 stepper.step()
-        if options.gradients:
-            nbytes = sum(bucket.nbytes for bucket in options.gradients)
-            values = {"buckets": len(options.gradients), "bytes": nbytes}
-            notes.append(Note(code="ddp_buckets", subject="", values=values))
-        if self.round_to > 1:
-            notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
-        lstm = LSTM_LAYER.name().removeprefix("aten::")
-        calls = sum(op.calls for op in counting.profile.op_counts if op.operator == lstm)
-        if calls and (self.backward or torch.is_grad_enabled()):
-            gpu = chip.name if chip is not None and is_gpu(chip) else ""
-            notes.append(Note(code="lstm_workspace", subject=gpu, values={"calls": calls}))
-        profile = replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+        notes += self._notes(call, stepper, chip, options, counting.profile)
+        profile = replace(
+            counting.profile,
+            notes=counting.profile.notes + tuple(notes),
+            communication=tuple(_with_numbered_groups(counting.profile.communication)),
+        )
         if self.watch is not None:
             self.watch(profile)
         return profile
+
+    def _notes(
+        self,
+        call: ModelCall,
+        stepper: Stepper | None,
+        chip: Hardware | None,
+        options: CountOptions,
+        profile: Profile,
+    ) -> Iterator[Note]:
+        if options.gradients:
+            nbytes = sum(bucket.nbytes for bucket in options.gradients)
+            values = {"buckets": len(options.gradients), "bytes": nbytes}
+            yield Note(code="ddp_buckets", subject="", values=values)
+        if self.round_to > 1:
+            yield Note(code="rounded_up", subject="", values={"bytes": self.round_to})
+        lstm = LSTM_LAYER.name().removeprefix("aten::")
+        calls = sum(op.calls for op in profile.op_counts if op.operator == lstm)
+        if calls and (self.backward or torch.is_grad_enabled()):
+            gpu = chip.name if chip is not None and is_gpu(chip) else ""
+            yield Note(code="lstm_workspace", subject=gpu, values={"calls": calls})
+        if stepper is not None:
+            yield from stepper.notes
+        if self.offload:
+            yield _offload_note(call.model, stepper)
+
+
+class _Setup(NamedTuple):
+    """What all runs of an estimate share.
+
+    Attributes:
+        fakes: Creates fake tensors.
+        chip: The chip.
+        makes: Creates the optimizer.
+        meter: Counts the finished operators.
+    """
+
+    fakes: Fakes
+    chip: Hardware | None
+    makes: MakesOptimizer | None
+    meter: "Meter"
+
+
+class _Steps(NamedTuple):
+    """The steps of a model.
+
+    Attributes:
+        records: The profile and the memory of each step.
+        log: The requests to the allocator in all steps, if it is simulated.
+    """
+
+    records: list[StepRecord]
+    log: AllocationLog | None
 
 
 def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
@@ -478,12 +632,33 @@ def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
     return Note(code="cpu_offload", subject="", values={"bytes": nbytes})
 
 
-def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
-    """Add the memory that the simulated allocator reserves."""
-    log.stop()
+def _with_numbered_groups(calls: Iterable[Communication]) -> Iterator[Communication]:
+    """Number the groups of collectives.
+
+    torch's names count the groups of the process, which are more in each estimate.
+    """
+    numbers: dict[str, str] = {}
+    for call in calls:
+        yield replace(call, group=numbers.setdefault(call.group, str(len(numbers))))
+
+
+def _with_reserved(
+    step: Profile, requests: Sequence[Request], settings: str, limit: int | None
+) -> Profile:
+    """Add the memory that the simulated allocator reserves.
+
+    If the device has less, the allocator frees its cache before it fails.
+    """
     if step.memory is None:
         return step
-    simulated = simulate(log.requests, settings_of(settings))
+    simulated = simulate(requests, settings_of(settings))
+    retries: int | None = 0
+    if limit is not None and simulated.peak.reserved > limit:
+        limited = simulate(requests, settings_of(settings), limit_bytes=limit)
+        retries = None
+        if limited.failed is None:
+            simulated = limited
+            retries = limited.retries
     at_most = simulated.at_reserved_peak
     reserved = Reserved(
         settings=settings,
@@ -491,6 +666,7 @@ def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
         allocated_bytes=simulated.peak.allocated,
         reserved_bytes=simulated.peak.reserved,
         unused_bytes=at_most.reserved - at_most.allocated,
+        retries=retries,
     )
     return replace(step, memory=replace(step.memory, reserved=reserved))
 

@@ -306,7 +306,7 @@ class Fakes:
         if is_lazy(tensor):
             raise CountError(
                 "estimate: a parameter has no shape yet: "
-                "run a lazy module once before, on its real batch or on the meta device"
+                "run the lazy module once before the estimate, on a real batch or on the meta device"
             )
         # The model was built in the fake mode.
         if isinstance(local_part(tensor), FakeTensor):

@@ -41,7 +41,7 @@ The loss is `None` if it depends on values.
 """
 
 DEEPEST = 10_000
-"""Most layers. Each takes milliseconds to build and to run, so a deeper model seems to hang."""
+"""Maximum number of layers. A deeper model takes so long to build and to run that it seems to hang."""
 
 ONE_LABEL = (
     "ForImageClassification",
@@ -91,7 +91,9 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
     _check_depth(target, config.to_dict())
 
     def build(samples: int) -> tuple[nn.Module, Batch, Loss | None]:
-        model = kind(config).float().train()
+        model = kind(config).train()
+        if any(each.dtype is not torch.float32 for each in model.parameters()):
+            model = model.float()
         if model.main_input_name == "pixel_values":
             vars(model)["forward"] = wraps(model.forward)(partial(_run_finite, model.forward))
         batch = _batch(target, config, model, samples, tokens)

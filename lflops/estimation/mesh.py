@@ -227,8 +227,9 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
         raise CountError(
-            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: "
-            f"known are {', '.join(STYLES)}"
+            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}, but lflops divides "
+            f"models only by {', '.join(STYLES)}: divide the model in the function that builds it, "
+            "and leave 'tensor' out"
         )
     return {name: STYLES[style]() for name, style in plan.items()}
 

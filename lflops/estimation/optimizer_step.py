@@ -16,6 +16,7 @@ from lflops.flop_counter.live_memory import ON_HOST, on_stream
 from lflops.hardware.chips import Hardware, is_gpu
 from lflops.inputs.arguments import describe
 from lflops.profile.notes import Note
+from lflops.profile.series import grouped
 from lflops.torch_private.tensors import local_part
 
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -122,7 +123,9 @@ class Stepper:
         if in_backward:
             self._step_in_backward(make, model)
         else:
-            self._optimizers.append(_made(caller, make, [*model.parameters()]))
+            optimizer = _made(caller, make, [*model.parameters()])
+            _separate_meshes(optimizer)
+            self._optimizers.append(optimizer)
         name = type(self._optimizers[0]).__name__
         notes: list[Note] = []
         # There is no graph to capture, and the state has the same size.
@@ -197,6 +200,19 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
             "which fake tensors do not have: give another optimizer"
         )
     return optimizer
+
+
+def _separate_meshes(optimizer: Optimizer) -> None:
+    """Divide parameter groups so that each has plain tensors, or DTensors of one mesh.
+
+    Tensor parallelism leaves some parameters whole, such as those of norms. torch does not update
+    plain tensors and DTensors in one list, so real training runs need separate groups as well.
+    """
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        by_mesh = grouped(group["params"], lambda each: getattr(each, "device_mesh", None))
+        groups += [{**group, "params": parameters} for parameters in by_mesh.values()]
+    optimizer.param_groups[:] = groups
 
 
 def _change_setting(

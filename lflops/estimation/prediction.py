@@ -3,8 +3,7 @@
 The prediction uses rates that were fitted to published step times:
 
 - On the device, an operator takes the time of its matmuls at a share of the peak, or the time of
-its
-  bytes at a share of the bandwidth, plus a launch.
+  its bytes at a share of the bandwidth, plus a launch.
 - FSDP2 gathers the parameters of a block while the block before it computes, and reduces its
   gradients while the next block computes.
 - DDP reduces buckets of gradients during backward.
@@ -14,10 +13,15 @@ If the calls of the host take longer than the device, launches bound the step. S
 predicted, because no hosts were fitted. Overlapped collectives slow down the computation that hides
 them. The rates are few, the same for all models, and in `prediction.toml`. They were fitted to
 well-tuned training runs, so they do not include a slow data loader, logging or a busy host. Tensor
-and expert parallelism, pipelines and compiled code are not predicted, because they were not fitted.
+and expert parallelism, pipelines, compiled code, mixtures of experts, convolutions and fine-tuning
+with frozen weights are not predicted, because they were not fitted.
+
+The interval is wider for a step that is less like the fitted ones, and `Prediction.widened` says why.
 """
 
 import functools
+import math
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +33,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak
 from lflops.profile.module_names import ancestry
@@ -44,8 +49,10 @@ _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# Least share of the MACs that must be in a fitted dtype.
+# Least share of the MACs that must be in a fitted dtype and kind, and of trained parameters.
 _MOSTLY = 0.95
+# How classes of experts and of their routers are named.
+_EXPERTS = re.compile("experts|moe|router", re.IGNORECASE)
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +60,7 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         chips: Names of the chips.
+        not_fitted: Names of those chips of which no step time was fitted.
         product: Share of the peak that matmuls reach.
         attention: Share of the peak that fused attention reaches.
         network_bytes_per_second: Bandwidth of a device to other hosts, in the vendor's reference
@@ -63,6 +71,27 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     product: float
     attention: float
     network_bytes_per_second: float
+    not_fitted: tuple[str, ...] = ()
+
+
+class Widening(Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors of an interval's width for a step that is unlike the fitted ones.
+
+    They apply to the logarithms of the ends, and multiply.
+
+    Attributes:
+        source: For every step outside the fitted source: other code and other versions ran it.
+        chip: For a chip of which no step time was fitted.
+        setting: For no FSDP2, and for a number of parameters that no fitted model has.
+        fewest_parameters: The smallest fitted model.
+        most_parameters: The largest fitted model.
+    """
+
+    source: float = 1.0
+    chip: float = 1.0
+    setting: float = 1.0
+    fewest_parameters: float = 0.0
+    most_parameters: float = math.inf
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,8 +107,9 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
         host_seconds: Time on the host for each call. A step in which the host takes longer than the
             device is not predicted.
         low: Lower end of the interval, as a ratio of measured over predicted time. The interval
-            holds 80 % of the training runs that were not fitted.
+            holds 80 % of the steps of a model that was not fitted, of the fitted source.
         high: Upper end of the interval.
+        widening: How the interval widens for other steps.
     """
 
     families: Mapping[str, Family]
@@ -91,6 +121,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     host_seconds: float
     low: float
     high: float
+    widening: Widening = Widening()
 
     def family(self, chip: Hardware) -> Family | None:
         """Return the family of a chip, or `None` if it was not fitted."""
@@ -103,13 +134,14 @@ class Prediction(Struct, frozen=True, kw_only=True):
     Attributes:
         hardware: Name of the chip.
         seconds: The predicted time.
-        low: Lower end of the interval that holds 80 % of the training runs that were not fitted.
+        low: Lower end of the interval.
         high: Upper end of the interval.
         by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move
             bytes), and `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
         by_module: The seconds of each module with all modules below it.
         recomputed: Part of `backward` in which the device recomputes.
+        widened: Why the interval is wider than for steps of the fitted source.
     """
 
     hardware: str
@@ -120,6 +152,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     by_phase: Mapping[str, float]
     by_module: Mapping[str, float]
     recomputed: float = 0.0
+    widened: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -146,12 +179,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         yield f"no step times were fitted on {chip.name}, only on {', '.join(known)}"
         return
     yield from _dtype_reasons(profile)
-    if any(notes_with("cpu_offload", profile.notes)):
-        yield "copies from and to the host were not fitted"
-    if "uint8" in profile.modules[""].dtypes:
-        yield "unpacking quantized weights was not fitted"
-    if any(module.compiled for module in profile.modules.values()):
-        yield "compiled code was not fitted"
+    yield from _kind_reasons(profile)
     unknown = {call.collective for call in profile.communication} - _FITTED_COLLECTIVES
     if unknown:
         yield f"{min(unknown)} between ranks was not fitted"
@@ -164,6 +192,24 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
             f"the host's {calls:,} calls may take longer than the device's work, "
             "and the speed of hosts was not fitted"
         )
+
+
+def _kind_reasons(profile: Profile) -> Iterator[str]:
+    """Yield kinds of models and of training runs that were not fitted."""
+    if any(notes_with("cpu_offload", profile.notes)):
+        yield "copies from and to the host were not fitted"
+    if "uint8" in profile.modules[""].dtypes:
+        yield "unpacking quantized weights was not fitted"
+    if any(module.compiled for module in profile.modules.values()):
+        yield "compiled code was not fitted"
+    if any(_EXPERTS.search(module.class_name) for module in profile.modules.values()):
+        yield "mixtures of experts were not fitted"
+    root = profile.modules[""]
+    if root.trainable_parameters < _MOSTLY * root.parameters:
+        yield "training with frozen weights, such as LoRA, was not fitted"
+    convolutions = sum(op.macs for op in profile.op_counts if "convolution" in op.operator)
+    if convolutions > (1 - _MOSTLY) * sum(op.macs for op in profile.op_counts):
+        yield "convolutions were not fitted"
 
 
 def _dtype_reasons(profile: Profile) -> Iterator[str]:
@@ -279,16 +325,34 @@ class _Step:
         for (unit, phase), seconds in self._waits(computing).items():
             add("communication", phase, unit, seconds * (accumulation if units else 1))
         total = sum(phases.values())
+        distances = list(self._distances())
+        width = math.prod(factor for _, factor in distances)
         return Prediction(
             hardware=self.chip.name,
             seconds=total,
-            low=total * self.rates.low,
-            high=total * self.rates.high,
+            low=total * self.rates.low**width,
+            high=total * self.rates.high**width,
             by_kind={kind: seconds for kind, seconds in kinds.items() if seconds},
             by_phase=dict(phases),
             by_module=modules,
             recomputed=recomputed,
+            widened=tuple(reason for reason, factor in distances if factor > 1),
         )
+
+    def _distances(self) -> Iterator[tuple[str, float]]:
+        """Yield what no fitted step has, and the factor by which it widens the interval."""
+        widening = self.rates.widening
+        yield "other code and other versions than the fitted runs", widening.source
+        if self.chip.name in self.family.not_fitted:
+            yield f"no step time on {self.chip.name} was fitted", widening.chip
+        if not any(call.collective == _GATHERS for call in self.profile.communication):
+            yield "only runs with FSDP were fitted", widening.setting
+        parameters = self.profile.modules[""].parameters
+        fewest = widening.fewest_parameters
+        most = widening.most_parameters
+        if not fewest <= parameters <= most:
+            sizes = f"{units.count(fewest)} to {units.count(most)}"
+            yield f"only models of {sizes} parameters were fitted", widening.setting
 
     def _device(self, op: OpCount) -> tuple[str, float]:
         """Return the kind of an operator, and its seconds on the device."""

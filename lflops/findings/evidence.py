@@ -16,7 +16,7 @@ from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES
-from lflops.profile.series import summed
+from lflops.profile.series import ratio, summed
 from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.straggler import Stragglers
 
@@ -111,6 +111,10 @@ class StepEvidence:
     @cached_property
     def are_module_times_unreliable(self) -> bool:
         return are_times_far_off(self.profile.notes)
+
+    def modules_at(self, pattern: str) -> list[str]:
+        """The names of the modules with a pattern."""
+        return [name for name, of_module in self.patterns.items() if of_module == pattern]
 
     @property
     def cannot_locate_time(self) -> bool:
@@ -268,15 +272,13 @@ def host_syncs(profile: Profile) -> int:
 
     Returns 0 if that is not often.
     """
-    trace = profile.trace
-    if trace is None:
+    if profile.trace is None:
         return 0
-    calls = sum(
-        operator.calls
-        for operator in trace.operators
-        if operator.name.endswith("StreamSynchronize")
-    )
-    per_step = round((trace.per_batch(calls) or 0) * (profile.run.accumulation or 1))
+    calls = 0
+    for operator in profile.trace.operators:
+        if operator.name.endswith("StreamSynchronize"):
+            calls += operator.calls
+    per_step = round(ratio(calls, profile.traced_steps) or 0)
     return per_step if per_step >= MANY_HOST_SYNCS else 0
 
 

@@ -30,7 +30,7 @@ RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
 """Operators that traces have under the name of the one that they call."""
 
 MOST_NAMES = 3
-"""Most operators that a sentence names."""
+"""Maximum number of operators that a sentence names."""
 
 ATEN = "aten::"
 
@@ -99,7 +99,9 @@ class OperatorTimes:
         name = _name(count)
         seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
         moved = self._moved[name]
-        return seconds * count.bytes_moved / moved if seconds is not None and moved else None
+        if seconds is None or not moved:
+            return None
+        return seconds * count.bytes_moved / moved
 
     def _most_seconds(self, count: OpCount) -> float:
         """Seconds that an operator without matmuls needs at the most."""

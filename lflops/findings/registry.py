@@ -175,7 +175,7 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """The share of the step from which on the rule of this name finds an issue."""
+    """The share of the step above which the rule of this name finds an issue."""
     shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
     return shares.get(name)
 

@@ -17,14 +17,14 @@ Facts = Mapping[str, float | str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """From which cost on a candidate is reported, and from which on it is an issue.
+    """The cost above which a candidate is reported, and the cost above which it is an issue.
 
     Attributes:
-        share: The share of the step, or of the run, from which on it is an issue. 0 makes every
+        share: The share of the step, or of the run, above which it is an issue. 0 makes every
             candidate an issue, `None` none: then it only says where the time goes.
         seconds: The least seconds per step of an issue. Frameworks spend some time in each step,
             however short it is.
-        reported: The share from which on it is reported at all.
+        reported: The share above which it is reported at all.
     """
 
     share: float | None = None
@@ -64,12 +64,13 @@ class Rule(ABC):
 
     Attributes:
         name: The name of the rule, `cause` of its findings.
-        threshold: The costs from which on it is reported and is an issue.
+        threshold: The costs above which it is reported, and above which it is an issue.
         sentence: What the finding says.
         fix: How to reduce the cost.
         is_overhead: Whether the model computes nothing in this time.
-        right: How often the finding was correctly the first one and how often it was the first one
-            at all, in training runs of `benchmarks/faults` that no rule was tuned on.
+        right: Two counts from the training runs of `benchmarks/faults` that no rule was tuned on:
+            how often this finding was the first one and was right, and how often it was the first
+            one.
     """
 
     name: str
@@ -106,7 +107,7 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """The share of the step from which on this is an issue."""
+        """The share of the step above which this is an issue."""
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
@@ -140,7 +141,7 @@ class StepRule(Rule):
             rank=candidate.rank,
             phase=candidate.phase,
             seconds=candidate.seconds,
-            share=None if candidate.seconds is None else step.times.share(candidate.seconds),
+            share=step.times.share(candidate.seconds),
             fix=self.advise(candidate, step),
             is_issue=is_issue,
             is_overhead=self.is_overhead,
@@ -165,11 +166,10 @@ class StepRule(Rule):
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
         """The values of the templates."""
+        words: dict[str, float | str | None] = {}
+        for name, value in candidate.facts.items():
+            words[name] = plain(value) if isinstance(value, str) else value
         cost = cost_of(candidate.seconds, step)
-        words: dict[str, float | str | None] = {
-            name: plain(value) if isinstance(value, str) else value
-            for name, value in candidate.facts.items()
-        }
         words["cost"] = cost
         words["Cost"] = cost[0].upper() + cost[1:]
         words["where"] = plain(candidate.module) or root_itself(step.root.class_name)
@@ -198,8 +198,8 @@ class ModuleRule(StepRule):
 
 def cost_of(seconds: float | None, step: StepEvidence) -> str:
     """A cost as `8.2 % of the step (4.1 ms)`."""
-    share = None if seconds is None else step.times.share(seconds)
-    return f"{units.percent(share)} of the {step.unit} ({units.duration(seconds)})"
+    share = units.percent(step.times.share(seconds))
+    return f"{share} of the {step.unit} ({units.duration(seconds)})"
 
 
 def root_itself(class_name: str) -> str:

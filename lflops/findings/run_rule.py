@@ -19,10 +19,10 @@ NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 """Categories of the ledger before and after training, and the time of lflops."""
 
 LARGE_SHARE = 0.1
-"""The share from which on a cost that is no issue deserves advice."""
+"""The share above which a cost that is no issue deserves advice."""
 
 REPEATED_COMPILATION_SHARE = 0.05
-"""The share of the second half of a run from which on compilation does not end."""
+"""The share of the second half of a run above which compilation does not end."""
 
 MANY_RECOMPILED_STEPS = 3
 """Steps of a window in which code was compiled again that show that compilation does not end."""

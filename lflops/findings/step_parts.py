@@ -1,20 +1,19 @@
 """The disjoint parts of a step, without the costs that rules about modules already explain."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lflops.analysis.outliers import allocating
-from lflops.analysis.step_breakdown import IN_MODULES
+from lflops.analysis.step_breakdown import IN_MODULES, move
 from lflops.findings.evidence import REPORTED_SHARE, StepEvidence
 from lflops.findings.rule import Candidate
 from lflops.profile.module_names import added_up, ancestry
-from lflops.profile.series import summed
 
 MAIN_MODULE_SHARE = 0.6
 """The share of a part that a module must have for the part to be mostly in this module."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""The share of the step from which on waiting for the device's driver is a part of its own."""
+"""The share of the step above which waiting for the device's driver is a part of its own."""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
 """Parts that are the work itself."""
@@ -72,31 +71,18 @@ def _shares(step: StepEvidence) -> dict[str, float]:
         shares = dict(step.breakdown.parts)
     else:
         shares = _shares_of_phases(step)
-    _move(shares, _collectives_after_backward(step) / step.mean, "communication", ("clip", "other"))
-    _move(shares, _allocating(step) / step.mean, "allocating", ("idle", "other"))
+    collectives = _collectives_after_backward(step) / step.mean
+    move(shares, collectives, "communication", "clip", "other")
+    move(shares, _allocating(step) / step.mean, "allocating", "idle", "other")
     return shares
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
     """Without a known peak: the phases outside modules, and communication."""
-    shares = {
-        phase: seconds / step.mean
-        for phase, seconds in step.times.parts.items()
-        if phase != "backward"
-    }
-    shares["communication"] = step.communication_seconds / step.mean
-    return shares
-
-
-def _move(shares: dict[str, float], share: float, to: str, places: Iterable[str]) -> None:
-    """Move a share to another part, out of the first of these places that have some."""
-    left = share
-    for place in places:
-        moved = min(left, shares.get(place, 0.0))
-        if moved > 0:
-            left -= moved
-            shares[place] -= moved
-            shares[to] = shares.get(to, 0.0) + moved
+    seconds = step.times.parts
+    seconds.pop("backward", None)
+    seconds["communication"] = step.communication_seconds
+    return {part: took / step.mean for part, took in seconds.items()}
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
@@ -104,11 +90,8 @@ def _collectives_after_backward(step: StepEvidence) -> float:
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0
-    return sum(
-        collective.seconds or 0.0
-        for collective in step.profile.communication
-        if collective.phase == "other"
-    )
+    collectives = step.profile.communication
+    return sum(each.seconds or 0.0 for each in collectives if each.phase == "other")
 
 
 def _allocating(step: StepEvidence) -> float:
@@ -150,8 +133,9 @@ def _innermost_module(step: StepEvidence, part: str) -> str:
 
 def _inclusive_shares(modules: Mapping[str, Mapping[str, float]], part: str) -> dict[str, float]:
     """The share of a part in each module, including the modules below it."""
-    shares: list[tuple[str, float]] = []
+    shares: dict[str, float] = {}
     for module, parts in modules.items():
-        if parts[part]:
-            shares += [(above, parts[part]) for above in ancestry(module)]
-    return summed(shares)
+        for above in ancestry(module):
+            if parts[part]:
+                shares[above] = shares.get(above, 0.0) + parts[part]
+    return shares

@@ -18,7 +18,8 @@ from lflops.attribution.python_stack import in_communication_hook
 from lflops.error_guard import Guard, unguarded
 from lflops.flop_counter.attention_masks import masked_scores
 from lflops.flop_counter.compiled_regions import CompiledRegions
-from lflops.flop_counter.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
+from lflops.flop_counter.live_memory import AllocationLog, LiveMemory, Survivors
+from lflops.flop_counter.memory_record import LONGEST_TIMELINE, MemoryRecord
 from lflops.flop_counter.operators import Kind, KnownCost, Operator, first_tensor
 from lflops.flop_counter.optimizer_owners import StepOwners
 from lflops.flop_counter.sharded_tensors import PartialTensors, logical_cost
@@ -66,7 +67,7 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Most signatures that are kept for one operator: a training run may have ever new shapes."""
+"""Maximum number of signatures of one operator: a training run may have ever new shapes."""
 
 CallArgs = tuple[Any, Any, Any]
 """The arguments of a finished call, its keyword arguments, and its result."""
@@ -110,6 +111,7 @@ class CountOptions:
             tensors represent tensors on another device.
         survivors: The storages that remained after the last step. `None` if they are not needed.
         host: Tensors in host memory, which take no memory of the device.
+        records: Receives the record of memory of each count.
     """
 
     traffic: bool = True
@@ -122,6 +124,7 @@ class CountOptions:
     scratch: bool = True
     survivors: Survivors | None = None
     host: tuple[Tensor, ...] = ()
+    records: list[MemoryRecord] | None = None
 
 
 class OperatorAccumulator:
@@ -148,6 +151,8 @@ class OperatorAccumulator:
                 options.round_to, options.log, options.moments, options.survivors, options.host
             )
             self.memory.hold(options.gradients, "gradients", "")
+            if options.records is not None:
+                options.records.append(self.memory.record)
         self.fake = options.fake
         self.scratch = options.scratch
         self.counts_traffic = options.traffic
@@ -428,6 +433,16 @@ class OperatorAccumulator:
         In an optimizer's step, that is the module of the parameter.
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
+
+    def owners(self, results: list[Tensor]) -> list[str]:
+        """Return the modules that own the results of the last operator on lists.
+
+        In an optimizer's step, they are the modules of the parameters.
+        """
+        step = self._step
+        if step is None:
+            return [""] * len(results)
+        return [step.owner_of(result) for result in results]
 
     def _owners(self) -> StepOwners | None:
         """The owners in the running optimizer step, or `None` if none is running.

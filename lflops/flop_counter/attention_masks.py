@@ -21,6 +21,7 @@ from lflops.formulas.attention.fused import (
 )
 from lflops.formulas.table import Cost
 from lflops.torch_private.dispatch_modes import without_modes
+from lflops.torch_private.operators import argument
 
 MASK_AT = {
     "_scaled_dot_product_flash_attention_for_cpu": (5, "attn_mask"),
@@ -31,7 +32,7 @@ MASK_AT = {
 """Position and name of the mask argument of fused attention operators."""
 
 MOST_READ = 1 << 24
-"""Most elements of a mask that is read. A larger mask is ignored."""
+"""Maximum number of elements of a mask that is read. A larger mask is ignored."""
 
 COUNTS_DIMENSIONS = 3
 """Dimensions of a tensor of block counts: batch, heads, rows of blocks."""
@@ -40,7 +41,7 @@ INDICES_DIMENSIONS = 4
 """Dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
 
 MOST_EVALUATED = 1 << 26
-"""Most pairs of a query and a key for which a flex attention mask is evaluated."""
+"""Maximum number of pairs of a query and a key for which a flex attention mask is evaluated."""
 
 
 class MaskedScores(NamedTuple):
@@ -89,7 +90,7 @@ def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
     if operator not in MASK_AT:
         return None
     position, name = MASK_AT[operator]
-    passed = args[position] if len(args) > position else kwargs.get(name)
+    passed = argument(args, kwargs, position, name)
     mask = known(passed) if isinstance(passed, Tensor) else None
     if mask is None or mask.dim() < 2:
         return None
@@ -111,7 +112,9 @@ def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
     count, rows, columns = mask.shape
     if not mask.numel() or mask.numel() > MOST_READ:
         return None
-    seen = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = mask
+    if mask.dtype is not torch.bool:
+        seen = mask > torch.finfo(mask.dtype).min / 2
     ones = seen.to(torch.uint8)
     first = ones.argmax(-1)
     last = columns - 1 - ones.flip(-1).argmax(-1)
@@ -163,10 +166,8 @@ def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
 
 def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
     """The block mask of a call, which is the argument at a position or `block_mask`."""
-    block_mask = args[position] if len(args) > position else kwargs["block_mask"]
-    buffers = kwargs.get("mask_mod_other_buffers", ())
-    if len(args) > position + 4:
-        buffers = args[position + 4]
+    block_mask = argument(args, kwargs, position, "block_mask")
+    buffers = argument(args, kwargs, position + 4, "mask_mod_other_buffers")
     counts: list[Tensor] = []
     indices: list[Tensor] = []
     integers: list[int] = []

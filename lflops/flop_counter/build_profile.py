@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from torch import nn
 
 from lflops.flop_counter.totals import Counts, Totals, Transfers
@@ -33,7 +33,7 @@ from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import dtype_of, grouped, sum_known, sums
 
 LONGEST_DETAIL = 200
-"""Most characters of a module's `extra_repr`."""
+"""Maximum number of characters of a module's `extra_repr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,34 +68,45 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
     totals = collected.totals
     _add_scripted(collected)
     op_counts = tuple(_op_counts(collected, tf32=tf32))
-    unsupported = tuple(
-        UnsupportedCall(module=fqn, operator=operator, phase=phase, **asdict(transfers))
-        for (fqn, operator, phase), transfers in totals.unsupported.items()
-        if fqn not in collected.ignored
-    )
-    communication = tuple(
-        Communication(
-            module=fqn,
-            phase=phase,
-            collective=collective,
-            group=group,
-            group_size=group_size,
-            **asdict(transfers),
-        )
-        for (fqn, phase, collective, group, group_size), transfers in totals.collectives.items()
-        if fqn not in collected.ignored
-    )
+    communication = tuple(_communication(collected))
     return Profile(
         schema_version=SCHEMA_VERSION,
         run=replace(run, dtype=dtype_of(op_counts) or run.dtype),
         modules=_modules(collected, communication),
         op_counts=op_counts,
-        unsupported=unsupported,
+        unsupported=tuple(_unsupported(collected)),
         communication=communication,
         waits=tuple(sorted(totals.waits)),
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )
+
+
+def _unsupported(collected: CountedPass) -> Iterator[UnsupportedCall]:
+    for (fqn, operator, phase), transfers in collected.totals.unsupported.items():
+        if fqn not in collected.ignored:
+            yield UnsupportedCall(
+                module=fqn,
+                operator=operator,
+                phase=phase,
+                calls=transfers.calls,
+                bytes=transfers.bytes,
+            )
+
+
+def _communication(collected: CountedPass) -> Iterator[Communication]:
+    for key, transfers in collected.totals.collectives.items():
+        fqn, phase, collective, group, group_size = key
+        if fqn not in collected.ignored:
+            yield Communication(
+                module=fqn,
+                phase=phase,
+                collective=collective,
+                group=group,
+                group_size=group_size,
+                calls=transfers.calls,
+                bytes=transfers.bytes,
+            )
 
 
 def _add_scripted(collected: CountedPass) -> None:
@@ -187,10 +198,9 @@ def _module(
         class_name = type(module).__name__
         detail = _detail(module)
     trainable = [each for each in parameters if each.stored_in.requires_grad]
+    by_dtype = grouped(parameters, lambda each: dtype_name(each.stored_in.dtype))
     dtypes = {}
-    for dtype, of_dtype in grouped(
-        parameters, lambda each: dtype_name(each.stored_in.dtype)
-    ).items():
+    for dtype, of_dtype in by_dtype.items():
         dtypes[dtype] = DtypeShare(parameters=_elements(of_dtype), bytes=_bytes(of_dtype))
     return ModuleProfile(
         class_name=class_name,
@@ -227,13 +237,17 @@ def _detail(module: nn.Module) -> str:
         detail = " ".join(str(module.extra_repr()).split())
     except Exception:  # noqa: BLE001 - the user's code must not end a count
         return ""
-    return detail if len(detail) <= LONGEST_DETAIL else f"{detail[: LONGEST_DETAIL - 1]}…"
+    if len(detail) > LONGEST_DETAIL:
+        return f"{detail[: LONGEST_DETAIL - 1]}…"
+    return detail
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
     """`scope` for a named scope, empty for the root and for a parent of a shared module's name."""
-    has_modules = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
-    return "" if not fqn or has_modules else "scope"
+    is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
+    if not fqn or is_parent:
+        return ""
+    return "scope"
 
 
 class _Differences(NamedTuple):

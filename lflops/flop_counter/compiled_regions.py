@@ -138,7 +138,7 @@ class CompiledRegions:
         _REPLACED.add(self)
 
     def stop(self) -> None:
-        """Stop recording. It can be called again."""
+        """Stop recording. Calling it twice is harmless."""
         _REPLACED.remove(self)
         for handle in self._handles:
             handle.remove()

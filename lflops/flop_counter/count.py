@@ -251,7 +251,7 @@ class Counting:
         return macs, flops
 
     def stop(self) -> None:
-        """Remove all hooks and modes. It can be called again.
+        """Remove all hooks and modes. Calling it twice is harmless.
 
         Leaving the `with` block afterwards still builds the profile.
         """
@@ -324,8 +324,8 @@ class Counting:
             tree=self._tree,
             calls=self._scopes.calls + resolved.calls,
             totals=resolved.totals,
-            memory=None if memory is None else memory.result(),
-            peaks={} if memory is None else memory.peak_of_rows(),
+            memory=None if memory is None else memory.record.memory(),
+            peaks={} if memory is None else memory.record.peak_of_rows(),
             # By now, a shared module may have further names.
             ignored=ignored_modules(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),

@@ -35,9 +35,11 @@ from lflops.torch_private.operators import (
     run_kernel,
 )
 from lflops.torch_private.tensors import (
+    ASKS_FOR_DEVICE,
     NEEDS_VALUES,
     PLAIN,
     FakeTensor,
+    fake_device,
     has_torch_function,
     is_overridden,
     without_overrides,
@@ -117,6 +119,8 @@ class CountingMode(InternalMode):
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
+        if function is ASKS_FOR_DEVICE and self._fake and type(args[0]) is FakeTensor:
+            return fake_device(args[0])
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:
@@ -283,6 +287,10 @@ class CountingMode(InternalMode):
                 self._partial_tensors.follow(operator, fqn, args, kwargs, out)
             if operator.kind is not FREE and kernel is None:
                 counter.record(operator, fqn, phase, (args, kwargs, out))
+            if memory is not None and phase == "optimizer" and not operator.is_foreach:
+                if operator.kind is FREE:
+                    counter.record_view(args)
+                memory.ran_for(counter.owner(fqn, phase))
             if memory is not None and operator.allocates:
                 self._see_storages(memory, operator, fqn, phase, (args, kwargs, out))
         except BaseException as error:  # noqa: BLE001 - the guard handles it
@@ -308,6 +316,10 @@ class CountingMode(InternalMode):
             and sums_gradients(args, kwargs)
         ):
             memory.after_sum(name, fqn, phase, out, args[0])
+            return
+        if phase == "optimizer" and operator.is_foreach and isinstance(out, list | tuple):
+            for tensor, owner in zip(out, counter.owners(list(out)), strict=True):
+                memory.after(name, owner, phase, tensor)
             return
         owner = counter.owner(fqn, phase) if phase == "optimizer" else fqn
         memory.after(name, owner, phase, out)

@@ -23,11 +23,18 @@ from lflops.torch_private.dispatch_modes import (
     without_modes,
 )
 from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
-from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
-from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
+from lflops.torch_private.operators import GROUPED_MM, OpOverload, argument, written_arguments
+from lflops.torch_private.tensors import (
+    ASKS_FOR_DEVICE,
+    NEEDS_VALUES,
+    PLAIN,
+    FakeTensor,
+    fake_device,
+    storage_key,
+)
 
 LARGEST = 1 << 20
-"""Most elements of a tensor whose values are kept."""
+"""Values are kept only of tensors with at most this many elements."""
 
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
@@ -35,6 +42,19 @@ _MADE_OF_NUMBERS = frozenset(
 """Operators that create floating-point tensors whose values code may need.
 
 An example are the rates of stochastic depth.
+"""
+
+_FILLS = frozenset(
+    (
+        torch.ops.aten.normal_.default,
+        torch.ops.aten.uniform_.default,
+        torch.ops.aten.zero_.default,
+        torch.ops.aten.fill_.Scalar,
+    )
+)
+"""Operators that only write values, which a fake tensor does not have.
+
+A model calls them for each of its parameters when it is built.
 """
 
 _VALIDATORS = frozenset(
@@ -83,10 +103,14 @@ class KnownValues(InternalMode):
         # By storage key while the storage is alive, because keys are reused.
         self._stale: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(  # noqa: PLR0911 - a call costs too much here
+    def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operator for real if its arguments' values are known and its result is small."""
+        if function is ASKS_FOR_DEVICE and type(args[0]) is FakeTensor:
+            return fake_device(args[0])
+        if function in _FILLS and type(args[0]) is FakeTensor:
+            return args[0]
         kwargs = kwargs or {}
         _refuse_missing_cuda(kwargs.get("device"))
         given = tensors_of((*args, *kwargs.values()))
@@ -157,7 +181,7 @@ class KnownValues(InternalMode):
         if function is self._receive:
             self._receive_values(args[0])
         for name, position in written_arguments(function):
-            written = args[position] if position < len(args) else kwargs.get(name)
+            written = argument(args, kwargs, position, name)
             for tensor in tensors_of((written,)):
                 if type(tensor) is Tensor:
                     self._make_stale(tensor)

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from lflops.errors import CountError
 from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
+from lflops.inputs.arguments import is_whole
 from lflops.torch_private.dispatch_modes import open_modes, without_modes
 from lflops.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
+    argument,
     argument_names,
     decomposes,
     overloads_of,
@@ -169,18 +171,17 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         operands = []
         for position, name in leading:
-            value = args[position] if position < len(args) else kwargs.get(name)
-            operands.append(shapes(value))
+            operands.append(shapes(argument(args, kwargs, position, name)))
         named = {}
         for position, name, default in keywords:
-            value = args[position] if position < len(args) else kwargs.get(name, default)
+            value = argument(args, kwargs, position, name, default)
             named[name] = values_or_shape(value) if name in reads else shapes(value)
         if "out" in keyword_names:
             named["out"] = shapes(out)
         result = _cost(function(*operands, **named))
-        operand = args[0] if args else None
-        is_complex = isinstance(operand, Tensor) and operand.is_complex()
-        return _in_reals(result) if is_complex else result
+        if args and isinstance(args[0], Tensor) and args[0].is_complex():
+            return _in_reals(result)
+        return result
 
     return cost
 
@@ -204,7 +205,7 @@ def _users_cost(formula: Formula) -> CallCost:
         named["out"] = shapes(out)
         result = _cost(formula(*operands, **named))
         numbers = (result.macs, result.other_flops, result.executed_macs or 0)
-        if not all(map(_is_whole, numbers)):
+        if not all(map(is_whole, numbers)):
             raise TypeError(f"a formula's Cost must have whole numbers, not {result!r}")
         return result
 
@@ -215,13 +216,9 @@ def _cost(result: Any) -> Cost:
     """The `Cost` that a formula returned, or the `Cost` of the MACs that it returned."""
     if isinstance(result, Cost):
         return result
-    if not _is_whole(result):
+    if not is_whole(result):
         raise TypeError(f"a formula must return a whole number of MACs, not {result!r}")
     return Cost(result)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 KNOWS_VALUES = "knows_values_of"

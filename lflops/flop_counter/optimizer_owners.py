@@ -86,13 +86,21 @@ class StepOwners:
                 self._add(result, owner)
         return owners
 
+    def owner_of(self, result: Tensor) -> str:
+        """Return the module of a registered tensor, or the module of the last operator."""
+        owner = self._known(result)
+        return self.last if owner is None else owner
+
     def _known(self, value: Any) -> str | None:
         """The module of a registered tensor, or `None`.
 
         An id is valid only while its tensor is alive, and the registry keeps no tensor alive.
         """
         known = self._owners.get(id(value))
-        return known[1] if known is not None and known[0]() is value else None
+        if known is None:
+            return None
+        reference, owner = known
+        return owner if reference() is value else None
 
     def _known_or_new(self, tensor: Tensor) -> str | None:
         owner = self._known(tensor)

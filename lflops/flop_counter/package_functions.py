@@ -24,7 +24,7 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """The number of functions with a formula that this thread is in.
+    """How many functions with a formula this thread is executing, one inside another.
 
     The kernels that such a function launches are part of its cost.
     """
@@ -52,7 +52,7 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """End watching for a count. It can be called again."""
+    """End watching for a count. Calling it twice is harmless."""
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]
         if not _COUNTS:

@@ -20,7 +20,7 @@ from lflops.formulas.table import Cost
 from lflops.inputs.tensors import changed
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_modes
-from lflops.torch_private.operators import decompose
+from lflops.torch_private.operators import argument, decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
@@ -127,11 +127,10 @@ class PartialTensors:
         if not is_partial and not collective:
             # A partial tensor that is overwritten in place stays partial.
             return
-        written = [
-            args[position] if position < len(args) else kwargs.get(name)
-            for name, position in operator.written_arguments.items()
-        ]
-        for tensor in tensors_of((out, *written)):
+        results = [out]
+        for name, position in operator.written_arguments.items():
+            results.append(argument(args, kwargs, position, name))
+        for tensor in tensors_of(results):
             self._mark(tensor, is_partial=is_partial)
 
     def _add_parameters(self, fqn: str) -> None:

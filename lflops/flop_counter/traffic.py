@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed
 
 from lflops.torch_private.distributed import group_named
+from lflops.torch_private.operators import argument
 from lflops.torch_private.tensors import PLAIN, sparse_parts
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ GATHERED: dict[str, Callable[[Any], int]] = {
     "nll_loss_forward": _elements_of(1),
     "nll_loss2d_forward": _elements_of(1),
 }
-"""The number of elements that a gather reads of its first argument, by operator."""
+"""By gather operator, a function of its arguments that returns how many elements it reads."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
     "index_put_": _index_put_elements,
@@ -88,7 +89,7 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
     "put_": _elements_of(1),
     "embedding_renorm_": _rows_of_first,
 }
-"""The number of elements that a scatter writes of its first argument, by operator."""
+"""By scatter operator, a function of its arguments that returns how many elements it writes."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
@@ -202,7 +203,7 @@ def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     written = []
     for name, position in operator.written_arguments.items():
         if name != "grads" or writes_gradients:
-            written.append(args[position] if position < len(args) else kwargs.get(name))
+            written.append(argument(args, kwargs, position, name))
     return sum(map(size, tensors_of(written)))
 
 
@@ -274,8 +275,10 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
     Its result is awaited when all autograd nodes have run.
     """
-    asynchronous = kwargs.get("async_op", args[4] if len(args) > 4 else True)
-    return name.rpartition("::")[2] == "allreduce_" and asynchronous is not False
+    if name.rpartition("::")[2] != "allreduce_":
+        return False
+    is_asynchronous: bool = argument(args, kwargs, 4, "async_op", default=True) is not False
+    return is_asynchronous
 
 
 def _group(value: Any) -> Any:

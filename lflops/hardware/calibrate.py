@@ -41,7 +41,7 @@ UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
 LONGEST_WAIT = 120.0
-"""Seconds to wait for another process that measures. A GPU takes half a minute."""
+"""Maximum number of seconds to wait while another process measures. Measuring a GPU takes half a minute."""
 LOCK_INTERVAL = 0.1
 """Seconds between two attempts to lock the file of this machine."""
 _BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
@@ -211,7 +211,7 @@ SIZES = tuple(1 << exponent for exponent in range(8, 15))
 """Rows and columns of the matrices."""
 
 SIZING_SECONDS = 4.0
-"""Most seconds to find the fastest size of a dtype."""
+"""Maximum number of seconds to find the fastest size of a dtype."""
 
 PROBES = 3
 """Blocks that are timed for each size."""
@@ -220,7 +220,7 @@ PROBE_SECONDS = 0.02
 """Seconds of such a block."""
 
 MEASURING_SECONDS = 12.0
-"""Most seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
+"""Maximum number of seconds of all rounds, if there are at least `FEWEST_ROUNDS`."""
 
 BLOCK_SECONDS = 0.2
 """Seconds of a block in a round."""
@@ -238,7 +238,7 @@ CACHES = 8
 """Size of source and target of the copy, in last-level caches."""
 
 FEWEST_CACHES = 4
-"""Least size of source and target. A smaller copy would measure the cache."""
+"""Smallest size of source and target. A smaller copy would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -508,10 +508,10 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     for dtype in wanted:
         if dtype not in machine.dtypes:
             raise HardwareError(
-                f"dtypes has {dtype!r}: on {machine.kind}, give some of {', '.join(machine.dtypes)}"
+                f"dtypes has {dtype!r}: on {machine.kind}, the known ones are {', '.join(machine.dtypes)}"
             )
     if not wanted:
-        raise HardwareError(f"dtypes={dtypes!r}: give some of {', '.join(machine.dtypes)}")
+        raise HardwareError(f"dtypes={dtypes!r}: the known ones are {', '.join(machine.dtypes)}")
     return wanted
 
 

@@ -91,7 +91,7 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
     for key, value in chip.items():
         if key not in _KEYS:
             raise HardwareError(
-                f"{place}: the key {key!r} is unknown: give some of {', '.join(_KEYS)}"
+                f"{place}: the key {key!r} is unknown: the known ones are {', '.join(_KEYS)}"
             )
         if not _is_valid(key, value):
             raise HardwareError(f"{place}: {key} = {_short(value)}: give {_accepted(key)}")
@@ -100,7 +100,9 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
             raise HardwareError(f"{place}: {key} is missing: give {_accepted(key)}")
     for dtype, peak in chip["peaks"].items():
         if dtype not in DTYPES:
-            raise HardwareError(f"{place}: peaks has {dtype!r}: give some of {', '.join(DTYPES)}")
+            raise HardwareError(
+                f"{place}: peaks has {dtype!r}: the known ones are {', '.join(DTYPES)}"
+            )
         if not _is_positive(peak):
             raise HardwareError(f"{place}: peaks.{dtype} = {_short(peak)}: give FLOP/s, as 312e12")
 
@@ -149,7 +151,10 @@ def _text(value: str) -> str:
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
-"""Vendors of GPUs, with the words in names of chips that only some drivers and people write."""
+"""The words that identify each vendor of GPUs in a chip's name.
+
+Some drivers and people leave them out, so they are ignored when names are compared.
+"""
 
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
 
@@ -444,7 +449,7 @@ def _checked_peaks(peaks: object) -> dict[str, float]:
     for dtype, peak in peaks.items():
         if dtype not in DTYPES:
             raise HardwareError(
-                f"peak_flops_per_second has {dtype!r}: give some of {', '.join(DTYPES)}"
+                f"peak_flops_per_second has {dtype!r}: the known ones are {', '.join(DTYPES)}"
             )
         _check_positive(f"peak_flops_per_second[{dtype!r}]", peak)
     return dict(peaks)

@@ -33,7 +33,7 @@ from lflops.inputs.tensors import (
 from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
-"""Most values of a batch that are searched."""
+"""Maximum number of values of a batch that are searched."""
 
 LONG = 64
 """A container with more entries may be plain data, of which only the first entries are searched."""
@@ -42,7 +42,7 @@ PROBED = 32
 """Number of entries without a tensor that make a long container plain data."""
 
 MOST_STRUCTURES = 64
-"""Most structures that are remembered."""
+"""Maximum number of structures that are remembered."""
 
 
 class BatchTensors(NamedTuple):

@@ -34,7 +34,7 @@ SMALLEST_IMAGE = 8
 """Height and width of the smallest image."""
 
 MOST_ENTRIES = 4096
-"""Most entries of a list that are searched for images."""
+"""Maximum number of entries of a list that are searched for images."""
 
 
 class BatchSize(NamedTuple):
@@ -285,7 +285,7 @@ def _number_of_graphs(batch: Any) -> int | None:
 
 
 MOST_PARTS = 8
-"""Most entries of a batch that are asked for their number of graphs."""
+"""Maximum number of entries of a batch that are asked for their number of graphs."""
 
 
 def _defines(value: Any, name: str) -> bool:

@@ -29,13 +29,13 @@ SHORT = 8
 """Padding is searched only in rows of at least this length."""
 
 MOST_ROWS = 64
-"""Most rows in which padding is searched. On a GPU, reading them waits for the device."""
+"""Maximum number of rows in which padding is searched. On a GPU, reading them waits for the device."""
 
 MOST_FEATURES = 16
-"""Most features of each position in which padding is searched."""
+"""Padding is searched in the first features of each position, at most this many."""
 
 MOST_MARKS = 16
-"""Most different integers in a tensor of marks such as segment ids; tokens have more."""
+"""Maximum number of different integers in a tensor of marks such as segment ids; tokens have more."""
 
 ROWS = 2
 """Dimensions of a tensor with a value for each position."""

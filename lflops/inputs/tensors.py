@@ -116,7 +116,7 @@ DEEPEST = 12
 """Levels of nesting that are searched, which also ends the search of a recursive structure."""
 
 MOST_VALUES = 1_000
-"""Most values other than tensors that are searched."""
+"""Maximum number of values other than tensors that are searched."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:

@@ -9,9 +9,17 @@ import statistics
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
+from lflops.ledger.account import (
+    CATEGORIES,
+    NO_LOSS,
+    SlowStep,
+    StepGroup,
+    duration_class,
+    group_of,
+    in_pairs,
+)
 
 REMEMBERED, FEWEST = 64, 8
 """Maximum and minimum number of recent steps that define the usual step."""
@@ -29,7 +37,7 @@ Shorter waits are usual where programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""Pages read from disk in a step from which on they explain its time."""
+"""Pages read from disk in a step above which they explain its time."""
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2
@@ -310,6 +318,9 @@ FLUSHING = {"between_epochs", "after_run"}
 
 LONGEST_FREEZES = 100
 
+MOST_GROUPS = 64
+"""Groups of steps in a row of the ledger."""
+
 COLLECTING = "gc"
 """Phase and category of the time that Python's garbage collector takes from the others."""
 
@@ -326,6 +337,8 @@ class StepAccountant:
         until: Moment at which the account ends.
         spent: Nanoseconds by category that were not yet taken.
         slow: Slow steps that were not yet taken.
+        groups: All steps that were not yet taken.
+        durations: The unprofiled ones of these steps by class of their duration.
         lost: Lost nanoseconds of everything that was taken.
         slow_steps: Number of slow steps that were taken.
         steps: Steps done, as the loggers count; `None` before the first.
@@ -340,6 +353,8 @@ class StepAccountant:
         self.until = begin
         self.spent = Counter[str]()
         self.slow: list[SlowStep] = []
+        self.groups: list[StepGroup] = []
+        self.durations = Counter[int]()
         self.lost = 0
         self.slow_steps = 0
         self.steps: int | None = None
@@ -400,6 +415,14 @@ class StepAccountant:
         self.slow_steps += len(slow)
         return spent, slow
 
+    def take_steps(self) -> tuple[list[StepGroup], dict[int, int]]:
+        """Take all steps since the last time, and the durations of the unprofiled ones."""
+        groups = self.groups
+        durations = dict(self.durations)
+        self.groups = []
+        self.durations = Counter()
+        return groups, durations
+
     def _charge(self, at: int) -> None:
         # A mark may be older than the last read, which another thread made: the difference returns
         # to the category where it belongs.
@@ -432,6 +455,7 @@ class StepAccountant:
             self.first_step = max(end.step - 1, 0)
         self.steps = end.step
         self._ended += 1
+        self._add_group(step, end, between)
         if self._ended <= COLD:
             self.spent["warm_up"] += step.total
             return
@@ -445,6 +469,27 @@ class StepAccountant:
             if cost > self._usual.tolerance:
                 verdict = Verdict(self._usual.median, cost, {}, INTERRUPTIONS[name], name)
                 self._note_slow(end.step, at, took, verdict)
+
+    def _add_group(self, step: StepSpent, end: StepEnd, between: Mapping[str, int]) -> None:
+        mode: Literal["unprofiled", "profiled", "warm_up"] = "unprofiled"
+        if self._ended <= COLD:
+            mode = "warm_up"
+        elif end.touched:
+            mode = "profiled"
+        seconds = step.total / 1e9
+        group = StepGroup(
+            first=end.step,
+            last=end.step,
+            spent={phase: spent / 1e9 for phase, spent in step.phases.items()},
+            between={name: spent / 1e9 for name, spent in between.items() if spent},
+            longest=seconds,
+            mode=mode,
+        )
+        self.groups.append(group)
+        if len(self.groups) > MOST_GROUPS:
+            self.groups = in_pairs(self.groups)
+        if mode == "unprofiled":
+            self.durations[duration_class(seconds)] += 1
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
         """Nanoseconds of a step that are not training, by phase, and the category of this time."""

@@ -19,7 +19,16 @@ from msgspec import Meta, Struct
 
 from lflops.errors import ProfileError
 from lflops.files import open_for_append, read, write_whole
-from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, SlowStep, Span, Start
+from lflops.ledger.account import (
+    CATEGORIES,
+    CAUSES,
+    Ledger,
+    SlowStep,
+    Span,
+    Start,
+    StepGroup,
+    in_pairs,
+)
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
@@ -35,6 +44,9 @@ MOST_LINES = 1500
 MOST_SLOW = 200
 """Number of slow steps that a shortened file keeps: the costliest."""
 
+MOST_GROUPS = 2000
+"""Number of groups of steps that a file has at most, unless their modes alternate."""
+
 SHARE_OF_AGE = 0.02
 """Maximum length of a row as a share of its age.
 
@@ -46,6 +58,10 @@ LARGEST_FILE = 1 << 24
 
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 """A number of nanoseconds, steps or bytes. A larger one would not fit into a float."""
+
+
+_LARGEST_CLASS = 10_000
+"""Largest class of a duration that a row may have. It is 10^43 seconds."""
 
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
@@ -74,6 +90,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         first: Steps that earlier starts had done; `None` before the first step, and if the loop
             does not know it.
         memory: Resident memory of the process in bytes.
+        durations: Unprofiled steps since the row before, by class of their duration.
         ended: How the run ended, in the row that ends it.
     """
 
@@ -83,10 +100,11 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     step: Number | None = None
     first: Number | None = None
     memory: Number | None = None
+    durations: dict[int, Number] = {}
     ended: str | None = None
 
 
-Line = Head | Row | SlowStep
+Line = Head | Row | SlowStep | StepGroup
 _encoded = msgspec.json.Encoder().encode_lines
 ready_for_threads(Line)
 
@@ -100,10 +118,12 @@ class Segment:
         path: Path | None = None,
         rows: Sequence[Row] = (),
         slow: Sequence[SlowStep] = (),
+        groups: Sequence[StepGroup] = (),
     ) -> None:
         self.head = head
         self.rows: list[Row] = [*rows]
         self.slow: list[SlowStep] = [*slow]
+        self.groups: list[StepGroup] = [*groups]
         self.path = path
         self._file: int | None = None
         self._has_begun = False
@@ -122,19 +142,23 @@ class Segment:
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. It can be called more than once."""
+        """Close the file. Calling it twice is harmless."""
         if self._file is not None:
             file = self._file
             self._file = None
             os.close(file)
 
-    def add(self, row: Row, slow: Sequence[SlowStep]) -> None:
-        """Add a row and slow steps to memory and to the end of the file."""
+    def add(self, row: Row, slow: Sequence[SlowStep], groups: Sequence[StepGroup] = ()) -> None:
+        """Add a row, slow steps and all steps to memory and to the end of the file."""
         self.rows.append(row)
         self.slow += slow
+        self.groups += groups
         if self._file is not None:
-            os.write(self._file, _encoded([*slow, row]))
-        if len(self.rows) + len(self.slow) > MOST_LINES:
+            os.write(self._file, _encoded([*slow, *groups, row]))
+        has_many_groups = len(self.groups) > MOST_GROUPS
+        if has_many_groups:
+            self.groups = in_pairs(self.groups)
+        if has_many_groups or len(self.rows) + len(self.slow) > MOST_LINES:
             self._shorten()
 
     def _shorten(self) -> None:
@@ -142,7 +166,7 @@ class Segment:
         costliest = sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)
         self.slow = [self.slow[place] for place in sorted(costliest[:MOST_SLOW])]
         if self._file is not None and self.path is not None:
-            write_whole(self.path, _encoded([self.head, *self.slow, *self.rows]))
+            write_whole(self.path, _encoded([self.head, *self.slow, *self.groups, *self.rows]))
             self.close()
             self.open()
 
@@ -163,11 +187,14 @@ def coarser(rows: Sequence[Row]) -> list[Row]:
 
 def _joined(first: Row, second: Row) -> Row:
     spent = summed([*first.spent.items(), *second.spent.items()])
+    durations = summed([*first.durations.items(), *second.durations.items()])
     memory = second.memory if first.memory is None else first.memory
     if first.memory is not None and second.memory is not None:
         memory = max(first.memory, second.memory)
     ended = second.ended or first.ended
-    return msgspec.structs.replace(second, spent=spent, memory=memory, ended=ended)
+    return msgspec.structs.replace(
+        second, spent=spent, memory=memory, durations=durations, ended=ended
+    )
 
 
 def read_segment(path: Path) -> Segment | None:
@@ -195,7 +222,8 @@ def read_segment(path: Path) -> Segment | None:
         )
     rows = [line for line in others if isinstance(line, Row)]
     slow = [line for line in others if isinstance(line, SlowStep)]
-    return Segment(head, path, rows, slow)
+    groups = [line for line in others if isinstance(line, StepGroup)]
+    return Segment(head, path, rows, slow, groups)
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[Line]:
@@ -211,6 +239,8 @@ def _is_known(line: Line) -> bool:
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, Row):
+        if any(abs(each) > _LARGEST_CLASS for each in line.durations):
+            return False
         for category in (*line.spent, *line.open):
             group, _, cause = category.partition("/")
             if group not in CATEGORIES or (group == "slow" and cause not in CAUSES):
@@ -311,8 +341,13 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
     for span in spans:
         spent += span.spent.items()
     slow_steps: list[SlowStep] = []
-    for segment in segments:
+    groups: list[StepGroup] = []
+    durations: list[tuple[int, int]] = []
+    for number, segment in enumerate(segments):
         slow_steps += segment.slow
+        groups += [msgspec.structs.replace(group, start=number) for group in segment.groups]
+        for row in segment.rows:
+            durations += row.durations.items()
     return Ledger(
         seconds=summed(spent),
         total=sum(span.seconds for span in spans),
@@ -320,6 +355,8 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
         slow_steps=tuple(slow_steps),
         starts=tuple(starts),
         spans=tuple(spans),
+        step_groups=tuple(groups),
+        durations=summed(durations),
         rank=last.head.rank,
         ranks=last.head.ranks,
     )

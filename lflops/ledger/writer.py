@@ -57,7 +57,7 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording. It can be called more than once."""
+        """Stop recording. Calling it twice is harmless."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -93,7 +93,7 @@ While it computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""Nanoseconds of delay from which on a read shows that no thread of the process ran."""
+"""Nanoseconds of delay above which a read shows that no thread of the process ran."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
@@ -192,7 +192,7 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. It can be called more than once.
+        """End the run and begin `after_run`. Calling it twice is harmless.
 
         `ended` is "finished" or the class of an exception.
         """
@@ -317,6 +317,7 @@ class LedgerWriter:
         self._read()
         accountant = self._accountant
         spent, slow = accountant.take()
+        groups, durations = accountant.take_steps()
         row = Row(
             end=accountant.until - accountant.begin,
             spent=spent,
@@ -324,11 +325,12 @@ class LedgerWriter:
             step=accountant.steps,
             first=accountant.first_step if self.knows_step() else None,
             memory=_resident(),
+            durations=durations,
             ended=self._ended,
         )
         try:
             self._segment.open()
-            self._segment.add(row, slow)
+            self._segment.add(row, slow, groups)
         except OSError as error:
             self.error = error
 

@@ -19,7 +19,7 @@ from lflops.profile.profile import Memory, Moment, Profile
 from lflops.profile.records import PASS_PHASES, ByCategory, Phase
 from lflops.profile.series import grouped
 
-Verdict = Literal["fits", "tight", "does not fit"]
+Verdict = Literal["fits", "tight", "fits, with retries", "does not fit"]
 
 USABLE = 0.985
 """Share of a chip's memory that a process can use, if the table of chips has no figure.
@@ -65,8 +65,9 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     """The memory that a step needs on a chip, and whether the chip has it.
 
     Attributes:
-        verdict: `fits`, `does not fit`, or `tight`, which leaves less than 5 % of the usable
-            memory.
+        verdict: `fits`, `does not fit`, `tight`, which leaves less than 5 % of the usable memory,
+            or `fits, with retries`: the allocator frees its cache to get memory, and each time the
+            device waits.
         chip: Name of the chip.
         usable_bytes: Memory of the device that a process can use.
         needed_bytes: The sum of all parts below.
@@ -91,29 +92,48 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     collective_bytes: int
 
 
+def usable_bytes(chip: Hardware) -> int | None:
+    """Memory of a chip that a process can use; `None` if it is unknown."""
+    if chip.usable_bytes is not None:
+        return int(chip.usable_bytes)
+    return None if chip.memory_bytes is None else int(chip.memory_bytes * USABLE)
+
+
 def memory_fit(
-    tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None
+    tensor_bytes: int,
+    chip: Hardware | None,
+    *,
+    ranks: int = 1,
+    reserved_bytes: int | None = None,
+    retries: int | None = 0,
 ) -> MemoryFit | None:
     """Return whether a peak of live tensors fits on a chip, or `None` if its memory is unknown.
 
-    `reserved_bytes` is the memory that a simulated allocator reserves.
+    Args:
+        tensor_bytes: The peak of live tensors.
+        chip: The chip.
+        ranks: The number of ranks.
+        reserved_bytes: The memory that a simulated allocator reserves.
+        retries: How often the allocator has to free its cache, as in `Reserved`.
     """
     if chip is None or chip.memory_bytes is None:
         return None
-    usable = chip.usable_bytes
-    usable = int(chip.memory_bytes * USABLE) if usable is None else int(usable)
+    usable = usable_bytes(chip) or 0
     fragmentation = int(tensor_bytes * FRAGMENTATION)
     if reserved_bytes is not None:
         fragmentation = reserved_bytes - tensor_bytes
     cublas = 2 * (HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES)
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
+    verdict: Verdict = "fits"
+    if needed > usable:
+        verdict = "does not fit"
+    elif retries:
+        verdict = "fits, with retries"
+    elif needed > usable * (1 - TIGHT):
+        verdict = "tight"
     return MemoryFit(
-        verdict="does not fit"
-        if needed > usable
-        else "tight"
-        if needed > usable * (1 - TIGHT)
-        else "fits",
+        verdict=verdict,
         chip=chip.name,
         usable_bytes=usable,
         needed_bytes=needed,
@@ -134,10 +154,23 @@ def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
     memory = profile.memory
     if memory is None:
         return None
-    reserved = memory.reserved.reserved_bytes if memory.reserved is not None else None
+    ranks = profile.run.world_size
+    reserved = memory.reserved
+    if reserved is None:
+        return memory_fit(memory.peak_bytes, chip, ranks=ranks)
     return memory_fit(
-        memory.peak_bytes, chip, ranks=profile.run.world_size, reserved_bytes=reserved
+        memory.peak_bytes,
+        chip,
+        ranks=ranks,
+        reserved_bytes=reserved.reserved_bytes,
+        retries=reserved.retries,
     )
+
+
+def allocator_limit(chip: Hardware | None, *, ranks: int = 1) -> int | None:
+    """Return the bytes that the allocator can reserve on a chip, or `None` if they are unknown."""
+    empty = memory_fit(0, chip, ranks=ranks)
+    return None if empty is None else empty.usable_bytes - empty.needed_bytes
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -237,18 +270,22 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     """Return the effect of checkpointing each block alone, the largest saving first.
 
-    The result is empty if memory was not counted, or there was no backward.
+    A block that is checkpointed already is left out. The result is empty if memory was not counted,
+    or there was no backward.
     """
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
         return ()
     activations: Counter[str] = Counter()
-    for module, nbytes in profile.memory.activations_by_module.items():
-        for name in ancestry(module):
+    for owner, nbytes in profile.memory.activations_by_module.items():
+        for name in ancestry(owner):
             activations[name] += nbytes
     blocks: list[Checkpointed] = []
     for name in blocks_of(profile):
-        forward = profile.modules[name].forward
-        if activations[name]:
+        module = profile.modules[name]
+        forward = module.forward
+        # A fused attention recomputes a part of its work in any case.
+        is_checkpointed = 2 * module.recompute.macs >= forward.macs > 0
+        if activations[name] and not is_checkpointed:
             block = Checkpointed(
                 module=name, saved_bytes=activations[name], macs=forward.macs, flops=forward.flops
             )

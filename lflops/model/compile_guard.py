@@ -76,7 +76,7 @@ class KeptGraphs:
             keep_graphs(self)
 
     def stop(self) -> None:
-        """Stop. It can be called again."""
+        """Stop. Calling it twice is harmless."""
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import release_graphs
 

@@ -274,8 +274,9 @@ def _base(
         is_below = fqn.startswith(prefix) and fqn != running
         if is_below and _has_all(fqn, references, tree, exact=exact):
             candidates.append(fqn)
-    if len(candidates) > 1 and owners:
-        candidates = [fqn for fqn in candidates if all(fqn in ancestry(owner) for owner in owners)]
+    if len(candidates) > 1:
+        for owner in owners:
+            candidates = [fqn for fqn in candidates if fqn in ancestry(owner)]
     return candidates[0] if len(candidates) == 1 else None
 
 

@@ -26,7 +26,7 @@ from lflops.monitoring.inputs.messages import Failures, monitor_name, warn
 from lflops.monitoring.inputs.phases import Phases
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import STAGES, Stage, Training
-from lflops.monitoring.outputs.loggers import log_ledger
+from lflops.monitoring.outputs.loggers import Reporters, log_run
 from lflops.monitoring.outputs.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.monitoring.session import Session
@@ -451,7 +451,9 @@ class MonitoredRun:
         return None
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a requested window if its step has come: the next scheduled window, or one more.
+        """Open a requested window if its step has come.
+
+        A scheduled window that is still to come is brought forward; otherwise an extra one begins.
 
         While another window is open, the request waits for its end.
         """
@@ -520,13 +522,14 @@ class MonitoredRun:
                 self._requests.stop()
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
+        reporters = None if self._results is None else self._results.reporters
         with self.guard:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
             self._release_training()
         with self.guard:
             if self._ledger is not None:
-                self._end_ledger(self._ledger, error, training)
+                self._end_ledger(self._ledger, error, training, reporters)
         with self.guard:
             if self._history is not None:
                 self._end_history(error, training)
@@ -541,13 +544,22 @@ class MonitoredRun:
         return OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
 
     def _end_ledger(
-        self, ledger: RunLedger, error: BaseException | None, training: Training | None
+        self,
+        ledger: RunLedger,
+        error: BaseException | None,
+        training: Training | None,
+        reporters: Reporters | None,
     ) -> None:
         failures = Failures(raised=self._settings.on_error == "raise")
         with failures.contained("the ledger"):
             ledger.stop("finished" if error is None else type(error).__name__)
-            if training is not None and training.is_main:
-                log_ledger(ledger.account, self._paths(), training.log)
+            if training is None or not training.is_main:
+                return
+            account = ledger.account
+            window = None if reporters is None else reporters.window
+            log_run(account, window, self._paths(), training.log)
+            if reporters is not None:
+                reporters.save_run_page(self.profiles, account)
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
         """Explain an out-of-memory error. A failure is a warning: the user needs that error."""

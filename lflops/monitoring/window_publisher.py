@@ -368,7 +368,7 @@ class WindowPublisher:
             self._traces += map(Path, profile.trace.files.values())
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
-        """Log a window in the log and in all loggers."""
+        """Write the report of a window to the log, and its figures to all loggers."""
         if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]

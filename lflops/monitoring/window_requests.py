@@ -111,7 +111,7 @@ class WindowRequests:
             self._thread.start()
 
     def stop(self) -> None:
-        """Accept no more requests. If rank 0 stops, all ranks do. It can be called again."""
+        """Accept no more requests. If rank 0 stops, all ranks do. Calling it twice is harmless."""
         self._is_over.set()
         if self._thread.is_alive():
             try:

@@ -247,8 +247,10 @@ def _misfit(text: bytes, error: str) -> str:
     except (msgspec.MsgspecError, LookupError):
         # A key appears twice. msgspec reports the first value, and only the last can be read.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
+    value = ""
     is_container = given[:1] in b"{["
-    value = "" if is_container else f" is {_short.repr(given.decode())[1:-1]}"
+    if not is_container:
+        value = f" is {_short.repr(given.decode())[1:-1]}"
     expected = reason[0].lower() + reason[1:]
     if get_origin(kind) is Literal:
         expected = f"it must be one of {', '.join(get_args(kind))}"

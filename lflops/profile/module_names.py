@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
-from lflops.profile.series import grouped, runs_of
+from lflops.profile.series import grouped, spelled_runs
 
 Item = TypeVar("Item")
 
@@ -122,14 +122,9 @@ def spelled_out(names: Iterable[str]) -> str:
         if len(set(labels)) == 1:
             parts.append(labels[0])
         else:
-            runs = runs_of(sorted(set(map(int, labels))))
-            parts.append(f"{{{','.join(map(_run, runs))}}}")
+            numbers = sorted(set(map(int, labels)))
+            parts.append(f"{{{','.join(spelled_runs(numbers))}}}")
     return ".".join(parts)
-
-
-def _run(run: tuple[int, int]) -> str:
-    first, last = run
-    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def fold_repeats(
@@ -171,7 +166,9 @@ def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[s
 
 def plain(content: str) -> str:
     """Replace control characters, so that a name from the user cannot drive the terminal."""
-    return "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
-        for character in content
-    )
+    if content.isprintable():
+        return content
+    characters = []
+    for character in content:
+        characters.append(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}")
+    return "".join(characters)

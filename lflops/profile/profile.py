@@ -261,6 +261,8 @@ class Reserved(Struct, frozen=True, kw_only=True):
         reserved_bytes: Bytes in segments, like `torch.cuda.max_memory_reserved()`.
         unused_bytes: Reserved bytes that are not allocated when the most is reserved: cached blocks
             and fragments.
+        retries: How often the allocator frees its cache to get memory, if the step needs more than
+            the device has without that. 0 if it does not, `None` if the step fails.
     """
 
     settings: str
@@ -268,6 +270,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     allocated_bytes: Count
     reserved_bytes: Count
     unused_bytes: Count
+    retries: Count | None = 0
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -378,8 +381,9 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
             or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
         unprofiled_comparison: The delays of ranks in unprofiled steps, which are more.
-        timelines: One step of the rank that made the profile, or of each of the first ranks; empty
-            if no step was traced or timed by module.
+        timelines: A few steps of the rank that made the profile, or of each of the first ranks; of
+            each rank the step of median length comes first. Empty if no step was traced or timed
+            by module.
     """
 
     schema_version: str
@@ -477,6 +481,16 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def is_counted(self) -> bool:
         """Whether the counts are known. If not, the profile has only times, and its counts are 0."""
         return not any(notes_with("not_counted", self.notes))
+
+    @property
+    def traced_steps(self) -> float | None:
+        """Number of traced steps, of as many batches as gradients are accumulated over.
+
+        `None` if no step was traced, or if their number is unknown.
+        """
+        if self.trace is None or not self.trace.batches:
+            return None
+        return self.trace.batches / (self.run.accumulation or 1)
 
     @property
     def cpu_lost_shares(self) -> list[float]:

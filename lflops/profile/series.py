@@ -1,5 +1,6 @@
 """Sums and groups of items, and short forms of long series."""
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -40,15 +41,33 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
     return None if None in terms else sum(terms)  # type: ignore[arg-type]
 
 
-def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the first and last number of each run of consecutive numbers, in rising order."""
-    runs: list[tuple[int, int]] = []
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return the part over the whole; `None` if one of them is unknown or the whole is 0."""
+    if part is None or not whole:
+        return None
+    return part / whole
+
+
+def robust_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of normally distributed values, whatever a few outliers are.
+
+    It is 1.4826 times the median distance from the median.
+    """
+    middle = statistics.median(values)
+    return 1.4826 * statistics.median(abs(value - middle) for value in values)
+
+
+def spelled_runs(numbers: Iterable[int]) -> list[str]:
+    """Return each run of consecutive numbers, which are in rising order, such as `4-7` or `9`."""
+    runs: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    spelled = []
+    for run in runs:
+        spelled.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return spelled
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:

@@ -3,16 +3,21 @@
 All times are integer nanoseconds since the step began.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Count
 
+Step = TypeVar("Step")
+
 # Number of ranks whose timelines a merged profile has: the first ranks.
 MOST_RANKS = 8
+
+# Number of timelines of one rank: the step of median length, and the first others.
+MOST_STEPS = 4
 
 # Number of slices of modules, and of operators and kernels each, in a timeline: the longest.
 MOST_SLICES, MOST_WORK = 2_000, 1_500
@@ -59,9 +64,12 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
             operators and kernels.
         length: Length of the step.
         left_out: Number of shorter slices, operators and kernels that were left out.
+        step: The number of the step, as in `Step.index`; of a traced step, its number among the
+            traced steps.
     """
 
     rank: Count = 0
+    step: Count | None = None
     source: Source
     length: Count
     slices: tuple[ModuleSlice, ...]
@@ -131,6 +139,8 @@ def longest(
     slices: Iterable[ModuleSlice],
     operators: Iterable[TimedWork] = (),
     kernels: Iterable[TimedWork] = (),
+    *,
+    step: int | None = None,
 ) -> StepTimeline:
     """Make a timeline of the longest slices, operators and kernels, in the order of time.
 
@@ -142,12 +152,21 @@ def longest(
     kept_kernels, dropped_kernels = _longest_work(kernels)
     return StepTimeline(
         source=source,
+        step=step,
         length=length,
         slices=tuple(kept),
         operators=kept_operators,
         kernels=kept_kernels,
         left_out=(len(modules) - len(kept), dropped_operators, dropped_kernels),
     )
+
+
+def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list[Step]:
+    """Choose the steps that get a timeline: the one of median length, then the first others."""
+    by_length = sorted(steps, key=length)
+    median = by_length[(len(by_length) - 1) // 2]
+    others = [step for step in steps if step is not median]
+    return [median, *others[: MOST_STEPS - 1]]
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.profile import Communication, Profile
-from lflops.profile.series import grouped, sum_known
+from lflops.profile.series import grouped, ratio, sum_known
 
 
 class Collective(Struct, frozen=True, kw_only=True):
@@ -53,10 +53,9 @@ def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, 
         return collective_kind(each.collective), each.group, each.group_size
 
     link = _link_bytes_per_second(profile, chip)
-    collectives = [
-        _collective(kind, group, size, calls, link)
-        for (kind, group, size), calls in grouped(profile.communication, key).items()
-    ]
+    collectives = []
+    for (kind, group, size), calls in grouped(profile.communication, key).items():
+        collectives.append(_collective(kind, group, size, calls, link))
     return tuple(sorted(collectives, key=lambda each: (-(each.seconds or 0.0), -each.bytes)))
 
 
@@ -89,5 +88,5 @@ def _collective(
         exposed_seconds=sum_known(each.exposed_seconds for each in calls),
         transfer_seconds=transfer,
         bus_bytes_per_second=bandwidth,
-        link_share=None if bandwidth is None or link is None else bandwidth / link,
+        link_share=ratio(bandwidth, link),
     )

@@ -13,9 +13,8 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.profile.records import LARGE_EXCESS_RATIO, RankComparison, RankDelay
+from lflops.profile.series import robust_deviation
 
-# Factor from the median absolute deviation to the standard deviation of a normal distribution.
-ROBUST = 1.4826
 # Factor from the standard error of a mean to the standard error of a median.
 OF_MEDIAN = 1.2533
 
@@ -30,7 +29,8 @@ SIGMAS = 4.0
 SIGMAS_OF_RANKS = 4.0
 
 # An intermittent straggler is slow in at least and at most these shares of the steps.
-LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
+LEAST_BURSTS = 0.01
+MOST_BURSTS = 0.9
 # It is slow in at least this many steps, or in one less if each costs this share of a step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1
@@ -93,11 +93,10 @@ def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> Signi
     tries = ranks * max(compared.places, 1)
     if tries * _probability_by_chance(delay, slow, compared, ranks) >= BY_CHANCE:
         return None
-    costs_when_slow = [
-        cost
-        for cost, excess in zip(step_costs(delay), delay.excess, strict=True)
-        if excess >= slow[-1]
-    ]
+    costs_when_slow = []
+    for cost, excess in zip(step_costs(delay), delay.excess, strict=True):
+        if excess >= slow[-1]:
+            costs_when_slow.append(cost)
     return SignificantDelay(
         delay=delay,
         pattern="intermittent",
@@ -116,8 +115,7 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
     median = statistics.median(excess)
     if median <= 0 or _steps_present(excess) < NEARLY_ALL * len(excess):
         return False
-    deviation = ROBUST * statistics.median(abs(seconds - median) for seconds in excess)
-    standard_error = OF_MEDIAN * deviation / math.sqrt(len(excess))
+    standard_error = OF_MEDIAN * robust_deviation(excess) / math.sqrt(len(excess))
     if median < SIGMAS * standard_error:
         return False
     if delay.noise is None:
@@ -179,7 +177,8 @@ def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> f
 
 def _binomial_tail(trials: int, least: int, rate: float) -> float:
     """Return the probability of at least `least` successes."""
-    return sum(
-        math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k)
-        for k in range(least, trials + 1)
-    )
+    probability = 0.0
+    for successes in range(least, trials + 1):
+        failures = trials - successes
+        probability += math.comb(trials, successes) * rate**successes * (1 - rate) ** failures
+    return probability

@@ -102,10 +102,11 @@ def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) ->
         return False
     if not unprofiled.excludes_waits and waited < EXPLAINED * statistics.fmean(delay.late):
         return False
-    parts = [
-        statistics.fmean(delay.excess[part * size : (part + 1) * size]) for part in range(PARTS)
-    ]
-    return sum(part >= PRESENT * waited for part in parts) >= NEARLY_ALL * PARTS
+    parts_with_waits = 0
+    for part in range(PARTS):
+        waited_in_part = statistics.fmean(delay.excess[part * size : (part + 1) * size])
+        parts_with_waits += waited_in_part >= PRESENT * waited
+    return parts_with_waits >= NEARLY_ALL * PARTS
 
 
 def larger_stages(

@@ -1,8 +1,8 @@
 """Search the delays of one comparison for stragglers, without their causes."""
 
+import operator
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
     """Return the excesses that are more than noise, the most expensive first."""
     delays = [delay for delay in compared.delays if delay.phase not in _OTHER_PHASES]
     rows: list[Straggler] = []
-    for of_rank in grouped(delays, attrgetter("rank")).values():
+    for of_rank in grouped(delays, operator.attrgetter("rank")).values():
         rows += _stragglers_of_rank(of_rank, compared, ranks)
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 
@@ -95,13 +95,13 @@ def _most_specific(
     expensive: Sequence[SignificantDelay], compared: RankComparison
 ) -> SignificantDelay:
     """Return the worst excess, or the single place that has most of it."""
-    worst = max(expensive, key=attrgetter("seconds"))
+    worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
     least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
     single = [
         each for each in expensive if each.seconds >= least and _stands_out(each.delay, worst.delay)
     ]
-    return max(single, key=attrgetter("seconds"), default=worst)
+    return max(single, key=operator.attrgetter("seconds"), default=worst)
 
 
 def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
@@ -125,13 +125,14 @@ def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> 
     if set(delay.intervals).isdisjoint(found.intervals):
         return delay
     explained = [max(cost, 0.0) for cost in step_costs(found)]
-    late = tuple(late - known for late, known in zip(delay.late, explained, strict=True))
+    late = map(operator.sub, delay.late, explained)
+    delay = replace(delay, late=tuple(late))
     if not _is_part_of(found, delay, compared):
-        return replace(delay, late=late)
+        return delay
+    excess = map(operator.sub, delay.excess, found.excess)
     return replace(
         delay,
-        late=late,
-        excess=tuple(all_ - one for all_, one in zip(delay.excess, found.excess, strict=True)),
+        excess=tuple(excess),
         seconds=max(delay.seconds - found.seconds, 0.0),
         usual=max(delay.usual - found.usual, 0.0),
     )

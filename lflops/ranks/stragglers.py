@@ -40,7 +40,7 @@ from lflops.ranks.straggler_search import (
 # Share of a step. A rank that costs this much in each module-timing step needs fewer steps, and
 # ranks that lose this much without a steady straggler alternate.
 MUCH = 0.1
-# Correlation of lateness with sequence lengths from which on lengths explain the lateness.
+# Correlation of lateness with sequence lengths above which lengths explain the lateness.
 CORRELATED = 0.5
 # If ranks alternate, each is late in at most this multiple of its share of the steps.
 MOST_OF_A_TURN = 1.2

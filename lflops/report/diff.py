@@ -43,13 +43,44 @@ def headline(diff: Diff) -> tuple[str, ...]:
         changes = [*of_whole, *of_causes]
     else:
         changes = [*of_causes, *of_whole]
+    work = list(_work(diff, batch))
+    macs = _exact_work(diff, batch)
+    if macs:
+        # Counts have no noise, so they come before times.
+        work = [sentence for sentence in work if not sentence.startswith("The MACs")]
     return (
+        *([macs] if macs else []),
         _verdict(diff),
         *_batch(diff, batch),
         *changes,
-        *_work(diff, batch),
+        *work,
         *_names(diff, found),
     )
+
+
+def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
+    """The change of the MACs, and the module that has all of it. Empty without one."""
+    macs = diff.modules[0].inclusive.macs
+    is_explained = batch is not None and batch.explains_work
+    if not macs.differs or macs.before is None or macs.after is None or is_explained:
+        return ""
+    change = signed(macs.ratio)
+    amounts = f"{units.count(macs.before)} to {units.count(macs.after)}"
+    where = _module_with(diff, macs.after - macs.before)
+    place = f", all of it in {where}" if where else ""
+    return f"The step does other work: {change} MACs ({amounts}){place}."
+
+
+def _module_with(diff: Diff, added: float) -> str:
+    """The innermost module that has all of a change of the MACs. Empty if it is the root."""
+    found = ""
+    for module in diff.modules[1:]:
+        macs = module.inclusive.macs
+        here = (macs.after or 0) - (macs.before or 0)
+        is_deeper = module.name.count(".") >= found.count(".")
+        if here == added and is_deeper:
+            found = module.name
+    return found
 
 
 def _change_of_all_modules(diff: Diff) -> float:
@@ -62,6 +93,8 @@ def _change_of_all_modules(diff: Diff) -> float:
 def is_news(diff: Diff) -> bool:
     """Whether anything changed beyond noise: a time, the work, the memory or the modules."""
     if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
+        return True
+    if _has_another_pace(diff):
         return True
     return any(module.self_work.differs or is_renamed(module) for module in diff.modules)
 
@@ -172,12 +205,19 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         )
     elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
         yield "No module is slower or faster than the other modules, beyond the noise."
-    pace = _pace(diff.whole.ratio)
-    if abs(diff.whole.ratio - 1) >= diff.whole.error and pace != _SAME:
+    if _has_another_pace(diff):
         yield (
-            f"All other modules are {pace}, the median of {diff.whole.modules} with the same work: "
+            f"All other modules are {_pace(diff.whole.ratio)}, the median of {diff.whole.modules} with the same work: "
             "the run used another machine, or the load of the machine changed."
         )
+
+
+def _has_another_pace(diff: Diff) -> bool:
+    """Whether all modules together are slower or faster by more than the error."""
+    whole = diff.whole
+    if whole is None or diff.unreliable:
+        return False
+    return abs(whole.ratio - 1) >= whole.error and _pace(whole.ratio) != _SAME
 
 
 def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:

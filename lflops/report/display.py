@@ -1,4 +1,4 @@
-"""Reports of values as texts and tables, for `print` and for notebooks."""
+"""How profiles, explanations, ledgers and diffs look in `print` and in notebooks."""
 
 from typing import Any
 

@@ -19,15 +19,22 @@ from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.step_times import lost_share
 from lflops.display import Displayed
 from lflops.errors import ProfileError
-from lflops.findings.evaluate import findings_of_run
-from lflops.findings.finding import Finding, first_issue, ordered
+from lflops.findings.finding import Finding, first_issue
 from lflops.findings.registry import issue_share
-from lflops.findings.run_rule import RunEvidence, preempted_share, training_seconds
+from lflops.findings.run_rule import preempted_share, training_seconds
 from lflops.ledger.account import Ledger
 from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
+from lflops.report.first_screen import (
+    PREEMPTED,
+    PREEMPTED_SHARE,
+    WindowSummary,
+    findings_of,
+    first_screen,
+    window_summary,
+)
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.report.text import counted, shortened
@@ -35,12 +42,6 @@ from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdic
 
 FORMAT = 1
 """The version of the explanation as JSON. Fields are added, never changed."""
-
-PREEMPTED_SHARE = 0.05
-"""The share of the training time without a CPU core above which no issue can be excluded."""
-
-LONGER_RATIO = 1.15
-"""The time per step over the whole run is mentioned above this multiple of the mean step."""
 
 LONGEST_TEXT = 240
 """The most characters of a text."""
@@ -51,7 +52,6 @@ MOST_LINES = 6
 MOST_FINDINGS = 6
 MOST_MODULES = 5
 
-_PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 _NO_WINDOW = Verdict(
     said="No window was profiled. With LFLOPS=wait=5, lflops run profiles one.",
     confidence="only the ledger of the run",
@@ -149,6 +149,18 @@ def last_window(folder: Path) -> Path | None:
         return file.name.startswith("train"), file.stat().st_mtime
 
     return max(folder.rglob("*.profile.json"), key=rank, default=None)
+
+
+def windows_in(folder: Path) -> list[Profile]:
+    """The profiles of a run's folder in the order of their steps, of the stage of the last one.
+
+    Raises:
+        ProfileError: There is none, or one cannot be read.
+    """
+    last = profile_at(folder)
+    profiles = [load(file) for file in folder.rglob("*.profile.json")]
+    of_stage = [profile for profile in profiles if profile.run.stage == last.run.stage]
+    return sorted(of_stage, key=lambda profile: (profile.run.step or 0, profile.run.window or 0))
 
 
 def profile_at(path: Path) -> Profile:
@@ -263,22 +275,20 @@ def _explained(
         analysis = analyze(profile)
         verdict = report_of(analysis).verdict
         unseen = unseen_because(analysis)
-    findings = list(verdict.findings)
-    if ledger is not None:
-        findings = _with_run_findings(findings, ledger, profile)
-    findings = ordered(findings)
+    summary = None if analysis is None else window_summary(analysis)
+    findings = findings_of(summary, ledger)
     was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
     if unseen is None and was_preempted:
-        unseen = _PREEMPTED
+        unseen = PREEMPTED
     because = verdict.confidence
     # Its last words are "N notes below", but here are no notes below.
     if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
-        because += f"; {_PREEMPTED}"
+        because += f"; {PREEMPTED}"
     found = Explanation(
         status=judge("", findings, unseen, "").status,
-        said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
+        said=_ran_out_of_memory(ledger, path) + _said(verdict, summary, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
         because=because,
         unseen=unseen,
@@ -299,26 +309,6 @@ def _explained(
     )
 
 
-def _with_run_findings(
-    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
-) -> list[Finding]:
-    """Add the findings of the run, and drop those that another finding explains."""
-    step_issues = frozenset(finding.cause for finding in of_step if finding.is_issue)
-    run = RunEvidence(ledger=ledger, profile=profile, step_issues=step_issues)
-    findings = [*of_step, *findings_of_run(run)]
-    collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
-    explained = 2 * max(collecting, default=0.0)
-    issues = {finding.cause for finding in findings if finding.is_issue}
-    kept = []
-    for finding in findings:
-        # The garbage collector runs in no phase.
-        is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
-        is_twice = not finding.is_issue and finding.cause in issues
-        if not is_collecting and not is_twice:
-            kept.append(finding)
-    return kept
-
-
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     """A sentence with the newest out-of-memory report, or the empty string."""
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
@@ -329,15 +319,17 @@ def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
 
 
-def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
-    """The time per step including the time between steps, if that is much more."""
-    if analysis is None or ledger is None or not ledger.steps:
-        return ""
-    mean = analysis.step_times.mean
-    per_step = training_seconds(ledger) / ledger.steps
-    if mean is None or per_step <= LONGER_RATIO * mean:
-        return ""
-    return f" Over the whole run, the time per step is {units.duration(per_step)}."
+def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None) -> str:
+    """How fast a step is, and the share of the run's time that was training."""
+    if ledger is None:
+        return verdict.said
+    screen = first_screen(window, ledger)
+    by_name = {fact.name: fact.text for fact in screen.figures}
+    if screen.steps is None:
+        return f"{verdict.said} {screen.trained}"
+    at = f", at {by_name['MFU']} MFU" if "MFU" in by_name else ""
+    advice = "" if window is not None else f"{verdict.said} "
+    return f"{advice}A step takes {by_name['step']}{at}. {screen.trained}"
 
 
 def _modules(analysis: Analysis) -> Iterator[Module]:
@@ -430,11 +422,8 @@ def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _track_record(finding: Finding) -> str:
-    """How often such a finding was right, as a sentence after it."""
-    if finding.right is None:
-        return ""
-    right, total = finding.right
-    return f" (Right in {right} of {total} training runs with known issues.)"
+    """How often such findings were right, in brackets after the sentence."""
+    return f" ({finding.track_record})" if finding.track_record else ""
 
 
 def markdown(found: Explanation) -> Iterator[str]:

@@ -12,44 +12,74 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import json
+from msgspec.structs import replace
 
-from lflops.analysis.analysis import Analysis
+from lflops.analysis.analysis import Analysis, analyze
 from lflops.files import open_device, write_whole
+from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.memory import timeline
 from lflops.report.payload.page_script import page_script
-from lflops.report.payload.payload import payload
+from lflops.report.payload.payload import ledger_in, ledger_shown, payload, run_shown
 from lflops.report.text import joined
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 
-def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
+def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None = None) -> str:
     """The text of the file.
 
     Args:
-        analyses: One profile, or several. Of several, the last one is shown first, compared with
-            the one before it.
-        names: The names of the files of several profiles.
+        analyses: One profile, or several, the last of which is shown first.
+        names: The names of the files of several profiles, which are then shown as a comparison.
+            Without names, all profiles are windows of one run.
+        ledger: The ledger of this run.
     """
     data = []
-    timelines = []
+    parts = []
     title = " → ".join(names)
     for index, analysis in enumerate(analyses):
         shown = payload(analysis)
         title = title or joined(shown.title, shown.head.when)
         number = str(index or "")
         head = html.escape(json.encode(shown.head).decode())
-        window = _window(analysis.profile, names[index]) if len(analyses) > 1 else ""
-        data.append(_data(f"data{number}", shown, f'{window} data-head="{head}"'))
+        attributes = f' data-head="{head}"'
+        if len(analyses) > 1:
+            attributes = _window(analysis.profile, names[index] if names else "") + attributes
+        if names:
+            attributes += " data-compare"
+        data.append(_data(f"data{number}", shown, attributes))
+        run = run_shown(shown.window, ledger)
+        parts.append(_data(f"run{number}", replace(run, ledger=None)))
         steps = timeline(analysis, shown.memory)
         if steps is not None:
-            timelines.append(_data(f"timeline{number}", steps))
-    for before, after, comparison in compared_pairs(analyses):
-        timelines.append(_data(f"comparison-{before}-{after}", comparison))
+            parts.append(_data(f"timeline{number}", steps))
+    if ledger is not None:
+        parts.append(_data("ledger", ledger_shown(ledger)))
+    for before, after, comparison in compared_pairs(analyses, all_pairs=bool(names)):
+        parts.append(_data(f"comparison-{before}-{after}", comparison))
     script = page_script("entry/offline")
-    return document(title, "\n".join([_ROOT, *data, *timelines]), script=script)
+    return document(title, "\n".join([_ROOT, *data, *parts]), script=script)
+
+
+MOST_WINDOWS = 12
+"""Windows of a run in one file."""
+
+MOST_ROWS = 20_000
+"""Modules and operators of all windows in one file. One window is there in any case."""
+
+
+def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
+    """The text of a file with the last windows of a run and its ledger."""
+    kept: list[Profile] = []
+    rows = 0
+    for profile in reversed(profiles):
+        rows += len(profile.modules) + len(profile.op_counts)
+        if kept and (rows > MOST_ROWS or len(kept) == MOST_WINDOWS):
+            break
+        kept.insert(0, profile)
+    return page(*map(analyze, kept), ledger=ledger)
 
 
 def page_of_data(title: str, value: Any, entry: str) -> str:
@@ -58,9 +88,12 @@ def page_of_data(title: str, value: Any, entry: str) -> str:
 
 
 def save(analysis: Analysis, path: Path) -> None:
-    """Write the file of one profile, atomically, and the folders above it."""
+    """Write the file of one profile, atomically, and the folders above it.
+
+    It has the ledger of the run if that is in the same folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page(analysis).encode())
+    write_whole(path, page(analysis, ledger=ledger_in(path.parent)).encode())
 
 
 def write(text: str, path: Path) -> None:
@@ -82,7 +115,7 @@ def _data(name: str, value: Any, attributes: str = "") -> str:
 
 
 def _window(profile: Profile, name: str) -> str:
-    """The attributes by which one of several windows is chosen."""
+    """The attributes by which one of several windows is chosen. Windows of one run have no name."""
     run = profile.run
     step = run.step
     if step is None:

@@ -20,10 +20,10 @@ _LISTED = 12
 """Ranks without a report that are listed by number."""
 
 _LONG_WAIT_SHARE = 0.05
-"""The share of the step from which on a wait needs an explanation."""
+"""The share of the step above which a wait needs an explanation."""
 
 _SMALLEST_FACTOR = 10.0
-"""The ratio from which on a factor is printed instead of a share."""
+"""The ratio above which a factor is printed instead of a share."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import UnsupportedOperator
 from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
-from lflops.analysis.step_times import StepTimes
+from lflops.analysis.step_times import StepTimes, with_recompute
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.findings.registry import part_rule
 from lflops.profile.module_names import added_up, fold_repeats, plain
@@ -54,6 +54,9 @@ _LISTED = 12
 
 _UNCALLED = 4
 """Modules that are listed as never called."""
+
+_LEAST_RECOMPUTED = 0.05
+"""The share of the MACs above which recomputation has a line."""
 
 _SHORT_NAME = 60
 """Characters of a listed module's name."""
@@ -270,7 +273,7 @@ def _basis_of_step(analysis: Analysis) -> str:
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
     """The phases of the mean step, which add up to it, and the parts of forward and backward."""
-    for name, seconds in times.parts.items():
+    for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         yield _phase(times, name, seconds, of=unit)
         if name == "forward":
             for part in WITHIN_FORWARD:
@@ -304,13 +307,18 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
     basis = "nothing was counted" if rate is None else f"2 × MACs of {phases or 'forward'}"
     yield _fact("achieved", rate, "FLOP/s", basis)
     yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
-    if units.percent(reached.hfu) != units.percent(reached.mfu):
+    if _is_more(reached.hfu, reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
         basis = "without the MACs that masks skip, each at the peak of its dtype"
         if reached.executed is None:
             basis = "some MACs are in a dtype without a known peak"
         yield _fact("executed", reached.executed, "of peak", basis)
+
+
+def _is_more(hfu: float | None, mfu: float | None) -> bool:
+    """Whether activations are recomputed. Any fused attention recomputes a little."""
+    return hfu is not None and mfu is not None and hfu >= (1 + _LEAST_RECOMPUTED) * mfu
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:

@@ -4,7 +4,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 _LONGEST = 1 << 20
-"""Most bytes of the list of traces. It has a file for each rank."""
+"""Maximum number of bytes of the list of traces. It has a file for each rank."""
 
 
 class _Traces(Struct):

@@ -70,7 +70,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
             "/timeline": partial(self._part, 1, inflated),
             "/compare": self._compare,
             "/trace": self._trace,
-            "/ledger": self._ledger,
+            "/run": self._run,
         }
         return {path: partial(_unless_foreign, app) for path, app in apps.items()}
 
@@ -161,10 +161,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"these windows {error}")
         return _json(environ, start, comparison)
 
-    def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The ledger of a run, from the files in its folder."""
+    def _run(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """The run of a window: from the window, and the ledger in the run's folder."""
         # These load msgspec, which TensorBoard does not need to start.
-        from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
         from lflops.report.payload.payload import encoded_run
 
@@ -172,14 +171,15 @@ class Tab(TBPlugin):  # type: ignore[misc]
         if window is None or self._logdir is None:
             return _refused(start, _MISSING, _NO_FOLDER)
         root = self._logdir.resolve()
-        folder = self._logdir / window[0] / "lflops"
+        run, datum = window
+        folder = self._logdir / run / "lflops"
         for path in (folder, *folder.glob(f"*{ENDING}")):
             if not path.resolve().is_relative_to(root):
                 return _refused(start, _FORBIDDEN, "the ledger is not below the log directory")
         try:
-            return _json(environ, start, encoded_run(folder))
-        except ProfileError as error:
-            return _refused(start, _MISSING, str(error))
+            return _json(environ, start, encoded_run(unpacked(_value(datum)), folder))
+        except ValueError as error:
+            return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """A trace of a window. The request has its number, and no part of its path."""

@@ -22,7 +22,7 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Share of a thread's runnable time from which on the time that other threads took is left out."""
+"""Share of a thread's runnable time above which the time that other threads took is left out."""
 
 
 class Clock(Protocol):
@@ -296,7 +296,7 @@ class ThreadSchedule:
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
-        """Stop reading. It can be called more than once."""
+        """Stop reading. Calling it twice is harmless."""
         if self._file is not None:
             self._file = None
             self._close()

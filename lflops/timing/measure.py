@@ -40,6 +40,7 @@ from lflops.model.module_tree import ModuleTree
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, ModulePhase
+from lflops.profile.series import ratio
 from lflops.profile.steps import Step
 from lflops.ranks.collect.topology import check_logical
 from lflops.timing.clock import Clock, CpuWatch, HostClock, clock_of, cpu_seconds, seconds_of
@@ -59,6 +60,7 @@ from lflops.timing.module_times import (
     PassTimes,
     Stamp,
     attach_module_times,
+    ignored_modules,
     pass_times,
     scale_to_clean,
     with_times,
@@ -126,11 +128,10 @@ def time_passes(
     _run_untimed(one, min(repeats // 2, 1))
     after = [_run(one, clock) for _ in range(repeats // 2)]
     clock.settle()
-    passes = enumerate([*before, *hooked, *after])
-    return TimedPasses(
-        steps=tuple(_step(index, timed, clock) for index, timed in passes),
-        hooked=tuple(timer.pass_times(timed.stamps or {}) for timed in hooked),
-    )
+    passes = [*before, *hooked, *after]
+    steps = [_step(index, timed, clock) for index, timed in enumerate(passes)]
+    times = [timer.pass_times(timed.stamps or {}) for timed in hooked]
+    return TimedPasses(steps=tuple(steps), hooked=tuple(times))
 
 
 def _run_untimed(one: Pass, times: int) -> None:
@@ -550,8 +551,8 @@ class _StampingMode(CountingMode):
 
 def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> Profile:
     overhead = _usable_overhead(times, overhead)
-    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    timed = with_times(profile, scale_to_clean([{"": times}], {}, overhead, ignored))
+    scaled = scale_to_clean([{"": times}], {}, overhead, ignored_modules(profile))
+    timed = with_times(profile, scaled)
     phases: dict[str, float] = {}
     for phase in PASS_PHASES:
         in_phase = timed.modules[""].work(phase).seconds
@@ -565,7 +566,7 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
         phases["optimizer"] = update
     seconds = sum(phases.values())
     with_observer = seconds + times.observer + times.total_overhead(overhead)
-    run = replace(profile.run, observer_ratio=with_observer / seconds if seconds else None)
+    run = replace(profile.run, observer_ratio=ratio(with_observer, seconds))
     step = Step(
         index=0,
         kind="counting",

@@ -26,10 +26,9 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from lflops.profile.module_names import ancestry
-from lflops.profile.notes import Note
+from lflops.profile.notes import Note, notes_with
 from lflops.profile.profile import Profile, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, TimingStats
-from lflops.profile.series import gathered
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
@@ -304,7 +303,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""Relative difference between hooked and clean passes from which on a note reports it."""
+"""Relative difference between hooked and clean passes above which a note reports it."""
 
 
 def attach_module_times(
@@ -320,42 +319,46 @@ def attach_module_times(
     whereas a separate factor for each rank would look like a slow rank.
     """
     clean, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
-    of_hooks = [step for step in profile.steps if step.kind == "module_timing"]
-    waits_apart = len(of_hooks) == len(hooked) and all(
-        step.waiting is not None for step in (*clean, *of_hooks)
-    )
-    known = gathered(
-        item for step in clean for item in _parts(step, waits_apart=waits_apart).items()
-    )
-    # A step without a part has zero seconds of it, so modules add up to the sum of the clean steps.
-    means = {part: sum(seconds) * scale / len(clean) for part, seconds in known.items()}
-    usual = {
-        part: statistics.median(seconds) * len(seconds) / len(clean)
-        for part, seconds in known.items()
-    }
-    if of_hooks and all(step.uncontended_phases for step in of_hooks):
-        # The time that other threads took is not in the times of the modules either.
-        for part, seconds in usual.items():
-            usual[part] = min(seconds, _without_others(seconds, part, of_hooks))
-    passes = hooked
+    hooked_steps = [step for step in profile.steps if step.kind == "module_timing"]
+    are_waits_known = all(step.waiting is not None for step in (*clean, *hooked_steps))
+    waits_apart = are_waits_known and len(hooked_steps) == len(hooked)
+    passes = list(hooked)
     if waits_apart:
-        passes = [
-            _with_wait_apart(parts, step.waiting or 0.0)
-            for parts, step in zip(hooked, of_hooks, strict=True)
-        ]
-    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    times = scale_to_clean(passes, usual, overhead, ignored, means, kernels=kernels)
+        for number, step in enumerate(hooked_steps):
+            passes[number] = _with_wait_apart(hooked[number], step.waiting or 0.0)
+
+    known: dict[str, list[float]] = {}
+    for step in clean:
+        for part, seconds in _parts(step, waits_apart=waits_apart).items():
+            known.setdefault(part, []).append(seconds)
+    means = {}
+    usual = {}
+    is_uncontended = bool(hooked_steps) and all(step.uncontended_phases for step in hooked_steps)
+    for part, of_part in known.items():
+        # A step without a part has zero seconds of it, so modules add up to the sum of all steps.
+        means[part] = sum(of_part) * scale / len(clean)
+        usual[part] = statistics.median(of_part) * len(of_part) / len(clean)
+        if is_uncontended:
+            # The time that other threads took is not in the times of the modules either.
+            usual[part] = min(usual[part], _without_others(usual[part], part, hooked_steps))
+
+    times = scale_to_clean(
+        passes, usual, overhead, ignored_modules(profile), means, kernels=kernels
+    )
     timed = with_times(profile, times)
-    run = replace(timed.run, observer_ratio=_observer_ratio(of_hooks, clean))
+    run = replace(timed.run, observer_ratio=_observer_ratio(hooked_steps, clean))
     notes = timed.notes
-    far = {
-        part: factor
-        for part, factor in times.factors.items()
-        if part != "waiting" and abs(factor - 1) > WORTH_SAYING
-    }
+    factors = dict(times.factors)
+    factors.pop("waiting", None)
+    far = {part: factor for part, factor in factors.items() if abs(factor - 1) > WORTH_SAYING}
     if far:
         notes = (*notes, Note(code="time_scaled", subject="", values=far))
-    return replace(timed, run=run, notes=notes), tuple(_own_of_step(parts) for parts in hooked)
+    return replace(timed, run=run, notes=notes), tuple(map(_own_of_step, hooked))
+
+
+def ignored_modules(profile: Profile) -> set[str]:
+    """Names of the modules whose self work and time are left out of every total."""
+    return {note.subject for note in notes_with("ignored", profile.notes)}
 
 
 def _observer_ratio(hooked: Sequence[Step], clean: Sequence[Step]) -> float | None:

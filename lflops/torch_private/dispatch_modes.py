@@ -136,7 +136,7 @@ def without_own_modes() -> Iterator[list[InternalMode]]:
 
 
 def end_mode(mode: Any) -> None:
-    """Remove a mode for good. It can be called again.
+    """Remove a mode for good. Calling it twice is harmless.
 
     After a backward pass, torch restores the stack of modes from before the pass. So a mode that is
     removed in backward is marked and does nothing from then on. `sweep_modes` removes it after the

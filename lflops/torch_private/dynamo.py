@@ -126,7 +126,7 @@ def keep_graphs(user: object) -> None:
 
 
 def release_graphs(user: object) -> None:
-    """Stop copying graphs for one user. It can be called again."""
+    """Stop copying graphs for one user. Calling it twice is harmless."""
     _release(id(user))
 
 
@@ -203,10 +203,11 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
     """Each module around a node, outermost first: dynamo's key of the call, its name, its class."""
     stack = node.meta.get(MODULES) or {}
-    return tuple(
-        (str(key), str(name), kind if isinstance(kind, str) else kind.__name__)
-        for key, (name, kind) in stack.items()
-    )
+    modules = []
+    for key, (name, kind) in stack.items():
+        class_name = kind if isinstance(kind, str) else kind.__name__
+        modules.append((str(key), str(name), class_name))
+    return tuple(modules)
 
 
 def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import inspect
 import json
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -278,11 +277,14 @@ def _bytes(value: Any) -> int | None:
     """
     if not isinstance(value, Tensor):
         return 0
+    number = value.dtype.itemsize
     shape: tuple[Any, ...] = tuple(value.shape)
-    sizes: list[Any] = [
-        size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape
-    ]
-    return None if None in sizes else math.prod(map(int, sizes), start=value.dtype.itemsize)
+    for size in shape:
+        known = size if isinstance(size, int) else getattr(size.node, "hint", None)
+        if known is None:
+            return None
+        number *= int(known)
+    return number
 
 
 def _read_and_written(kernel: Any) -> int | None:

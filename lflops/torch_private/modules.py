@@ -1,5 +1,6 @@
 """Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
 
+import contextlib
 import inspect
 import sys
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lflops.error_guard import CleanupStack, unguarded, wrap
+from lflops.garbage import SearchTimeout, alive
 from lflops.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -88,6 +90,22 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
+def compiled_wrapper(module: nn.Module) -> nn.Module:
+    """The live module that `torch.compile` has returned for a module, or else the module itself.
+
+    A loop that calls the wrapper must not find hooks inside it: each hook would compile it anew.
+    """
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None or is_compiled(module):
+        return module
+    with contextlib.suppress(SearchTimeout):
+        wrapper: nn.Module
+        for wrapper in alive({eval_frame.OptimizedModule}):
+            if wrapper._orig_mod is module:
+                return wrapper
+    return module
+
+
 def compiles_its_hooks(module: nn.Module) -> bool:
     """Whether the module was compiled in place, so that hooks on it are compiled with it."""
     return module._compiled_call_impl is not None
@@ -102,11 +120,10 @@ def without_global_hooks(
     and neither the user's hooks nor other threads take part. `after` accepts keyword arguments and
     is always called.
     """
-    registries: dict[str, Any] = {
-        name: None if value is None else type(value)()
-        for name, value in _NAMES.items()
-        if name.startswith("_global_")
-    }
+    registries: dict[str, Any] = {}
+    for name, value in _NAMES.items():
+        if name.startswith("_global_"):
+            registries[name] = None if value is None else type(value)()
     if before is not None:
         registries["_global_forward_pre_hooks"][0] = before
     if after is not None:
@@ -212,7 +229,7 @@ class Compilations:
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Stop listening. It can be called again."""
+        """Stop listening. Calling it twice is harmless."""
         handler = self._handler
         if handler is None:
             return
@@ -298,7 +315,7 @@ class HiddenHooks:
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """Stop. Hooks that are hidden stay removed. It can be called again."""
+        """Stop. Hooks that are hidden stay removed. Calling it twice is harmless."""
         self._before.clear()
         self._compilations.stop()
 

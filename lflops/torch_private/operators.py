@@ -143,24 +143,31 @@ def _has_kernel(operator: OpOverload, key: Any) -> bool:
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     """Names and positions of the arguments that the operator writes to."""
     written = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append((argument.name, position))
+    for position, each in enumerate(operator._schema.arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            written.append((each.name, position))
     return tuple(written)
+
+
+def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
+    """The argument of a call, which may be passed by position or by name."""
+    if position < len(args):
+        return args[position]
+    return kwargs.get(name, default)
 
 
 def has_list_argument(operator: OpOverload) -> bool:
     """Whether an argument is a list of tensors."""
-    types = [str(argument.type) for argument in operator._schema.arguments]
+    types = [str(each.type) for each in operator._schema.arguments]
     return any("Tensor" in kind and "List[" in kind for kind in types)
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of all arguments, in the order of the schema."""
     names = []
-    for argument in operator._schema.arguments:
-        default = argument.default_value if argument.has_default_value() else None
-        names.append((argument.name, default))
+    for each in operator._schema.arguments:
+        default = each.default_value if each.has_default_value() else None
+        names.append((each.name, default))
     return tuple(names)
 
 

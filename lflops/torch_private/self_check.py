@@ -139,7 +139,7 @@ def check_data_loader() -> None:
         next(iterator, None)
     next(iterator, None)
     are_reported = len(heard) == 2 and isinstance(heard[1], StopIteration)
-    _raise_if_wrong({"data loaders fetch unheard": are_reported})
+    _raise_if_wrong({"the fetches of data loaders are not reported": are_reported})
 
 
 @functools.cache
@@ -277,7 +277,7 @@ def _numbering() -> dict[str, bool]:
         "a graph's leaves are not found": leaves == {id(x), id(w)},
         "a graph's nodes are not found": len(nodes) == 4,
         "a recording profiler is not seen": is_recording in (True, False),
-        "profilers get ready unseen": _are_profilers_seen(),
+        "a profiler that is prepared is not reported": _are_profilers_seen(),
     }
 
 

@@ -175,6 +175,18 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
     )
 
 
+ASKS_FOR_DEVICE = torch.ops.prim.device.default
+"""The operator that reads a tensor's device.
+
+Torch dispatches it for every access to the device of a fake tensor, which is two of three calls.
+"""
+
+
+def fake_device(tensor: FakeTensor) -> torch.device:
+    """Return the device that a fake tensor has for the running code, without a dispatch."""
+    return tensor.device
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode in which new tensors are fake, and operators accept real tensors as fake ones."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -27,7 +27,7 @@ from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_wh
 from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
-"""Texts in the events that have modules, steps or nodes of backward."""
+"""Only events that contain one of these texts can belong to modules, steps or nodes of backward."""
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 

@@ -21,9 +21,9 @@ from lflops.trace.files import as_trace, malformed_at, rank_in_name, without_inf
 _PIECE = 1 << 22
 """Bytes that are read at a time."""
 _LONGEST = 1 << 24
-"""Most bytes of an event, of the header or of the trailer."""
+"""Maximum size of an event, of the header and of the trailer, in bytes."""
 _LARGEST = 1 << 33
-"""Most bytes of an uncompressed file."""
+"""Maximum size of a file after decompression, in bytes."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -31,7 +31,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRAILING = "JSON is malformed: trailing characters"
 """The problem that msgspec reports for text after a value."""
 _TAIL = 1 << 16
-"""Bytes at the end of a piece that are searched for a border."""
+"""How many of the last bytes that were read are searched for a border between two events."""
 _CUTS = 8
 """Number of possible borders that are tried."""
 

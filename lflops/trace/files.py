@@ -24,7 +24,7 @@ DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueErr
 """Errors from reading a damaged event."""
 
 LARGEST_RAW = 1 << 33
-"""Most bytes of a trace that torch wrote and that is not annotated yet."""
+"""Maximum number of bytes of a trace that torch wrote and that is not annotated yet."""
 
 
 class LeftOut:

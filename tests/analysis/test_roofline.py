@@ -456,7 +456,7 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
         ),
         (
             ["--ncu", "{file}", "--figure", "roof.svg"],
-            "--figure draws a profile's FILE, not what --ncu reads",
+            "--figure draws a profile, not the log that --ncu reads: leave --figure out",
         ),
         (["{file}", "--ncu-command", "train.py"], "--ncu-command stands alone, or with --json"),
         (

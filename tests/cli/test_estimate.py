@@ -178,8 +178,8 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     assert all(
         each in text
         for each in (
-            "\nabout ",
-            "four of five training runs",
+            "\npredicted ",
+            "a wide interval: other code and other versions than the fitted runs",
             "\ntokens/s ",
             "GPU-hours",
             "\ncost ",

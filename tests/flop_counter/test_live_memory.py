@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
-from lflops.flop_counter.live_memory import LONGEST_TIMELINE
+from lflops.flop_counter.memory_record import LONGEST_TIMELINE
 from lflops.profile.profile import Memory
 from tests.support.count_function import Function, count, fixed, of
 from tests.support.cpu_allocator import allocated

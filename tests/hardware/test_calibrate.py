@@ -507,10 +507,10 @@ def test_without_a_cache_home_it_is_in_the_home(
         ({"device": "cuda:99"}, "device='cuda:99': "),
         (
             {"device": "cpu", "dtypes": ["fp32", "fp8"]},
-            "dtypes has 'fp8': on cpu, give some of fp64, fp32, fp16, bf16",
+            "dtypes has 'fp8': on cpu, the known ones are fp64, fp32, fp16, bf16",
         ),
         ({"device": "cpu", "dtypes": "tf32"}, "dtypes has 'tf32': on cpu"),
-        ({"device": "cpu", "dtypes": []}, "dtypes=[]: give some of"),
+        ({"device": "cpu", "dtypes": []}, "dtypes=[]: the known ones are"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: dict[str, Any], message: str) -> None:

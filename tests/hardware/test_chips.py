@@ -559,7 +559,7 @@ GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}
         ),
         (
             {"peak_flops_per_second": {"bfloat16": 1e12}},
-            "peak_flops_per_second has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16",
+            "peak_flops_per_second has 'bfloat16': the known ones are fp64, fp32, tf32, fp16, bf16",
         ),
         (
             {"peak_flops_per_second": {"bf16": "312e12"}},

@@ -127,7 +127,7 @@ WRONG = [
     ('[[a]]\nname = "x"\npeaks = 312e12', "'x': peaks = 312000000000000.0: give FLOP/s by dtype"),
     (
         '[[a]]\nname = "x"\npeaks = { bfloat16 = 1 }',
-        "'x': peaks has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16",
+        "'x': peaks has 'bfloat16': the known ones are fp64, fp32, tf32, fp16, bf16",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = "312e12" }',
@@ -136,7 +136,7 @@ WRONG = [
     ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: give FLOP/s"),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nmemory = 3',
-        "'x': the key 'memory' is unknown: give some of name, names, peaks",
+        "'x': the key 'memory' is unknown: the known ones are name, names, peaks",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nbandwidth = inf',

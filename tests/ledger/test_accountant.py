@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
+from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep, percentile
 from lflops.ledger.accountant import Evidence, StepAccountant, StepSpent, _excess
 from lflops.ledger.marks import CategoryMarks, EventQueue, StepCounters
 from lflops.phase_log import BATCH, BEGIN, COUNTERS, STEP_END
@@ -415,3 +415,41 @@ def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
     ran, schedules, _ = zip(*read, strict=True)
     assert (b"0 1000000000 0",) * 3 + (b"0 1101500000 0",) * 2 == schedules
     assert all(first <= second for first, second in pairwise(ran))
+
+
+def test_each_step_is_kept_with_its_phases_and_what_lies_before_it() -> None:
+    """Two steps of the warm-up, a usual one, a validation of 30 ms and a step that is traced."""
+    training = Training()
+    for _ in range(3):
+        training.step()
+    training.events.begin("validation")
+    training.spend(30)
+    training.events.end("validation")
+    training.step(data=3, touched=True)
+    training.look()
+    groups, durations = training.book.take_steps()
+    assert [
+        (1, "warm_up", {}),
+        (2, "warm_up", {}),
+        (3, "unprofiled", {}),
+        (4, "profiled", {"validation": 0.030}),
+    ] == [(group.first, group.mode, group.between) for group in groups]
+    assert {"data": 0.003, "forward": 0.004, "other": 0.001} == groups[-1].spent
+    median = percentile(durations, 0.5)
+    assert median is not None
+    assert abs(median - 0.006) <= 0.005 * 0.006
+    assert ([], {}) == training.book.take_steps()
+
+
+def test_many_steps_between_two_rows_become_groups_with_the_same_sums() -> None:
+    """Of a thousand steps of 6 ms no second is lost, and at most 64 groups are kept."""
+    training = Training()
+    for _ in range(1000):
+        training.step()
+    training.look()
+    groups, durations = training.book.take_steps()
+    assert len(groups) <= 64
+    assert 1000 == sum(group.steps for group in groups)
+    assert 6.0 == round(sum(group.seconds for group in groups), 9)
+    assert 998 == sum(durations.values())
+    assert [group.last + 1 for group in groups[:-1]] == [group.first for group in groups[1:]]

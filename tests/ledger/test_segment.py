@@ -9,8 +9,8 @@ import pytest
 
 from lflops.errors import ProfileError
 from lflops.ledger import run as segment_file
-from lflops.ledger.account import SlowStep
-from lflops.ledger.run import Head, Row, Segment, coarser, read_segment
+from lflops.ledger.account import SlowStep, StepGroup, duration_class, in_pairs, percentile
+from lflops.ledger.run import Head, Row, Segment, coarser, ledger_of, read_segment
 
 SECOND = 10**9
 HEAD = Head(begin=1_000 * SECOND, rank=0, ranks=1, pid=1)
@@ -140,3 +140,43 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     written.open()
     written.add(row(4), [])
     assert [] == list(tmp_path.iterdir())
+
+
+def group(step: int, mode: str = "unprofiled") -> StepGroup:
+    """A step of one second."""
+    return StepGroup(first=step, last=step, spent={"forward": 1.0}, longest=1.0, mode=mode)  # type: ignore[arg-type]
+
+
+def test_neighbours_of_one_mode_are_joined() -> None:
+    """A profiled step is not mixed with the steps around it."""
+    joined = in_pairs([group(1), group(2), group(3), group(4, "profiled"), group(5)])
+    assert [(1, 2, 2), (3, 3, 1), (4, 4, 1), (5, 5, 1)] == [
+        (each.first, each.last, each.steps) for each in joined
+    ]
+
+
+def test_a_file_has_a_bounded_number_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All seconds of 5,000 steps stay, in at most 100 lines."""
+    monkeypatch.setattr(segment_file, "MOST_GROUPS", 100)
+    path = tmp_path / "a.ledger.jsonl"
+    written = Segment(HEAD, path)
+    written.open()
+    for end in range(10, 5010, 10):
+        durations = {duration_class(0.5): 9, duration_class(2.0): 1}
+        written.add(row(end, durations=durations), [], [group(end + each) for each in range(10)])
+    written.close()
+    read = read_segment(path)
+    assert read is not None
+    assert len(read.groups) <= 100
+    assert (5000, 5000.0) == (
+        sum(each.steps for each in read.groups),
+        sum(each.seconds for each in read.groups),
+    )
+    counted = ledger_of([read]).durations
+    assert 5000 == sum(counted.values())
+    median, largest = percentile(counted, 0.5), percentile(counted, 0.95)
+    assert median == pytest.approx(0.5, rel=0.005)
+    assert largest == pytest.approx(2.0, rel=0.005)
+    assert percentile({}, 0.5) is None

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { categoriesOf, momentsOfSlowSteps, spansInTime } from "../../lflops/page/lib/run.js";
+import { categoriesOf } from "../../lflops/page/lib/run.js";
 
 /** @type {(end: number, step: number) => Ledger["slow_steps"][number]} */
 const slow = (end, step) => ({ step, end, seconds: 2, usual: 0.1, cost: 1.9, cause: "gc" });
@@ -15,6 +15,7 @@ const LEDGER = {
     { begin: 100, seconds: 30, first_step: 0, last_step: 10, ended: "killed" },
     { begin: 140, seconds: 20, first_step: 10, last_step: 20, ended: "finished" },
   ],
+  step_groups: [],
   spans: [
     { begin: 100, seconds: 10, steps: 0, spent: { start_up: 10 }, memory: 1 },
     { begin: 110, seconds: 20, steps: 10, spent: { "training/data": 18, "slow/gc": 2 }, memory: null },
@@ -23,16 +24,8 @@ const LEDGER = {
   ],
 };
 
-test("moments of slow steps count from the begin of the run", () => {
-  assert.deepEqual(momentsOfSlowSteps(LEDGER), [12, 29, 52]);
-});
-
-test("a step of a part of the run is its mean, without start-up", () => {
-  assert.deepEqual(spansInTime(LEDGER).map(({ at, step, memory }) => [at, step, memory]), [[0, null, 1], [10, 2, null], [30, null, null], [40, 1.5, 3]]);
-});
-
 test("categories have their parts, the longest first", () => {
-  const found = categoriesOf({ title: "", said: [], ledger: LEDGER, categories: { training: "training" }, causes: { gc: "the garbage collector" } });
+  const found = categoriesOf({ ledger: LEDGER, categories: { training: "training" }, causes: { gc: "the garbage collector" } });
   assert.deepEqual(found.map(({ name, seconds }) => [name, seconds]), [["training", 33], ["start_up", 15], ["down", 10], ["slow", 2]]);
   assert.deepEqual([found[0].parts, found[3].parts], [[["data wait", 18], ["forward", 15]], [["the garbage collector", 2]]]);
 });

@@ -12,24 +12,25 @@ import lflops
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Profile
-from tests.support.browser import Seen, tab
+from tests.support.browser import WITHIN, Seen, tab
 from tests.support.profile_builders import small_profile, with_seconds
 from tests.support.rank_profiles import four_ranks
 from tests.support.repository import ROOT
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = (
-    "summary",
+    "run",
     "modules",
-    "timeline",
     "operators",
     "roofline",
+    "timeline",
     "memory",
     "ranks",
-    "run",
-    "runs",
     "compare",
+    "runs",
 )
+LABELS = {"runs": "All runs"}
+"""The labels of views that are not their ids."""
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=4000.0)
 
 
@@ -98,7 +99,7 @@ def test_axe_finds_nothing(
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
 def test_axe_would_find_a_button_without_a_name(opening: Callable[..., Seen], file: Path) -> None:
     """The check above can fail."""
-    seen = opened(opening, file, "summary")
+    seen = opened(opening, file, "run")
     seen.page.evaluate("document.querySelector('main').append(document.createElement('button'))")
     assert any(found.startswith("button-name") for found in violations(seen))
 
@@ -118,7 +119,11 @@ def test_axe_finds_nothing_in_the_tab_s_frame(opening: Callable[..., Seen], tmp_
 
 
 WIDGETS = {
-    "summary": ("main", "End", "(node) => String(node.scrollTop)"),
+    "run": (
+        ".frame-of-steps",
+        "ArrowRight",
+        "(node) => node.parentElement.querySelector('.step-caption').textContent",
+    ),
     "modules": (".icicle", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
     "timeline": (
         ".step-timeline",
@@ -147,23 +152,35 @@ WIDGETS = {
 """Of each view what is worked with, a key, and what that changes."""
 
 
+def walk_to(page: Any, label: str) -> None:
+    """Go from tab to tab with the arrow keys."""
+    for _ in VIEWS:
+        if page.evaluate("document.activeElement.textContent") == label:
+            return
+        page.keyboard.press("ArrowRight")
+    raise AssertionError(f"no tab {label}")
+
+
 @pytest.mark.parametrize("view", WIDGETS)
 def test_a_view_is_used_with_the_keyboard_alone(
     view: str, opening: Callable[..., Seen], file: Path
 ) -> None:
     """From the tabs by Tab to what is worked with, where a key changes something."""
-    seen = opened(opening, file, "summary")
+    seen = opened(opening, file, "run")
     seen.page.set_viewport_size({"width": 1280, "height": 600})
     page = seen.page
-    page.get_by_role("tab", name="Summary").focus()
-    for _ in range(VIEWS.index(view)):
-        page.keyboard.press("ArrowRight")
+    label = LABELS.get(view, view.capitalize())
+    page.get_by_role("tab", name="Run", exact=True).focus()
+    walk_to(page, WITHIN.get(label, label))
+    if label in WITHIN:
+        page.keyboard.press("Tab")
+        walk_to(page, label)
     page.locator(f"section.{view}").wait_for()
     selector, key, read = WIDGETS[view]
     if view == "compare":
         page.locator(".changes").wait_for()
         page.get_by_label("show").select_option("all")
-        page.get_by_role("tab", name="Compare").focus()
+        page.get_by_role("tab", name="Compare", exact=True).focus()
     widget = page.locator(selector).first
     for _ in range(60):
         page.keyboard.press("Tab")

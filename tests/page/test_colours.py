@@ -45,8 +45,20 @@ def test_no_two_parts_of_a_step_look_alike() -> None:
     assert 16 <= len(table)
 
 
+def test_a_category_of_the_run_looks_like_no_part_of_a_step() -> None:
+    """The two bars are on one screen: validation is no data wait, and training no optimizer."""
+    parts = {name: oklab(colour) for name, colour in colours_of("part").items()}
+    run = {name: oklab(colour) for name, colour in colours_of("run").items()}
+    assert [] == [
+        (category, part)
+        for category, part in itertools.product(run, parts)
+        if math.dist(run[category], parts[part]) < 0.04
+    ]
+    assert 18 == len(run)
+
+
 def test_the_bars_of_a_step_have_the_table_s_colours(page_of: Callable[..., Seen]) -> None:
-    """In both stacked bars of Summary, and in the phases of Roofline.
+    """In both stacked bars of Run, and in the phases of Roofline.
 
     A name has one colour, and a colour one name.
     """

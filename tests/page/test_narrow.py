@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.test_accessibility import VIEWS, file, opened
+from tests.page.test_accessibility import LABELS, VIEWS, file, opened
 from tests.support.browser import Seen
 
 __all__ = ["file"]
@@ -33,9 +33,9 @@ def test_nothing_but_tables_is_wider_than_the_screen(
 
     Of a table at least two columns of figures are beside the names, which stay when it scrolls.
     """
-    seen = opened(opening, file, "summary")
+    seen = opened(opening, file, "run")
     seen.page.set_viewport_size({"width": 390, "height": 844})
-    seen.view(view.capitalize())
+    seen.view(LABELS.get(view, view.capitalize()))
     seen.page.locator(f"section.{view}").wait_for()
     if view == "compare":
         seen.page.get_by_label("show").select_option("all")

@@ -16,6 +16,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.steps import Step
+from lflops.report.first_screen import first_screen, window_summary
 from lflops.report.html import save
 from lflops.report.report import report_of
 from lflops.report.verdict import verdict_lines
@@ -329,7 +330,7 @@ def test_20_000_modules_are_drawn_a_screen_at_a_time(
     """The document has what is on the screen, wherever it is scrolled to."""
     last, path = large
     seen = opening(path.as_uri())
-    seen.page.locator(".figures").wait_for()
+    seen.page.locator(".figures").first.wait_for()
     seen.modules()
     seen.page.get_by_label("flat").check()
     grid = seen.page.locator(GRID)
@@ -350,7 +351,8 @@ def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen])
             )
         )
     )
-    assert 2 == seen.page.locator(".summary").get_by_text("Unknown:").count()
+    assert 1 == seen.page.locator(".of-window").get_by_text("Unknown:").count()
+    assert "No unprofiled step was timed." in seen.page.locator(".do-next").inner_text()
     seen.modules()
     assert ["(model)"] == seen.labels()
     assert {"": "1,152,921,504,606,846,977"} == seen.shown("forward MACs")
@@ -475,7 +477,7 @@ def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> 
     seen.view("Memory")
     for act, expected in (
         (seen.page.go_back, "modules"),
-        (seen.page.go_back, "summary"),
+        (seen.page.go_back, "run"),
         (seen.page.go_forward, "modules"),
     ):
         act()
@@ -486,12 +488,12 @@ def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> 
 def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
     """Right and left in a circle, Home and End."""
     seen = page_of(small_profile())
-    seen.page.get_by_role("tab", name="Summary").focus()
+    seen.page.get_by_role("tab", name="Run").focus()
     for key, expected in (
-        ("End", "Compare"),
-        ("ArrowRight", "Summary"),
-        ("ArrowLeft", "Compare"),
-        ("Home", "Summary"),
+        ("End", "Memory"),
+        ("ArrowRight", "Run"),
+        ("ArrowLeft", "Memory"),
+        ("Home", "Run"),
     ):
         seen.page.keyboard.press(key)
         assert expected == seen.page.evaluate("document.activeElement.textContent")
@@ -593,37 +595,60 @@ def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[...
 
 
 def test_the_page_shows_each_fact_as_the_report_has_it(page_of: Callable[..., Seen]) -> None:
-    """Every part, figure and fact of the Summary, by its text in the document."""
+    """Every part, figure and fact of the window, by its text in the document."""
     given = replace(
         timed_blocks(1, 2, 3, 4),
         run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
     )
     report, page = report_of(analyze(given)), page_of(given).page
     facts = [*report.speed, *report.model, *report.subject, *report.remarks]
-    parts = [*report.breakdown, *(fact for fact in report.speed if fact.of == "step")]
-    listed = page.locator(".parts li").all_inner_texts()
+    of_window = page.locator(".of-window")
     shown = dict(
         zip(
-            page.locator(".figure-label").all_inner_texts(),
-            page.locator(".figure-value").all_inner_texts(),
+            of_window.locator(".figure-label").all_inner_texts(),
+            of_window.locator(".figure-value").all_inner_texts(),
             strict=True,
         )
     )
     for label, text in zip(
-        page.locator(".facts dt").all_inner_texts(),
-        page.locator(".facts dd").all_inner_texts(),
+        of_window.locator(".facts dt").all_inner_texts(),
+        of_window.locator(".facts dd").all_inner_texts(),
         strict=True,
     ):
         shown.setdefault(label, text)
-    expected = {fact.label: fact.text for fact in reversed(facts) if fact.of != "step"}
+    expected = {fact.label: fact.text for fact in reversed(facts)}
     assert dict.fromkeys(expected, True) == {
         label: shown.get(label, "").startswith(text) for label, text in expected.items()
     }
-    assert [f"{part.label} {part_text(part)}" for part in parts] == [
-        text.splitlines()[0] for text in listed
+    assert [f"{part.label} {part.text}" for part in report.breakdown] == [
+        text.splitlines()[0] for text in of_window.locator(".parts li").all_inner_texts()
     ]
 
 
-def part_text(part: Any) -> str:
-    """Its share and its seconds."""
-    return f"{units.percent(part.share)}, {units.duration(part.seconds if hasattr(part, 'seconds') else part.value)}"
+def test_the_first_screen_has_the_numbers_of_the_json(page_of: Callable[..., Seen]) -> None:
+    """Its figures, cards and phases; the phases add up to the step, also as they are written."""
+    given = replace(
+        timed_blocks(1, 2, 3, 4),
+        run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
+    )
+    screen = first_screen(window_summary(analyze(given)), None)
+    page = page_of(given).page
+    section = page.locator("section.run")
+    assert [fact.text for fact in screen.figures] == section.locator(
+        "> .figures .figure-value"
+    ).all_inner_texts()
+    assert [fact.label for fact in screen.figures] == section.locator(
+        "> .figures .figure-label"
+    ).all_inner_texts()
+    cards = page.locator(".action-card")
+    shown = screen.cards[:3]
+    assert [(card.text, card.title) for card in shown] == [
+        (card.locator(".saving").inner_text(), card.locator(".cause").inner_text())
+        for card in cards.all()
+    ]
+    assert [f"{part.label} {part.text}" for part in screen.phases] == page.locator(
+        ".parts-of-phase li"
+    ).all_inner_texts()
+    assert screen.steps is not None
+    assert pytest.approx(screen.steps.mean) == sum(part.seconds for part in screen.phases)
+    assert screen.steps.said in section.inner_text()

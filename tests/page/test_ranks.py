@@ -35,11 +35,11 @@ def numbers(seen: Seen) -> list[str]:
 
 
 def figures(seen: Seen) -> dict[str, str]:
-    """Summary's, by their labels."""
+    """Those of the window, by their labels."""
     return dict(
         zip(
             *(
-                seen.page.locator(f".figure-{part}").all_inner_texts()
+                seen.page.locator(f".of-window .figure-{part}").all_inner_texts()
                 for part in ("label", "value")
             ),
             strict=True,
@@ -145,7 +145,7 @@ def test_one_rank_is_shown_where_it_is_known_by_itself(page_of: Callable[..., Se
         "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
     )
     seen.page.reload()
-    seen.page.locator(".figures").wait_for()
+    seen.page.locator(".figures").first.wait_for()
     assert found == figures(seen)
     seen.page.get_by_label("rank", exact=True).select_option("all")
     assert of_all == figures(seen)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
@@ -18,19 +19,20 @@ WIDTHS = [1440, 1024, 390]
 
 
 def figures(seen: Any) -> dict[str, Any]:
-    """What the view has of a run: its bar, its dots and bands, and its tables."""
+    """What the view has of a run: its steps, its bar, its bands, and its tables."""
     seen.locator(".run-chart").wait_for()
     table = {
         name: seen.get_by_role("table", name=name).locator("tbody tr")
         for name in ("slow steps", "starts")
     }
     return {
-        "title": seen.locator("section.run h2").first.inner_text(),
-        "slices": seen.locator("section.run .slice").evaluate_all(
+        "figures": seen.locator("section.run > .figures .figure-value").all_inner_texts(),
+        "marks": seen.locator(".step-chart text title").all_text_contents()[2:],
+        "slices": seen.locator("section.run > .stack .slice").evaluate_all(
             "(all) => all.map((each) => each.title)"
         ),
-        "dots": seen.locator(".run-chart circle title").all_text_contents(),
         "down": seen.locator(".run-chart .down title").all_text_contents(),
+        "trained": seen.locator(".trained").inner_text(),
         **{
             name: [row.locator("td").all_inner_texts() for row in rows.all()]
             for name, rows in table.items()
@@ -39,23 +41,19 @@ def figures(seen: Any) -> dict[str, Any]:
 
 
 RESUMED = {
-    "title": "1 min 0 s in 2 starts, 20 steps, rank 0 of 1",
+    "marks": ["restart before step 11"],
     "slices": [
         "training: 33.0 s, 55.0 %",
         "start-up: 15.0 s, 25.0 %",
         "down until the restart: 10.0 s, 16.7 %",
         "slow steps: 2.00 s, 3.3 %",
     ],
-    "dots": [
-        "step 5: 2.00 s instead of 100 ms, waiting for the data loader",
-        "step 8: 2.00 s instead of 100 ms, waiting for the data loader",
-        "step 15: 2.00 s instead of 100 ms, Python's garbage collector",
-    ],
     "down": ["down for 10.0 s; start 1: killed"],
+    "trained": "55.0 % of 1 min 0 s was training; start-up 25.0 %, down until the restart 16.7 %, slow steps 3.3 %.",
     "slow steps": [
-        ["5", "2.00 s", "100 ms", "waiting for the data loader"],
-        ["8", "2.00 s", "100 ms", "waiting for the data loader"],
-        ["15", "2.00 s", "100 ms", "Python's garbage collector"],
+        ["5", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
+        ["8", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
+        ["15", "1.90 s", "2.00 s", "100 ms", "Python's garbage collector"],
     ],
     "starts": [
         ["0 s", "30.0 s", "1 to 10", "killed"],
@@ -63,6 +61,9 @@ RESUMED = {
     ],
 }
 """By hand, from what is written."""
+
+ALONE = {"figures": ["1.10 s", "55.0 %"]}
+"""Without a window: 22 s in 20 steps, and 33 s of 60 s."""
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -76,15 +77,14 @@ def test_a_page_of_the_run_opens_offline(
     assert f"{page}\n" == capsys.readouterr().out
     seen = opening(page.as_uri())
     seen.page.set_viewport_size({"width": width, "height": 900})
-    assert RESUMED == figures(seen.page)
+    assert RESUMED | ALONE == figures(seen.page)
     assert [page.as_uri()] == seen.asked
     assert seen.page.locator("main").evaluate("(each) => each.scrollWidth") <= width
     lines = seen.page.locator(".run-chart polyline").evaluate_all(
         "(all) => all.map((each) => each.getAttribute('points').split(' ').length)"
     )
-    assert (
-        [2, 2, 2, 2] == lines
-    )  # two of steps and two of memory: what is unknown interrupts them, and a point by itself is drawn twice
+    # what is unknown interrupts the memory's line, and a point by itself is drawn twice
+    assert [2, 2] == lines
     seen.page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -99,8 +99,41 @@ def test_it_can_be_read_by_all(scheme: str, opening: Callable[..., Seen], tmp_pa
     assert [] == violations(seen)
 
 
+def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """Anywhere above or below its bar. A drag over steps 1 to 10 has the mean of 12 s over 10 steps."""
+    write_resumed_run(tmp_path)
+    assert 0 == main(["ledger", str(tmp_path), "--html", str(tmp_path / "run.html")])
+    seen = opening((tmp_path / "run.html").as_uri())
+    chart = seen.page.locator(".step-chart")
+    chart.wait_for()
+    box = chart.bounding_box()
+    left, right = 70, 60
+    across = (box["width"] - left - right) / 20
+    caption = seen.page.locator(".step-caption").first
+
+    def middle(step: int) -> float:
+        return float(box["x"] + left + (step - 0.5) * across)
+
+    seen.page.mouse.move(middle(5), box["y"] + 12)
+    assert "step 5: 2.00 s: data wait 1.10 s (55.0 %), forward 900 ms (45.0 %)" == (
+        caption.inner_text()
+    )
+    seen.page.mouse.move(middle(1), box["y"] + 100)
+    seen.page.mouse.down()
+    seen.page.mouse.move(middle(10), box["y"] + 100)
+    seen.page.mouse.up()
+    selected = "steps 1 to 10: mean 1.20 s: data wait 300 ms (25.0 %), forward 900 ms (75.0 %)"
+    assert selected == caption.inner_text()
+    seen.page.mouse.move(middle(15), box["y"] + 100)
+    assert selected == caption.inner_text()
+    seen.page.locator(".frame-of-steps").press("Escape")
+    assert caption.inner_text().startswith("20 unprofiled steps of the run")
+
+
 def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """From the files in the run's folder now; a run without one says so."""
+    """From the files in the run's folder now; without a ledger from the window."""
     for name in ("with", "without"):
         with SummaryWriter(tmp_path / name) as writer:
             lflops.tensorboard.log(writer, ran({"fc": 1e-3}, steps=clean(0.1)), 1)
@@ -108,23 +141,45 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
     write_resumed_run(tmp_path / "with" / "lflops")
     with tab(opening, tmp_path, expected=2) as (_, frame, server):
         frame.get_by_label("run", exact=True).select_option("with")
-        frame.get_by_role("tab", name="Run", exact=True).click()
-        assert RESUMED == figures(frame)
+        frame.locator(".run-chart").wait_for()
+        found = figures(frame)
+        assert RESUMED.items() <= found.items()
+        assert ["1.10 s", "182 FLOP/s", "55.0 %"] == found["figures"]
         frame.get_by_label("run", exact=True).select_option("without")
-        frame.get_by_text("no ledger of rank 0 found").wait_for()
+        frame.get_by_text("1 unprofiled step of the window").first.wait_for()
+        assert 0 == frame.locator(".run-chart").count()
         window = next(
             each for each in server.windows(expected=2)["windows"] if each["run"] == "with"
         )
         (tmp_path / "with" / "lflops" / "rank0-2.ledger.jsonl").symlink_to("/etc/hostname")
-        status, _, said = server.get("ledger", run="with", tag=window["tag"], step=window["step"])
+        status, _, said = server.get("run", run="with", tag=window["tag"], step=window["step"])
         assert (403, b"the ledger is not below the log directory") == (status, said)
 
 
-def test_a_file_of_a_window_says_where_the_run_is(page_of: Callable[..., Seen]) -> None:
-    """It has only the window."""
-    seen = page_of(ran({"fc": 1e-3}, steps=clean(0.1)))
-    seen.view("Run")
-    assert "lflops ledger DIR --html OUT" in seen.page.locator("section.run").inner_text()
+def test_a_file_has_the_ledger_and_the_other_windows_of_its_folder(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """Two windows: the last is shown, the other can be chosen, and both are compared."""
+    write_resumed_run(tmp_path)
+    for number, seconds in enumerate((0.2, 0.1)):
+        window = ran({"fc": 1e-3}, steps=clean(seconds))
+        of_run = replace(
+            window.run, kind="training", stage="train", window=number, step=10 + number
+        )
+        replace(window, run=of_run).save(tmp_path / f"train-{number}.profile.json")
+    assert 0 == main(["html", str(tmp_path)])
+    seen = opening((tmp_path / "run.html").as_uri())
+    found = figures(seen.page)
+    assert RESUMED.items() <= found.items()
+    assert ["Run", "Modules", "Compare"] == seen.page.get_by_role(
+        "tablist", name="views"
+    ).get_by_role("tab").all_inner_texts()
+    choice = seen.page.get_by_label("step", exact=True)
+    assert "11" == choice.input_value()
+    choice.select_option("10")
+    seen.page.get_by_text("window 0, step 10").first.wait_for()
+    seen.view("Compare")
+    seen.page.locator(".changes").wait_for()
 
 
 def test_json_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,19 +49,16 @@ def test_runs_are_searched_sorted_and_held_against_a_baseline(
         frame.get_by_label("filter runs").fill("h200")
         assert ["c", "b"] == names.all_inner_texts()
         names.nth(1).click()
-        frame.locator("section.summary").wait_for()
+        frame.locator("section.run").wait_for()
         assert "b" == frame.get_by_label("run", exact=True).input_value()
 
 
-def test_a_file_of_one_profile_is_this_file(page_of: Callable[..., Seen]) -> None:
-    """It has no run and no stage to name."""
+def test_a_file_of_one_profile_has_no_list_of_runs(page_of: Callable[..., Seen]) -> None:
+    """A view without data has no tab."""
     seen = page_of(ran({"fc": 1e-3}, steps=clean(0.1)))
-    seen.view("Runs")
-    row = seen.page.locator(SHEET)
-    row.wait_for()
-    assert "this file" in row.inner_text()
-    assert "this file" == row.locator(".name").get_attribute("title")
-    assert "null" not in seen.page.locator("main").inner_html()
+    assert ["Run", "Modules"] == seen.page.get_by_role("tablist", name="views").get_by_role(
+        "tab"
+    ).all_inner_texts()
 
 
 def test_the_run_filter_of_tensorboard_is_followed(

@@ -1,4 +1,4 @@
-"""Summary's trends over the windows of a run, in a real browser."""
+"""Trends over the windows of a run, in a real browser."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.tensorboard_server import board
 
 def figure(frame: Any, label: str) -> Any:
     """One of the large figures."""
-    return frame.locator(".figure").filter(has=frame.get_by_text(label, exact=True))
+    return frame.locator(".of-window .figure").filter(has=frame.get_by_text(label, exact=True))
 
 
 def test_figures_have_their_trend_over_the_windows_of_the_run(
@@ -47,7 +47,7 @@ def test_figures_have_their_trend_over_the_windows_of_the_run(
             f"{server.address}#lflops&p.lflops.state=run%3Done%26tag%3Dlflops%252Fmeasure%252Fprofile%26step%3D40"
         )
         frame = seen.page.frame_locator("iframe")
-        frame.locator(".figures").wait_for()
+        frame.locator(".of-window .figures").wait_for()
         samples = figure(frame, "samples/s")
         line = samples.get_by_role("img")
         assert (

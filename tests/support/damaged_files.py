@@ -41,7 +41,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.cli.main import main as shell
 from lflops.errors import LflopsError
-from lflops.integrations.deepspeed.api import arguments_of
+from lflops.integrations.deepspeed.config import arguments_of
 from lflops.trace.analysis.merge import MERGED
 from lflops.trace.convert import place
 from tests.memory.snapshots.test_causes import PLANTED

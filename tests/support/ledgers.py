@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from lflops.ledger.account import SlowStep
+from msgspec.structs import replace
+
+from lflops.ledger.account import SlowStep, StepGroup, duration_class
 from lflops.ledger.run import ENDING, Head, Row, Segment
 
 SECOND = 10**9
@@ -34,24 +36,48 @@ def slow(step: int, end: float, cause: str = "loader") -> SlowStep:
     return SlowStep(step=step, end=end, seconds=2.0, usual=0.1, cost=1.9, cause=cause, phase="data")
 
 
+def step(number: int, *, data: float = 0.1, forward: float = 0.9) -> StepGroup:
+    """A step of these seconds: one second, if not said otherwise."""
+    return StepGroup(
+        first=number,
+        last=number,
+        spent={"data": data, "forward": forward},
+        longest=data + forward,
+    )
+
+
 def write_start(
-    folder: Path, begin: int, rows: list[Row], slow_steps: list[SlowStep] | None = None
+    folder: Path,
+    begin: int,
+    rows: list[Row],
+    slow_steps: list[SlowStep] | None = None,
+    steps: list[StepGroup] | None = None,
 ) -> None:
     """The file of a start that began in that second of the clock."""
     segment = Segment(
         Head(begin=begin * SECOND, rank=0, ranks=1, pid=begin), folder / f"rank0-{begin}{ENDING}"
     )
     segment.open()
-    for number, each in enumerate(rows):
-        segment.add(each, (slow_steps or []) if number == len(rows) - 1 else [])
+    durations: dict[int, int] = {}
+    for each in steps or []:
+        kind = duration_class(each.seconds)
+        durations[kind] = durations.get(kind, 0) + 1
+    for each_row in rows[:-1]:
+        segment.add(each_row, [])
+    segment.add(replace(rows[-1], durations=durations), slow_steps or [], steps or [])
     segment.close()
 
 
 def write_resumed_run(folder: Path) -> None:
-    """A start of 30 s that is killed, 10 s in which it is down, and one of 20 s that goes on from its last step."""
+    """A start of 30 s that is killed, 10 s in which it is down, and one of 20 s that goes on from its last step.
+
+    Steps 1 to 10 take a second of which a tenth is data wait, except for 5 and 8, which wait for 1.1 s;
+    steps 11 to 20 take a second.
+    """
     begin = row(10, {"start_up": 10}, memory=2**20)
     worked = row(30, {"training/data": 18, "slow/loader": 2}, step=10)
-    write_start(folder, 1, [begin, worked], [slow(5, 12), slow(8, 29)])
+    first = [step(number, data=1.1 if number in {5, 8} else 0.1) for number in range(1, 11)]
+    write_start(folder, 1, [begin, worked], [slow(5, 12), slow(8, 29)], first)
     again = row(
         20,
         {"start_up": 5, "training/forward": 15},
@@ -60,4 +86,5 @@ def write_resumed_run(folder: Path) -> None:
         memory=3 * 2**20,
         ended="finished",
     )
-    write_start(folder, 41, [again], [slow(15, 12, "gc")])
+    second = [step(number) for number in range(11, 21)]
+    write_start(folder, 41, [again], [slow(15, 12, "gc")], second)

@@ -88,11 +88,11 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     ),
     "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
-    "profilers get ready unseen": (
+    "a profiler that is prepared is not reported": (
         autograd,
         "wrap_profilers",
         lambda undo, call: None,
-        "profilers get ready unseen",
+        "a profiler that is prepared is not reported",
     ),
     "all storages are one": (
         tensors,

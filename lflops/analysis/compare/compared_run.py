@@ -6,6 +6,7 @@ Also has the sides of a module in two runs, and the comparison of its figures.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import ratio, sum_known
 
 FACTS = (
     "kind",
@@ -116,10 +117,11 @@ class ComparedRun(NamedTuple):
             "parameters": column("parameters", int),
             "self_parameters": column("self_parameters", int),
         }
-        types: dict[str, Any] = dict.fromkeys(_WORK, count_type)
-        timed_types = types | {"calls": int, "seconds": float | None, "error": float | None}
         for phase in PHASES:
-            for field, kind in (timed_types if phase in PASS_PHASES else types).items():
+            types: dict[str, Any] = dict.fromkeys(_WORK, count_type)
+            if phase in PASS_PHASES:
+                types.update(calls=int, seconds=float | None, error=float | None)
+            for field, kind in types.items():
                 for prefix in _INCLUSIVE_AND_SELF:
                     name = f"{phase}.{prefix}{field}"
                     columns[name] = column(name, kind)
@@ -143,10 +145,9 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
     """Read the data of a comparison from a profile, and its figures unless they are passed."""
     modules = profile.modules.values()
-    columns: dict[str, Sequence[Any]] = {
-        field: [getattr(module, field) for module in modules]
-        for field in ("parameters", "self_parameters", "peak_bytes")
-    }
+    columns: dict[str, Sequence[Any]] = {}
+    for field in ("parameters", "self_parameters", "peak_bytes"):
+        columns[field] = list(map(attrgetter(field), modules))
     for phase in PHASES:
         works = [module.work(phase) for module in modules]
         for field in _WORK:
@@ -162,10 +163,11 @@ def compared_run(profile: Profile, figures: RunFigures | None = None) -> Compare
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
     root = profile.modules[""]
     lost = profile.cpu_lost_shares
+    phases_ran = [phase for phase in PHASES if root.work(phase).calls]
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.op_counts),
-        phases_ran=tuple(phase for phase in PHASES if root.work(phase).calls),
+        phases_ran=tuple(phases_ran),
         step=measured(times.seconds),
         phases={name: Measured(each.median, each.error) for name, each in times.spreads.items()},
         mfu=mfu,
@@ -203,7 +205,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def ratio(self) -> float | None:
         """After over before."""
-        return None if self.after is None or not self.before else self.after / self.before
+        return ratio(self.after, self.before)
 
     @property
     def differs(self) -> bool:
@@ -265,8 +267,10 @@ class SharedPhases:
 
     def _rows(self, phases: Sequence[Phase], *fields: str) -> list[tuple[Any, ...]]:
         """The values of each module in the columns of some fields and phases."""
-        columns = [self.run.columns[f"{phase}.{field}"] for field in fields for phase in phases]
-        return list(zip(*columns, strict=True)) if columns else [()] * len(self.run.names)
+        if not phases:
+            return [()] * len(self.run.names)
+        names = [f"{phase}.{field}" for field, phase in product(fields, phases)]
+        return list(zip(*map(self.run.columns.__getitem__, names), strict=True))
 
     def _sums(self, phases: Sequence[Phase], field: str) -> list[int]:
         return [sum(values) for values in self._rows(phases, field)]
@@ -351,10 +355,9 @@ class ModulePair(NamedTuple):
     after: ModuleSide | None
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
-        return Change(
-            before=None if self.before is None else figure(self.before),
-            after=None if self.after is None else figure(self.after),
-        )
+        before = None if self.before is None else figure(self.before)
+        after = None if self.after is None else figure(self.after)
+        return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         """The times before and after."""

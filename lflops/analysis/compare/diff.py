@@ -6,6 +6,7 @@ Finds the changes and their causes, and checks the second run against limits.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from os import PathLike
 from typing import Literal, NamedTuple
 
@@ -41,7 +42,7 @@ from lflops.profile.json_file import load
 from lflops.profile.module_names import spelled_out
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, Phase
-from lflops.profile.series import grouped, sum_known
+from lflops.profile.series import grouped, ratio, sum_known
 
 _WRAPPERS = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
@@ -120,7 +121,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
     _pair(partners, first, second)
     left = _unpaired(partners, first.walk())
     right = _unpaired(partners, second.walk())
-    for one, other in _same(left, right, lambda node: (node.label, node.work), as_many=True):
+    for one, other in _same(left, right, attrgetter("label", "work"), as_many=True):
         if one not in partners and other not in partners:
             _pair(partners, one, other)
 
@@ -220,11 +221,12 @@ def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) ->
     parameters = run.columns["self_parameters"]
     macs = run.columns["forward.self_macs"]
     for node in reversed(list(root.walk())):
-        figures = tuple(
-            (parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row]
-        )
+        figures = []
+        for row in node.rows:
+            if parameters[row] or macs[row]:
+                figures.append((parameters[row], macs[row] or 0))
         build = ("build", node.kind, *(child.build for child in node.children))
-        work = ("work", node.kind, figures, *(child.work for child in node.children))
+        work = ("work", node.kind, tuple(figures), *(child.work for child in node.children))
         node.build = numbers.setdefault(build, len(numbers))
         node.work = numbers.setdefault(work, len(numbers))
 
@@ -244,13 +246,18 @@ def _same(
             yield from zip(nodes, others, strict=False)
 
 
+def _label_and_class(node: ModuleNode) -> Hashable:
+    """Label and class; a number as label says nothing."""
+    return None if node.label.isdecimal() else (node.label, node.kind)
+
+
 _KEYS: tuple[tuple[_Key, bool], ...] = (
-    (lambda node: (node.label, node.work), False),
-    (lambda node: None if node.label.isdecimal() else (node.label, node.kind), False),
-    (lambda node: node.work, False),
-    (lambda node: (node.label, node.kind), False),
-    (lambda node: node.build, True),
-    (lambda node: node.label, False),
+    (attrgetter("label", "work"), False),
+    (_label_and_class, False),
+    (attrgetter("work"), False),
+    (attrgetter("label", "kind"), False),
+    (attrgetter("build"), True),
+    (attrgetter("label"), False),
 )
 """Keys that pair the children of a pair, surest first; with `as_many` of `_same`."""
 
@@ -287,11 +294,33 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         return (self.before if self.after is None else self.after) or ""
 
     @property
+    def time_ratio(self) -> float | None:
+        """The ratio of the times in `news`; `None` if the time before is close to 0."""
+        is_own = self.news is self.self_work.time
+        whole = self.inclusive.time.before
+        return None if is_own and _is_tiny(self.news.before, whole) else self.news.ratio
+
+    @property
+    def macs_ratio(self) -> float | None:
+        """The ratio of the self MACs; of all MACs if the self MACs before are close to 0."""
+        own = self.self_work.macs
+        whole = self.inclusive.macs
+        return whole.ratio if _is_tiny(own.before, whole.before) else own.ratio
+
+    @property
     def news(self) -> Timing:
         """The self time if it is slower, faster or costs more for other work; else the inclusive."""
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         return own if own.verdict in CHANGED or costs_more else self.inclusive.time
+
+
+_TINY = 0.05
+"""The share of a module below which its self figures are no base of a ratio."""
+
+
+def _is_tiny(own: float | None, whole: float | None) -> bool:
+    return own is not None and whole is not None and own < _TINY * whole
 
 
 class Diff(Struct, Displayed, frozen=True, kw_only=True):
@@ -328,7 +357,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step; `cannot tell` if it has times that `step.caveat` forbids to judge."""
+        """Verdict on the step; `cannot tell` if its times cannot be judged, for the reason in `step.caveat`."""
         return self.step.verdict or ("cannot tell" if self.step.caveat else None)
 
     @property
@@ -392,13 +421,7 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     phases = _shared_phases(first, second)
     left = SharedPhases(before, phases)
     right = SharedPhases(after, phases)
-    pairs = [
-        ModulePair(
-            None if one is None else ModuleSide(left, one.rows),
-            None if other is None else ModuleSide(right, other.rows),
-        )
-        for one, other in nodes
-    ]
+    pairs = [ModulePair(_side(left, one), _side(right, other)) for one, other in nodes]
 
     unreliable: list[Side] = []
     if not first.has_reliable_times:
@@ -410,6 +433,9 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     judge_of_step = judge_of_steps(None, first.step, times=1, lost=lost)
     names = dict.fromkeys([*first.phases, *second.phases])
     judge_of_phases = judge_of_steps(judge, first.step, times=len(names), lost=lost)
+    phase_times = {}
+    for name in names:
+        phase_times[name] = judge_of_phases.timing(first.phases.get(name), second.phases.get(name))
 
     def change(figure: str) -> Change:
         return Change(before=getattr(first, figure), after=getattr(second, figure))
@@ -418,10 +444,7 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
         facts=_facts(first, second),
         whole=judge.whole if judge else None,
         step=judge_of_step.timing(first.step, second.step),
-        phases={
-            name: judge_of_phases.timing(first.phases.get(name), second.phases.get(name))
-            for name in names
-        },
+        phases=phase_times,
         mfu=change("mfu"),
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
@@ -431,6 +454,10 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
         modules=_modules(nodes, pairs, judge, module_patterns(before), module_patterns(after)),
     )
     return Comparison(compared, pairs)
+
+
+def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
+    return None if node is None else ModuleSide(of, node.rows)
 
 
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
@@ -451,9 +478,11 @@ def _facts(first: RunFigures, second: RunFigures) -> dict[str, tuple[Fact, Fact]
     if first.counted and second.counted:
         before["phases"] = _phase_names(first)
         after["phases"] = _phase_names(second)
-    return {
-        name: (value, after.get(name)) for name, value in before.items() if value != after.get(name)
-    }
+    facts = {}
+    for name, value in before.items():
+        if value != after.get(name):
+            facts[name] = (value, after.get(name))
+    return facts
 
 
 def _phase_names(run: RunFigures) -> str:
@@ -496,33 +525,37 @@ def _modules(
     for (before, after), pair in reversed(list(zip(nodes, pairs, strict=True))):
         own = pair.figures(judge, own=True)
         inside = _lost(own.time)
+        name_before = name_after = None
+        kind = pattern = ""
         if before is not None:
             inside += sum(explained[child] for child in before.children)
-        inclusive = pair.figures(judge, inside, own=False)
-        explained[before] = _lost(inclusive.time) or inside
-        if after is not None:
-            kind = after.kind
-            pattern = patterns_after[after.name]
-        elif before is not None:
+            name_before = before.name
             kind = before.kind
             pattern = patterns_before[before.name]
-        modules.append(
-            ModuleDiff(
-                before=before.name if before else None,
-                after=after.name if after else None,
-                kind=kind,
-                pattern=pattern,
-                self_work=own,
-                inclusive=inclusive,
-                peak_bytes=pair.change(ModuleSide.peak),
-            )
+        if after is not None:
+            name_after = after.name
+            kind = after.kind
+            pattern = patterns_after[after.name]
+        inclusive = pair.figures(judge, inside, own=False)
+        explained[before] = _lost(inclusive.time) or inside
+        module = ModuleDiff(
+            before=name_before,
+            after=name_after,
+            kind=kind,
+            pattern=pattern,
+            self_work=own,
+            inclusive=inclusive,
+            peak_bytes=pair.change(ModuleSide.peak),
         )
+        modules.append(module)
     return tuple(reversed(modules))
 
 
 def _lost(time: Timing) -> float:
     """The seconds that a time lost or gained, if it changed by more than noise."""
-    return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
+    if time.verdict not in CHANGED:
+        return 0.0
+    return time.lost or 0.0
 
 
 class Limit(Struct, frozen=True, kw_only=True):
@@ -695,7 +728,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         times = [module.news for module in modules]
         low = high = None
         if kind == "work":
-            ratio = _ratio(module.self_work.macs for module in modules)
+            ratio = _ratio_of_macs(modules)
             ratio = ratio or _ratio(module.self_work.flops for module in modules)
         else:
             ratio = _ratio(times)
@@ -709,6 +742,16 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
             low=low,
             high=high,
         )
+
+
+def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
+    """The ratio of the self MACs, or of all MACs if the self MACs before are close to 0."""
+    own = [module.self_work.macs for module in modules]
+    whole = [module.inclusive.macs for module in modules]
+    is_tiny = _is_tiny(
+        sum_known(change.before for change in own), sum_known(change.before for change in whole)
+    )
+    return _ratio(whole if is_tiny else own)
 
 
 def _interval(
@@ -760,10 +803,9 @@ def _grouped(
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
         kind, module = change
-        by_class = kind in ("added", "removed") or (
-            kind == "work" and not module.self_work.macs.differs
-        )
-        return kind, module.kind if by_class and module.kind else module.pattern
+        is_work_without_matmuls = kind == "work" and not module.self_work.macs.differs
+        is_by_class = kind in ("added", "removed") or is_work_without_matmuls
+        return kind, module.kind if is_by_class and module.kind else module.pattern
 
     sizes = Counter(module.pattern for module in diff.modules)
     for (kind, _), changes in grouped(changed, group).items():
@@ -788,7 +830,7 @@ def _ratio(changes: Iterable[Change | Timing]) -> float | None:
     both = list(changes)
     before = sum_known(change.before for change in both)
     after = sum_known(change.after for change in both)
-    return after / before if before and after is not None and after != before else None
+    return None if after == before else ratio(after, before)
 
 
 def _is_same(one: float, other: float) -> bool:

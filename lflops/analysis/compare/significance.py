@@ -31,6 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.records import TimingStats
+from lflops.profile.series import robust_deviation
 
 LEAST_CHANGE = 0.03
 """The smallest relative change of a time that counts.
@@ -49,7 +50,7 @@ LEAST_MODULES = 3
 """With fewer modules, a slower module cannot be distinguished from a slower machine."""
 
 LEAST_IN_COMMON = 1 / 3
-"""Least share of the modules' time in modules with the same work.
+"""Smallest share of the modules' time in modules with the same work.
 
 A few shared layers are not enough to judge a run by.
 """
@@ -159,8 +160,10 @@ class Judge(NamedTuple):
         """
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
-        if not given.before or not given.after or not given.ratio or error is None:
-            return replace(given, caveat="few_steps") if given.ratio else given
+        if not given.before or not given.after or not given.ratio:
+            return given
+        if error is None:
+            return replace(given, caveat="few_steps")
         whole, error_of_whole = self._common_factor()
         expected = given.before * whole
         beyond = given.ratio / whole
@@ -173,8 +176,10 @@ class Judge(NamedTuple):
             verdict: Verdict = "same"
         elif self.explains(1 + unexplained):
             return replace(given, beyond=beyond, caveat="busy")
+        elif unexplained > 0:
+            verdict = "slower"
         else:
-            verdict = "slower" if unexplained > 0 else "faster"
+            verdict = "faster"
         return replace(
             given,
             beyond=beyond,
@@ -214,7 +219,9 @@ class Judge(NamedTuple):
 
     def _common_factor(self) -> tuple[float, float]:
         """The ratio and the error of the common factor."""
-        return (1.0, 0.0) if self.whole is None else (self.whole.ratio, self.whole.error)
+        if self.whole is None:
+            return 1.0, 0.0
+        return self.whole.ratio, self.whole.error
 
     def _least_error(self, seconds: float) -> float:
         return self.least_error if seconds >= self.large else self.least_error_of_small
@@ -345,9 +352,9 @@ def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
 
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
     """The median of the logarithms, and the lower bound of their errors."""
-    middle = statistics.median(ratio.logarithm for ratio in ratios)
-    scatter = 1.4826 * statistics.median(abs(ratio.logarithm - middle) for ratio in ratios)
-    return middle, max(scatter, statistics.median(ratio.error for ratio in ratios))
+    logarithms = [ratio.logarithm for ratio in ratios]
+    error = statistics.median(ratio.error for ratio in ratios)
+    return statistics.median(logarithms), max(robust_deviation(logarithms), error)
 
 
 def _reach(times: int) -> float:

@@ -4,15 +4,14 @@ A deep model is estimated with fewer of its equal blocks.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
-from torch import nn
 
 from lflops.analysis.roofline import lower_bound
 from lflops.errors import CountError
 from lflops.estimation.changes import POLICIES, Policy, checkpointed, recomputable
+from lflops.estimation.equal_blocks import Fold, folded, folds_of, full_names, shorter_folds
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.planning.block_chain import (
     Chain,
@@ -28,98 +27,6 @@ from lflops.estimation.planning.block_chain import (
 )
 from lflops.inputs.arguments import check_module
 from lflops.profile.profile import Memory, OpCount, Profile
-
-# Blocks that a folded model keeps of a run of equal blocks. Of six, the two in the middle have
-# neighbours that are equal to them.
-KEPT = 6
-# Shorter runs are not folded.
-WORTHWHILE = 10
-
-
-class Fold(NamedTuple):
-    """A run of equal blocks in a container, and how many of them the folded model keeps.
-
-    Attributes:
-        container: Name of the container, or empty for the model itself.
-        first: Number of the first block.
-        length: Number of blocks in the run.
-        kept: Number of blocks that the folded model keeps.
-    """
-
-    container: str
-    first: int
-    length: int
-    kept: int = KEPT
-
-    def block(self, number: int) -> str:
-        """Return the name of the container's block with this number."""
-        return f"{self.container}.{number}" if self.container else str(number)
-
-    @property
-    def removed(self) -> range:
-        """Numbers of the blocks that are removed, in the middle of the run."""
-        begin = self.first + self.kept // 2
-        return range(begin, begin + self.length - self.kept)
-
-
-def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
-    """Return the runs of equal blocks that are long enough to be folded.
-
-    Equal blocks have the same classes, parameters and settings. A setting that counts up from block
-    to block is the block's number.
-    """
-    runs: list[Fold] = []
-    previous = ""
-    for name, block in blocks.items():
-        container, _, digits = name.rpartition(".")
-        number = int(digits)
-        is_next = previous == Fold(container, 0, 0).block(number - 1)
-        if runs and is_next and _are_equal(blocks[previous], block):
-            runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
-        else:
-            runs.append(Fold(container, number, 1))
-        previous = name
-    return [run for run in runs if run.length >= WORTHWHILE]
-
-
-def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold, and all folds with one block less in this run."""
-    for place, fold in enumerate(folds):
-        yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
-
-
-@contextlib.contextmanager
-def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove blocks from the model within a context, and number the remaining ones anew."""
-    removed = _removed(folds)
-    containers = {name: model.get_submodule(name) for name in removed}
-    before = {name: dict(container.named_children()) for name, container in containers.items()}
-    try:
-        for name, container in containers.items():
-            children = before[name].items()
-            left = [module for number, module in children if int(number) not in removed[name]]
-            _refill(container, {str(number): module for number, module in enumerate(left)})
-        yield
-    finally:
-        for name, container in containers.items():
-            _refill(container, before[name])
-
-
-def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
-    """Map the name of each block in the folded model to its name in the whole model.
-
-    `blocks` are the blocks of the whole model.
-    """
-    removed = _removed(folds)
-    names: dict[str, str] = {}
-    for block in blocks:
-        container, _, digits = block.rpartition(".")
-        number = int(digits)
-        gone = removed.get(container, [])
-        if number not in gone:
-            shift = sum(other < number for other in gone)
-            names[Fold(container, 0, 0).block(number - shift)] = block
-    return names
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
@@ -149,57 +56,6 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
         fixed=chain.fixed + fixed * copies,
         offsets=(*earlier, *inserted, *chain.offsets[after + 1 :]),
     )
-
-
-def _removed(folds: Sequence[Fold]) -> dict[str, list[int]]:
-    """Return the numbers of the removed blocks by container."""
-    removed: dict[str, list[int]] = {}
-    for fold in folds:
-        removed.setdefault(fold.container, []).extend(fold.removed)
-    return removed
-
-
-def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
-    for name in dict(container.named_children()):
-        delattr(container, name)
-    for name, module in children.items():
-        container.add_module(name, module)
-
-
-def _are_equal(block: nn.Module, following: nn.Module) -> bool:
-    modules = dict(block.named_modules())
-    others = dict(following.named_modules())
-    if list(modules) != list(others):
-        return False
-    pairs = zip(modules.values(), others.values(), strict=True)
-    return all(_make(one) == _make(other) and _settings_agree(one, other) for one, other in pairs)
-
-
-def _make(module: nn.Module) -> tuple[Any, ...]:
-    """Return the class of a module, and the shapes and dtypes of its parameters and buffers."""
-    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    shapes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
-    return type(module), module.training, shapes
-
-
-def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
-    """Return whether plain attributes are equal, except numbers that count up with the block."""
-    before = _plain_attributes(module)
-    after = _plain_attributes(following)
-    if before.keys() != after.keys():
-        return False
-    return all(
-        before[name] == value or _counts_up(before[name], value) for name, value in after.items()
-    )
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    plain = (bool, int, float, str, tuple, type(None))
-    return {name: value for name, value in vars(module).items() if isinstance(value, plain)}
-
-
-def _counts_up(before: Any, after: Any) -> bool:
-    return type(before) is int and type(after) is int and after == before + 1
 
 
 # Seconds are compared as whole femtoseconds, so that equal sums are equal.

@@ -1,7 +1,6 @@
 """`lflops plan`: training configurations that fit on some GPUs, by predicted step time."""
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.cli.estimate import builder_for
 from lflops.cli.output import UsageError, draw, write_json
+from lflops.cli.progress import ProgressLine
 from lflops.profile.series import gathered
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import counted
@@ -120,23 +120,24 @@ def plan(
     ] = False,
 ) -> None:
     """Rank the meshes, micro batches and checkpointing that fit by the predicted time of a step."""
-    # Imported here because these modules import torch.
-    from lflops.estimation.from_config import TOKENS, is_config
-    from lflops.estimation.optimizer_step import makes_optimizer
-    from lflops.estimation.planning.plan import plan as find
+    with ProgressLine("loading torch") as progress:
+        # Imported here because these modules import torch.
+        from lflops.estimation.from_config import TOKENS, is_config
+        from lflops.estimation.optimizer_step import makes_optimizer
+        from lflops.estimation.planning.plan import plan as find
 
-    with builder_for(target, seq, remote_code=trust_remote_code) as build:
-        found = find(
-            build,
-            _SAMPLES_PER_GPU * gpus if batch is None else batch,
-            gpus=gpus,
-            hardware=hardware,
-            optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
-            precision=precision,
-            network=network,
-            devices_per_host=devices_per_host,
-            progress=sys.stderr.isatty(),
-        )
+        with builder_for(target, seq, remote_code=trust_remote_code) as build:
+            found = find(
+                build,
+                _SAMPLES_PER_GPU * gpus if batch is None else batch,
+                gpus=gpus,
+                hardware=hardware,
+                optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
+                precision=precision,
+                network=network,
+                devices_per_host=devices_per_host,
+                progress=progress.estimates,
+            )
     if save is not None:
         if found.profile is None:
             raise UsageError(
@@ -171,8 +172,12 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
     first = found.configurations[0]
     yield ""
     yield _time_table(found.configurations[:top], found.batch, tokens)
-    yield text(f"{first.name} has {first.reason}")
-    yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
+    if first.reason:
+        yield text(f"Besides the model's work, {first.name} needs {first.reason}.")
+    if first.predicted is not None and first.predicted.widened:
+        yield prose(f"Wide intervals: {', '.join(first.predicted.widened)}.", "dim")
+    more = _more(found.configurations, top)
+    yield prose(f"Ties share a place. ! marks a tight fit. {more}".rstrip(), "dim")
 
 
 def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
@@ -194,12 +199,9 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
     yield prose(f"not predicted: {'; '.join(reasons.values())}")
     yield _bound_table(rows)
     if rows[0].reason:
-        yield text(f"{rows[0].name} has {rows[0].reason}")
-    yield text(
-        f"{_more(list(best), top)}these are lower bounds and do not rank the meshes; "
-        "one line per mesh, all in --json",
-        "dim",
-    )
+        yield text(f"Besides the model's work, {rows[0].name} needs {rows[0].reason}.")
+    remark = "These are lower bounds and do not rank the meshes. --json has all configurations."
+    yield text(f"{remark} {_more(list(best), top)}".rstrip(), "dim")
 
 
 def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
@@ -214,7 +216,7 @@ def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
 
 def _more(rows: Sequence[object], top: int) -> str:
     hidden = len(rows) - top
-    return f"{hidden} more, --top N lists them; " if hidden > 0 else ""
+    return f"{hidden} more: --top N lists them." if hidden > 0 else ""
 
 
 def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:

@@ -201,7 +201,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
             bandwidth of the links. Nothing overlaps them.
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
             work under 1F1B.
-        reason: The time that it spends on anything besides the model's work, in words.
+        reason: The time that it spends on anything besides the model's work, in words; empty if
+            that is little.
         place: Its place by predicted time. Ties share a place. 0 if no time is predicted.
     """
 
@@ -255,7 +256,7 @@ def plan(
     precision: str = "bf16-mixed",
     network: float | None = None,
     devices_per_host: int = DEVICES_PER_HOST,
-    progress: bool = False,
+    progress: Callable[[int], object] | None = None,
 ) -> Plan:
     """Find the configurations that fit on a chip, and rank them by predicted step time.
 
@@ -280,7 +281,7 @@ def plan(
         network: Bandwidth of a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
         devices_per_host: Number of GPUs in a host. Tensor parallelism stays within a host.
-        progress: Write the number of estimates to stderr.
+        progress: Called with the number of estimates before each of them.
 
     Raises:
         CountError: An argument is wrong, no mesh divides the batch, or some code needs the value of
@@ -782,4 +783,4 @@ def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
         for seconds, name in parts
         if seconds >= MINOR * predicted.seconds
     ]
-    return ", ".join(named_parts) or "little besides the model's work"
+    return " and ".join(named_parts)

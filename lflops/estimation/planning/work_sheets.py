@@ -7,7 +7,6 @@ each part of the step, so that the overall peak may move from one part to anothe
 """
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,16 +17,10 @@ from msgspec.structs import replace
 from torch import nn
 
 from lflops.estimation.changes import Policy, checkpointed
+from lflops.estimation.equal_blocks import Fold, folded, folds_of, full_names, shorter_folds
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.mesh import tensor_plan
-from lflops.estimation.planning.block_trials import (
-    Fold,
-    folded,
-    folds_of,
-    full_names,
-    memory_of,
-    shorter_folds,
-)
+from lflops.estimation.planning.block_trials import memory_of
 from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCount, Profile
@@ -173,7 +166,7 @@ class WorkSheets:
         estimator: Creates the estimator of a mesh.
         make: Creates the model and the batch of a number of samples.
         context: Creates the context in which the ranks of a mesh run.
-        progress: Write the number of estimates to stderr.
+        progress: Called with the number of estimates before each of them.
 
     Attributes:
         blocks: Names of the blocks that can recompute.
@@ -193,7 +186,7 @@ class WorkSheets:
         make: Callable[[int], Subject],
         context: Callable[[Mapping[str, int]], AbstractContextManager[Any]],
         *,
-        progress: bool = False,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         self._estimator = estimator
         self._make = make
@@ -328,8 +321,8 @@ class WorkSheets:
             watch: Called with the profile of each step.
         """
         self.estimates += 1
-        if self._progress:
-            sys.stderr.write(f"\rplan: {self.estimates} estimates ")
+        if self._progress is not None:
+            self._progress(self.estimates)
         estimator = self._estimator(case.mesh)
         estimator.watch = watch
 

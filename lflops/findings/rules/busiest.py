@@ -25,15 +25,13 @@ class NoMatmuls(StepRule):
         explained = {step.patterns.get(name, "") for name in modules_of(earlier)}
         patterns = _patterns_with_operators(step) - explained
         for modules in step.busiest:
-            if modules.pattern in patterns and not modules.macs:
-                names = {name for name, at in step.patterns.items() if at == modules.pattern}
-                operators = step.operator_times.of(names, {"forward", "backward"})
-                seconds = modules.seconds - step.sleeping_in(modules.pattern)
-                facts: Facts = {
-                    "class": in_brackets(modules.kind),
-                    "operators": operators.listed(),
-                }
-                yield Candidate(rule=self, seconds=seconds, module=modules.pattern, facts=facts)
+            if modules.pattern not in patterns or modules.macs:
+                continue
+            names = step.modules_at(modules.pattern)
+            operators = step.operator_times.of(names, {"forward", "backward"})
+            seconds = modules.seconds - step.sleeping_in(modules.pattern)
+            facts: Facts = {"class": in_brackets(modules.kind), "operators": operators.listed()}
+            yield Candidate(rule=self, seconds=seconds, module=modules.pattern, facts=facts)
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

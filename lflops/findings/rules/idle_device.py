@@ -6,7 +6,7 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""The share of the step from which on a loop over parameters may do the waiting, to clip them."""
+"""The share of the step above which a loop over parameters may do the waiting, to clip them."""
 
 
 class IdleDevice(PartRule):

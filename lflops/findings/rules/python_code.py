@@ -29,20 +29,17 @@ class PythonCode(StepRule):
     fix = "Look for forward hooks on the layers of {where}, and for loops and prints around them"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        by_pattern = summed(_seconds_of_python(step, earlier)) if step.profile.is_counted else {}
+        if not step.profile.is_counted:
+            return
+        by_pattern = summed(_seconds_of_python(step, earlier))
         if not by_pattern:
             return
         most = max(by_pattern, key=by_pattern.__getitem__)
-        classes = {
-            step.patterns[name]: module.class_name for name, module in step.profile.modules.items()
-        }
-        names = {name for name, pattern in step.patterns.items() if pattern == most}
-        has_operators = any(step.profile.modules[name].forward.self_calls for name in names)
-        beyond = "beyond the time of its operators"
-        facts: Facts = {
-            "class": in_brackets(classes[most]),
-            "beyond": beyond if has_operators else "which runs no operator of its own",
-        }
+        modules = [step.profile.modules[name] for name in step.modules_at(most)]
+        beyond = "which runs no operator of its own"
+        if any(module.forward.self_calls for module in modules):
+            beyond = "beyond the time of its operators"
+        facts: Facts = {"class": in_brackets(modules[0].class_name), "beyond": beyond}
         seconds = sum(by_pattern.values())
         yield Candidate(rule=self, seconds=seconds, module=most, facts=facts)
 

@@ -9,7 +9,7 @@ USUAL_RATIO = 2
 """MACs of backward per MAC of forward."""
 
 LARGE_RATIO = 2.5
-"""The ratio from which on backward runs more than once."""
+"""The ratio above which backward runs more than once."""
 
 
 class RepeatedBackward(StepRule):

@@ -13,7 +13,7 @@ from lflops.ranks.straggler import Straggler
 from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
-"""The share of the step from which on a rank is reported by name."""
+"""The share of the step above which a rank is reported by name."""
 
 OBSERVED_SECONDS = 5.0
 """How long a rank on a CPU must be slow in everything: for less, the machine may be the reason."""

@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.profile import ModuleProfile
 
 MOSTLY_FROZEN_SHARE = 0.5
-"""The share of the forward matmuls in frozen layers from which on they are reported."""
+"""The share of the forward matmuls in frozen layers above which they are reported."""
 
 
 class FrozenLayers(StepRule):

@@ -1,130 +1,29 @@
-"""DeepSpeed's profiler by its own names and arguments, on this engine.
+"""DeepSpeed's profiler under its names and with its arguments.
 
-Scripts that use it run with the import changed.
-
-No function of torch is patched, and nothing is left on the model. What a profile has beyond
-DeepSpeed's figures is in `FlopsProfiler.profile`. The "flops_profiler" section of a DeepSpeed
-config becomes a monitor's arguments.
+Scripts that use DeepSpeed's profiler run after a change of the import. No function of torch is
+patched, and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's
+figures leave out.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-from torch import nn
-
 from lflops.analysis.analysis import analyze
 from lflops.errors import CountError
-from lflops.files import read, write_whole
+from lflops.files import write_whole
 from lflops.inputs.arguments import check_module, check_whole, describe
 from lflops.inputs.batch import tensor_of_shape
+from lflops.integrations.deepspeed.engine import splits_experts, with_engine_facts
 from lflops.integrations.deepspeed.text import units as short_units
-from lflops.integrations.deepspeed.text.summary import aggregated, summary
-from lflops.profile.notes import Note
+from lflops.integrations.deepspeed.text.module_classes import aggregated
+from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.profile import Profile
-from lflops.profile.steps import Step
-from lflops.schedule import Schedule
 from lflops.timing.measure import CountAndTime, measure, measure_generate
 
-_FORWARDS_BACK = 2.0
-# what DeepSpeed's groups of experts are called, before their size
-_EXPERTS = "ep_size_"
-
-
-def with_engine_facts(
-    profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float
-) -> Profile:
-    """The profile with what DeepSpeed's engine knows.
-
-    Its sizes, the times of its timers, its experts.
-    """
-    root = profile.modules[""]
-    forwards = max(root.calls, 1)
-    samples = engine.train_micro_batch_size_per_gpu() * forwards
-    # None where sequence parallelism has taken the group in
-    data_parallel = engine.dp_world_size
-    run = replace(
-        profile.run,
-        world_size=engine.world_size,
-        data_parallel_size=engine.seq_dp_world_size if data_parallel is None else data_parallel,
-        tensor_parallel_size=engine.mp_world_size,
-        samples_per_step=samples,
-    )
-    steps = profile.steps
-    if engine.wall_clock_breakdown():
-        watched = {name: seconds for step in steps for name, seconds in step.phases.items()}
-        phases = (
-            _timed(engine, forwards) | watched
-            # without what counting took, which is in the engine's
-        )
-        steps = (
-            Step(
-                index=0,
-                kind="counting",
-                seconds=sum(phases.values()),
-                phases=phases,
-                samples=samples,
-            ),
-        )
-    notes = list(profile.notes)
-    if not root.backward.calls and any("backward" in step.phases for step in steps):
-        notes.append(
-            Note(
-                code="backward_assumed",
-                subject="",
-                values={"forwards": _FORWARDS_BACK + recompute_fwd_factor},
-            )
-        )
-    if getattr(engine, "has_moe_layers", False):
-        notes.append(_experts(model, engine.mp_world_size))
-    return replace(profile, run=run, steps=steps, notes=tuple(notes))
-
-
-def splits_experts(model: nn.Module) -> bool:
-    """Whether DeepSpeed's experts are split over the tensor parallel group, as the first module says that says anything."""
-    said = (getattr(module, "enable_expert_tensor_parallelism", None) for module in model.modules())
-    return bool(next((enabled for enabled in said if enabled is not None), False))
-
-
-def _timed(engine: Any, forwards: int) -> dict[str, float]:
-    """Seconds of each phase for so many micro-batches.
-
-    With accumulation the timers have run over more of them.
-    """
-    timers = {
-        phase: engine.timers(name)
-        for phase, name in (("forward", "fwd"), ("backward", "bwd"), ("optimizer", "step"))
-    }
-    batches = len(getattr(timers["forward"], "event_timers", ())) or 1
-    seconds = {
-        phase: timer.elapsed(False) / 1e3 * forwards / batches  # noqa: FBT003
-        for phase, timer in timers.items()
-    }
-    return {phase: taken for phase, taken in seconds.items() if taken}
-
-
-def _experts(model: nn.Module, tensor_parallel: int) -> Note:
-    """The model's parameters outside of experts and in them, all ranks together."""
-    split = splits_experts(model)
-    held = {True: 0, False: 0}
-    for parameter in model.parameters():
-        group = str(getattr(parameter, "group_name", ""))
-        size = group.removeprefix(_EXPERTS) if group.startswith(_EXPERTS) else ""
-        held[size.isdecimal()] += parameter.numel() * (int(size) if size.isdecimal() else 1)
-    values = {
-        "expert_parameters": held[True] * (tensor_parallel if split else 1),
-        "non_expert_parameters": held[False] * tensor_parallel,
-        "tensor_parallel": int(split),
-    }
-    return Note(code="experts", subject="", values=values)
-
-
-# passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
+# The number of timed passes, and of passes in which modules are timed; DeepSpeed takes one.
 _REPEATS = 5
 _PROFILER = "FlopsProfiler"
 
@@ -144,30 +43,30 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     ignore_modules: Iterable[Any] | None = None,
     mode: str = "forward",
 ) -> tuple[int, int, int] | tuple[str, str, str]:
-    """Count one pass of a model in evaluation mode, time others, and print what was found.
+    """Count one pass of a model in evaluation mode, time other passes, and print the result.
 
-    The model's mode is put back. Gradients are recorded or not as the caller has it, as in
-    DeepSpeed.
+    Afterwards, each module has its mode again. As in DeepSpeed, the caller decides whether
+    gradients are recorded.
 
     Args:
-        model: What to profile.
-        input_shape: Of a floating-point tensor to be the only positional argument; `args` are not
-            looked at then.
-        args: The positional arguments; a lone tensor stands for itself.
+        model: The model.
+        input_shape: Shape of a floating-point tensor, which is the only positional argument. `args`
+            is ignored then.
+        args: The positional arguments, or a single tensor.
         kwargs: The keyword arguments.
         print_profile: Whether to print.
         detailed: Whether to print the model, module by module.
         module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too
             large is the innermost.
-        top_modules: How many classes of modules are named at each depth.
-        warm_up: Passes that are thrown away first.
-        as_string: Whether to return text, as `'1.43 G'`.
-        output_file: Where to write what would be printed.
-        ignore_modules: Classes or names of modules whose own work is left out of every total.
+        top_modules: The number of module classes that are named at each depth.
+        warm_up: The number of passes that run first and are discarded.
+        as_string: Whether to return text, such as `'1.43 G'`.
+        output_file: A file to write to instead of printing.
+        ignore_modules: Classes or names of modules whose self work is left out of every total.
         mode: `"forward"` calls the model, `"generate"` its `generate`.
 
     Returns:
-        Floating-point operations, multiply-accumulates, and parameters on this rank.
+        FLOPs and MACs of forward, and parameters on this rank.
 
     Raises:
         CountError: An argument is wrong.
@@ -180,62 +79,61 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
         raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
-    given = (
-        tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)
-        # a tensor is one argument
-    )
-    positional = given if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
+    if input_shape is None:
+        positional = _positional(args)
+        hint = None
+    else:
+        positional = (tensor_of_shape(caller, model, input_shape),)
+        hint = (
+            f"{caller}: input_shape= gives a floating-point tensor; "
+            "a model that takes others, as token ids, needs args="
+        )
     if not positional and not kwargs:
         raise CountError(
-            f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs="
+            f"{caller}: there is nothing to call the model with: "
+            "give input_shape=, args= or kwargs="
         )
-    hint = f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args="
-    with _evaluating(model, None if input_shape is None else hint):
-        passes = measure if mode == "forward" else measure_generate
-        profile = passes(
+    measure_passes = measure if mode == "forward" else measure_generate
+    with _evaluating(model, hint):
+        profile = measure_passes(
             model,
             positional,
             kwargs,
             warmup=warm_up,
             repeats=_REPEATS,
-            ignore=_ignored(ignore_modules),
+            ignore=_as_tuple(ignore_modules),
         )
     if print_profile:
-        _show(
-            summary(
-                analyze(profile),
-                step=warm_up,
-                module_depth=module_depth,
-                top_modules=top_modules,
-                detailed=detailed,
-            ),
-            output_file,
+        text = summary(
+            analyze(profile),
+            step=warm_up,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
         )
+        _show(text, output_file)
     flops, macs, params = _figures(profile)
-    return (
-        (short_units.flops(flops), short_units.macs(macs), short_units.params(params))
-        if as_string
-        else (flops, macs, params)
-    )
+    if not as_string:
+        return flops, macs, params
+    return short_units.flops(flops), short_units.macs(macs), short_units.params(params)
 
 
 class FlopsProfiler:
     """Counts and times what a model does between `start_profile` and `stop_profile`.
 
-    It does both at once, for there is but one pass: what counting takes is taken off the latencies,
-    and the report says how much it was. What runs of backward and the optimizer before it is
-    stopped is counted as well. To ask for a figure, or to print, stops it.
+    It counts and times the same pass. The time that counting takes is subtracted from the
+    latencies, and the report says how much it was. If backward and the optimizer run before the
+    stop, they are counted as well. Reading a figure or printing stops the profiler.
 
     Args:
-        model: What to profile.
+        model: The model.
         ds_engine: DeepSpeed's engine, for its sizes and its timers.
-        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it
-            repeats, in addition to the 2 that it is assumed to cost.
+        recompute_fwd_factor: If backward was timed and not counted: the number of forwards that it
+            repeats, in addition to the 2 forwards that it is assumed to cost.
 
     Attributes:
-        flops: Floating-point operations of forward, once something was printed; so are `macs` and
-            `params`.
-        macs: Multiply-accumulates of forward.
+        flops: FLOPs of forward; set by `print_model_profile`, as `macs` and `params`.
+        macs: MACs of forward.
         params: Parameters on this rank.
     """
 
@@ -252,81 +150,86 @@ class FlopsProfiler:
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         self._ignore: tuple[Any, ...] = ()
-        self._watching: CountAndTime | None = None
-        self._watched: Profile | None = None
+        self._running: CountAndTime | None = None
+        self._finished: Profile | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Begin, from nothing. `ignore_list` is as `ignore_modules` of `get_model_profile`."""
+        """Start, and discard earlier figures.
+
+        `ignore_list` is `ignore_modules` of `get_model_profile`.
+        """
         self.stop_profile()
-        self._ignore = _ignored(ignore_list)
-        self._watched = None
-        self._watching = CountAndTime(self.model, ignore=self._ignore)
-        self._watching.__enter__()
+        self._ignore = _as_tuple(ignore_list)
+        self._finished = None
+        self._running = CountAndTime(self.model, ignore=self._ignore)
+        self._running.__enter__()
         self.started = True
 
     def stop_profile(self) -> None:
-        """Stop; what was found stays."""
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.__exit__(None, None, None)
-            self._watched = watching.profile
+        """Stop, and keep the figures."""
+        if self._running is None:
+            return
+        running = self._running
+        self._running = None
+        running.__exit__(None, None, None)
+        self._finished = running.profile
 
     def reset_profile(self) -> None:
-        """Forget what was found, and if it is running, go on from nothing."""
-        if self._watching is not None:
+        """Discard the figures. If the profiler is running, it starts again."""
+        if self._running is not None:
             self.start_profile(self._ignore)
-        self._watched = None
+        self._finished = None
 
     def end_profile(self) -> None:
-        """Stop. Nothing was left on the model, so what was found can still be asked for."""
+        """Stop. Figures can still be read, because the model does not hold them."""
         self.stop_profile()
         self.started = False
 
     @property
     def profile(self) -> Profile:
-        """All that was found, with what the engine tells.
+        """The profile, with the facts that the engine knows.
 
-        A `CountError` where it was not started, or no forward ran.
+        Raises:
+            CountError: The profiler was not started, or no forward ran.
         """
         self.stop_profile()
-        if self._watched is None:
+        profile = self._finished
+        if profile is None:
             raise CountError(
                 f"{_PROFILER}: there is no profile: call start_profile(), then the model"
             )
-        if not any(module.calls for module in self._watched.modules.values()):
+        if not any(module.calls for module in profile.modules.values()):
             raise CountError(
-                f"{_PROFILER}: no forward has run since start_profile(): call the model before asking or printing"
+                f"{_PROFILER}: no forward has run since start_profile(): "
+                "call the model before asking or printing"
             )
-        engine, factor = self.ds_engine, self.recompute_fwd_factor
-        return (
-            self._watched
-            if engine is None
-            else with_engine_facts(self._watched, self.model, engine, factor)
-        )
+        if self.ds_engine is None:
+            return profile
+        return with_engine_facts(profile, self.model, self.ds_engine, self.recompute_fwd_factor)
 
     def get_total_flops(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Floating-point operations of forward."""
+        """FLOPs of forward."""
         flops = self.profile.modules[""].forward.flops
         return short_units.flops(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Multiply-accumulates of forward."""
+        """MACs of forward."""
         macs = self.profile.modules[""].forward.macs
         return short_units.macs(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> float | str | None:  # noqa: FBT001, FBT002
-        """Seconds of forward, without what counting took; `None` where they are unknown."""
+        """Seconds of forward, without the time of counting; `None` if unknown."""
         spread = self.profile.modules[""].forward.seconds
         seconds = None if spread is None else spread.median
         return short_units.duration(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Parameters on this rank, shared ones once."""
+        """Parameters on this rank; shared parameters count once."""
         params = self.profile.modules[""].local_parameters
         return short_units.params(params) if as_string else params
 
     def is_expert_tensor_parallelism_enabled(self) -> bool:
-        """Whether DeepSpeed's experts are split over the tensor parallel group."""
+        """Return whether DeepSpeed's experts are split over the tensor parallel group."""
         return splits_experts(self.model)
 
     def print_model_profile(
@@ -337,40 +240,44 @@ class FlopsProfiler:
         detailed: bool = True,  # noqa: FBT001, FBT002
         output_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Print all of it, or write it to a file, as `get_model_profile` does.
+        """Print the whole text or write it to a file, as `get_model_profile` does.
 
-        The first line names the `profile_step`.
+        `profile_step` is the step in the first line.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
-        asked: dict[str, Any] = {
-            "module_depth": module_depth,
-            "top_modules": top_modules,
-            "detailed": detailed,
-        }
-        _show(summary(analyze(profile), step=profile_step, **asked), output_file)
+        text = summary(
+            analyze(profile),
+            step=profile_step,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+        )
+        _show(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print which classes of modules have the most, depth by depth.
+        """Print the module classes with the most parameters, MACs and time at each depth.
 
-        What is given is as in `get_model_profile`.
+        The arguments are those of `get_model_profile`.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
-        _show(aggregated(self.profile, module_depth=module_depth, top_modules=top_modules), None)
+        text = aggregated(self.profile, module_depth=module_depth, top_modules=top_modules)
+        _show(text, None)
 
 
 def _figures(profile: Profile) -> tuple[int, int, int]:
+    """FLOPs and MACs of forward, and parameters."""
     root = profile.modules[""]
     return root.forward.flops, root.forward.macs, root.local_parameters
 
 
 @contextlib.contextmanager
 def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
-    """Put the modes back.
+    """Set evaluation mode, and restore the mode of each module.
 
-    An error gets the hint: a model of token ids fails on floating-point numbers far from where they
-    came from.
+    The hint is added to errors. A model of token ids fails on floating-point numbers far from the
+    place where they were made.
     """
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
@@ -385,14 +292,20 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
             module.training = training
 
 
-def _ignored(modules: Any) -> tuple[Any, ...]:
-    return (
-        tuple(modules)
-        if isinstance(modules, Iterable) and not isinstance(modules, str)
-        else ()
-        if modules is None
-        else (modules,)
-    )
+def _positional(args: Any) -> tuple[Any, ...]:
+    """The positional arguments. Anything but a list or a tuple is one argument."""
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, list | tuple) else (args,)
+
+
+def _as_tuple(modules: Any) -> tuple[Any, ...]:
+    """The ignored modules, of which there may be only one."""
+    if modules is None:
+        return ()
+    if isinstance(modules, str) or not isinstance(modules, Iterable):
+        return (modules,)
+    return tuple(modules)
 
 
 def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:
@@ -401,61 +314,9 @@ def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:
 
 
 def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:
-    if output_file:
-        path = Path(output_file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{text}\n".encode())
-    else:
-        print(text)  # noqa: T201 - it was asked for
-
-
-SECTION = "flops_profiler"
-TAKEN = {
-    "enabled": bool,
-    "recompute_fwd_factor": int | float,
-    "profile_step": int,
-    "module_depth": int,
-    "top_modules": int,
-    "detailed": bool,
-    "output_file": str | None,
-}
-"""The section's keys, and what they hold."""
-
-
-def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Read a config: the arguments of `FlopsMonitor`, and whether it is to do anything."""
-    whole = config if isinstance(config, Mapping) else _read(Path(config))
-    section = whole.get(SECTION)
-    if not isinstance(section, Mapping):
-        raise CountError(f'from_deepspeed: the config has no "{SECTION}" section')
-    unknown = ", ".join(sorted(map(repr, section.keys() - TAKEN.keys())))
-    if unknown:
-        raise CountError(
-            f'from_deepspeed: "{SECTION}" has the unknown keys {unknown}; known are {", ".join(TAKEN)}'
-        )
-    for key, value in section.items():
-        if not isinstance(value, TAKEN[key]) or (
-            isinstance(value, bool) and TAKEN[key] is not bool
-        ):
-            raise CountError(f"from_deepspeed: {key}={describe(value)} is not what DeepSpeed takes")
-    step = section.get("profile_step", 1)
-    arguments = {
-        key: section[key]
-        for key in ("module_depth", "top_modules", "detailed", "output_file")
-        if key in section
-    }
-    # DeepSpeed numbers steps from 1, and profiles this one alone.
-    schedule = Schedule(wait=max(step - 1, 0), warmup=1)
-    return {"top_modules": 1, "detailed": True, **arguments, "schedule": schedule}, bool(
-        section.get("enabled", False)
-    )
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(read(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CountError(f"from_deepspeed: {path}: {error}") from error
-    if not isinstance(config, Mapping):
-        raise CountError(f"from_deepspeed: {path}: not a JSON object")
-    return config
+    if not output_file:
+        print(text)  # noqa: T201 - the user asked to print
+        return
+    path = Path(output_file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, f"{text}\n".encode())

@@ -28,6 +28,7 @@ from lflops.monitoring.inputs.training import STAGES, Stage, Training
 from lflops.monitoring.outputs.loggers import loggers_of
 from lflops.monitoring.run import NO_RUN, MonitoredRun
 from lflops.profile.profile import Profile
+from lflops.torch_private.modules import compiled_wrapper
 
 Item = TypeVar("Item")
 
@@ -383,7 +384,11 @@ class LoopMonitor:
         # FSDP1 keeps some of the parameters in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         precision = getattr(loop.engine, "mixed_precision", None)
-        sampler = {"num_replicas": self._world_size, "rank": self._rank}
+        if precision == "no":
+            precision = None
+        sampler = None
+        if data_parallel:
+            sampler = {"num_replicas": self._world_size, "rank": self._rank}
         return Training(
             loop=self,
             model=_one(models),
@@ -394,8 +399,8 @@ class LoopMonitor:
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=self._rank == 0,
             strategy=self._strategy(data_parallel or wrappers),
-            sampler=sampler if data_parallel else None,
-            precision=None if precision == "no" else precision,
+            sampler=sampler,
+            precision=precision,
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
             looks_for_unused=looks_for_unused,
             loggers=loop.loggers,
@@ -494,7 +499,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
             f"model={describe(model)}: give an nn.Module, or several by name, for example "
             "{'generator': g, 'critic': c}"
         )
-    return models
+    return {name: compiled_wrapper(each) for name, each in models.items()}
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:

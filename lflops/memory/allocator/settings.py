@@ -12,7 +12,7 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""Least value of the settings for large blocks."""
+"""Smallest value of the settings for large blocks."""
 
 INTERVALS = 16
 """Powers of two from 1 MiB to 64 GiB. Each can have its own number of divisions."""
@@ -83,7 +83,9 @@ def settings_of(text: str) -> AllocatorSettings:
     unknown = given.keys() - _READERS.keys() - IGNORED
     if unknown:
         known = ", ".join(sorted(_READERS))
-        raise CountError(f"allocator={text!r}: {min(unknown)!r} is unknown: give some of {known}")
+        raise CountError(
+            f"allocator={text!r}: {min(unknown)!r} is unknown: the known ones are {known}"
+        )
     values = {}
     for name, value in given.items():
         if name in _READERS:

@@ -29,16 +29,16 @@ from lflops.profile.records import Phase, step_phase
 from lflops.profile.series import grouped
 
 MOST_OUTPUTS = 4
-"""Most successive allocations of one operator.
+"""Maximum number of successive allocations of one operator.
 
 Attention allocates its result, its sums, and two numbers for its dropout.
 """
 
 MOST_OPERATORS = 2_000
-"""Most operators that are matched: those that allocate the most."""
+"""Maximum number of operators that are matched: those that allocate the most."""
 
 LEAST_SHARE = 0.5
-"""Least share of the step's bytes that must match.
+"""Smallest share of the step's bytes that must match.
 
 Less means that the profile is of another model, batch or precision.
 """
@@ -98,7 +98,7 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     births = [birth for birth in births_in(snapshot.trace) if birth.entry.action == "alloc"]
     step = max((birth.passes for birth in births if birth.place < peak), default=0)
     if not step:
-        raise ProfileError("the snapshot has no forward pass, with stacks, before its peak")
+        raise ProfileError("the snapshot records no forward pass with stacks before its peak")
     if profile.memory is None:
         raise ProfileError("the profile has no memory")
     operators = tuple(_operators(profile.memory.timeline))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 _LINE = 40
-"""Most characters of a number that is written as text."""
+"""Maximum number of characters of a number that is written as text."""
 
 _SMALL_NUMBERS = [rb"\x8a\x00"]
 """Opcodes of integers with at most 9 bytes. 64 bits without a sign need so many."""

@@ -29,7 +29,7 @@ from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 
 _HOLDERS = 400
-"""Most holders on the page."""
+"""Maximum number of holders on the page."""
 
 
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ class Phases:
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for the phases of a stage.
 
-        Returns a function that removes the listener. It can be called more than once.
+        Returns a function that removes the listener. Calling it twice is harmless.
         """
         # Integrations already enter phases inside the run's own guard.
         if guard == self.guard.guard:

@@ -55,7 +55,7 @@ class Settings:
     gather_timeout: float = 30.0
     html: bool = True
     ledger: bool = True
-    module_scalars: int = 5
+    module_scalars: int = 0
     dirpath: str | PathLike[str] | None = None
     on_error: str = "warn"
     on_oom: bool = False

@@ -32,11 +32,12 @@ from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES
 from lflops.report import html as page
-from lflops.report.ledger import end_lines
+from lflops.report.first_screen import WindowSummary, first_screen, window_summary
+from lflops.report.first_screen_text import first_screen_markdown, first_screen_rows
+from lflops.report.ledger import has_losses
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
 from lflops.report.report import report_of
-from lflops.report.verdict import verdict_lines
 
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
@@ -145,7 +146,7 @@ class TensorBoardOutput(Output):
         return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {log_dir}"
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
-        """Write the totals of the last window of each stage, and the run's hyperparameters.
+        """Write the run's hyperparameters, with the totals of a step.
 
         The logger's own hyperparameters take precedence. The columns of the table are left open:
         TensorBoard applies the first list of columns that it finds to all runs.
@@ -155,10 +156,7 @@ class TensorBoardOutput(Output):
         if not profiles:
             return
         writer = self._logger.experiment
-        for profile in profiles:
-            for name, value in totals(profile).items():
-                writer.add_scalar(f"{self._root}_totals/{profile.run.stage}/{name}", value, step)
-        parameters = _hyperparameters(profiles[0])
+        parameters = _hyperparameters(profiles[0]) | totals(profiles[0])
         for name, value in getattr(self._logger, "hparams", {}).items():
             is_plain = isinstance(value, int | float | str)
             parameters[str(name)] = value if is_plain else str(value)
@@ -294,13 +292,8 @@ def figures_of(analysis: Analysis) -> list[Any]:
 
 
 def markdown_of(analysis: Analysis) -> str:
-    """The verdict and the summary of a window as Markdown."""
-    verdict = list(verdict_lines(report_of(analysis).verdict))
-    summary = log_text(analysis).splitlines()[len(verdict) :]
-    points = []
-    for label, text in verdict:
-        points.append(f"* **{label}**: {plain(text)}" if label else f"* {plain(text)}")
-    return "\n".join([*points, "", "```", *summary, "```"])
+    """The first screen of a window as Markdown."""
+    return "\n".join(first_screen_markdown(first_screen(window_summary(analysis), None)))
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:
@@ -433,9 +426,6 @@ def scalars(analysis: Analysis) -> dict[str, float]:
         fact = next(filter(None, facts), None)
         if fact is not None and fact.value is not None:
             found[tag] = fact.value * _FACTORS.get(fact.unit, 1.0)
-    ratio = analysis.profile.run.observer_ratio
-    if ratio is not None:
-        found["observer_overhead"] = ratio - 1
     return found
 
 
@@ -480,6 +470,11 @@ class Reporters:
         self._closed: Counter[str] = Counter()
         # the last window of each stage
         self._windows: dict[str | None, Profile] = {}
+        # the first screen's part of the last window of training, and the file of its page
+        self.window: WindowSummary | None = None
+        self._last_page: Path | None = None
+        # metrics that were not always 0
+        self._begun: set[tuple[str, ...]] = set()
         # stages and metrics that have a curve over all steps
         self._on_curves: set[tuple[str, str]] = set()
 
@@ -529,7 +524,12 @@ class Reporters:
             self._log({(root, stage, *names): value for names, value in values.items()}, at)
 
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
-        """Log metrics to every logger that has not failed."""
+        """Log metrics to every logger that has not failed.
+
+        A metric that has always been 0 has no curve.
+        """
+        self._begun.update(names for names, value in values.items() if value)
+        values = {names: value for names, value in values.items() if names in self._begun}
         if not values:
             return
         for number, logger in enumerate(self._loggers, 1):
@@ -568,6 +568,9 @@ class Reporters:
             # computed here, so that the training's thread does not wait for them
             _ = analysis.busiest, analysis.patterns
         self._windows[stage] = analysis.profile
+        with self._failures.contained("the summary"):
+            if self.window is None or stage == "train":
+                self.window = window_summary(analysis)
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
@@ -579,7 +582,17 @@ class Reporters:
         with self._failures.contained("the page"):
             page.save(analysis, page_path)
             written.append(page_path)
+            self._last_page = page_path
         return written
+
+    def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
+        """Write the last page again, with all windows of its stage and the whole ledger."""
+        if self._last_page is None or not profiles:
+            return
+        stage = profiles[-1].run.stage
+        windows = [profile for profile in profiles if profile.run.stage == stage]
+        with self._failures.contained("the page"):
+            page.write(page.page_of_run(windows, ledger), self._last_page)
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
         """A sentence for each rank that makes the others wait, by a key of the rank."""
@@ -641,12 +654,22 @@ def _log_metrics(logger: Any, values: Mapping[tuple[str, ...], float], step: int
         logger.log_metrics(metrics=metrics, step=step)
 
 
-def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], None]) -> None:
-    """Log where the run's time went, unless there is nothing to report."""
-    folder = None if paths is None else str(paths.profiles)
-    lines = list(end_lines(ledger, folder))
-    if lines:
-        say("\n".join(lines))
+def log_run(
+    ledger: Ledger,
+    window: WindowSummary | None,
+    paths: OutputPaths | None,
+    say: Callable[[str], None],
+) -> None:
+    """Log the first screen of the run. Without a window, only if it lost time."""
+    if window is None and not has_losses(ledger):
+        return
+    lines = ["lflops: the run is over"]
+    for label, text in first_screen_rows(first_screen(window, ledger), ledger):
+        lines.append(f"{label:<14}  {plain(text)}")
+    if paths is not None:
+        where = shlex.quote(str(paths.profiles))
+        lines.append(f"{'to see more':<14}  lflops show {where}; lflops ledger {where}")
+    say("\n".join(lines))
 
 
 def module_scalars(
@@ -673,6 +696,6 @@ def module_scalars(
             seconds += sum(timed)
             macs += sum(work.self_macs for work in works)
         rate = flops_per_second(macs, seconds) if profile.is_counted else None
-        if rate is not None:
+        if rate:
             scalars["tflops", label] = rate / 1e12
     return scalars

@@ -28,7 +28,7 @@ from lflops.torch_private.dispatch_modes import passes_dynamo
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
-# the share of padding in a batch from which on a note reports it
+# the share of padding in a batch above which a note reports it
 PADDED = 0.3
 
 # attention operators that read the lengths of sequences from a mask

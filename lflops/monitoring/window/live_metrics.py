@@ -92,10 +92,9 @@ class LiveMetrics:
         if not counted:
             return {}
         rate = flops_per_second(macs, seconds)
-        point = {
-            "tflops_per_device": (rate or 0.0) / 1e12,
-            "counted_share": counted / len(steps),
-        }
+        point = {"tflops_per_device": (rate or 0.0) / 1e12}
+        if counted < len(steps):
+            point["counted_share"] = counted / len(steps)
         mfu = of_peak(rate, self._peak)
         if mfu is not None:
             point["mfu"] = mfu

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -11,7 +10,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
-from lflops.profile.timeline import StepTimeline
+from lflops.profile.timeline import StepTimeline, median_first
 from lflops.timing.clock import Clock
 from lflops.timing.module_hooks import hook_overhead
 from lflops.timing.module_times import attach_module_times
@@ -190,20 +189,22 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """The timeline of the median module-timing step, unless the trace has one."""
-        if self.recording is not None and self.recording.timeline is not None:
+        """The timelines of module-timing steps, unless the trace has timelines."""
+        if self.recording is not None and self.recording.timelines:
             return ()
+        timed = [step for step in self._steps if step.module_timing is not None]
+        if not timed:
+            return ()
+
+        def length(step: TimedStep) -> float:
+            return clock.seconds(step.device_marks[0][0], step.device_marks[-1])
+
         timelines = []
-        for step in self._steps:
+        for step in median_first(timed, length):
             if step.module_timing is not None:
-                marks = step.device_marks
-                seconds = clock.seconds(marks[0][0], marks[-1])
-                timelines.append((seconds, step.module_timing, marks))
-        if not timelines:
-            return ()
-        timelines.sort(key=itemgetter(0))
-        _, timing, marks = timelines[(len(timelines) - 1) // 2]
-        return (timing.timeline(marks),)
+                shown = step.module_timing.timeline(step.device_marks)
+                timelines.append(replace(shown, step=step.ordinal))
+        return tuple(timelines)
 
     @property
     def _unprofiled_steps(self) -> int:

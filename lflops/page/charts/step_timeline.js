@@ -11,6 +11,7 @@ const [ROW, BAR, GAP] = [20, 18, 8];
 const MEMORY = 120;
 const NARROWEST = 0.5; // pixels; of several narrower bars at one place, one is drawn
 const LETTER = 7;
+const LEAST_LETTERS = 5; // of the end of a word
 const CLOSEST = 1000; // nanoseconds across the picture at the highest zoom
 const STEP = 1.25; // zoom factor of one turn of the wheel
 const DRAGGED = 4; // pixels
@@ -88,7 +89,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
       if (right - left < NARROWEST && right - last < NARROWEST) return [];
       last = right;
       const letters = Math.floor((right - left - 6) / LETTER);
-      const text = letters < 2 ? "" : bar.label.length > letters ? `${bar.label.slice(0, letters - 1)}…` : bar.label;
+      const text = fitting(bar.label, letters);
       return [svg(
         "g", { class: "bar-in-time", "data-bar": bars.indexOf(bar) },
         svg("rect", { x: left.toFixed(2), y: bar.y, width: Math.max(right - left - (right - left > 4 ? 1 : 0), 0.7).toFixed(2), height: BAR, style: { fill: bar.colour } }),
@@ -258,13 +259,17 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
     for (const row of rows) bars.push({ start: table.start[row], end: table.start[row] + table.length[row], ...each(row) });
     y += height * ROW + GAP;
   }
-  const all = slices.name.map((_, row) => row).filter((row) => slices.depth[row] < levels);
+  const lists = listsIn(names);
+  // A list of modules has no row: its modules are named by their numbers.
+  /** @type {(row: number) => number} */
+  const depthOf = (row) => slices.depth[row] - listsAbove(names[slices.name[row]], lists);
+  const all = slices.name.map((_, row) => row).filter((row) => depthOf(row) < levels && !(slices.depth[row] && lists.has(names[slices.name[row]])));
   for (const lane of [...new Set(all.map((row) => slices.lane[row]))].sort((a, b) => a - b)) {
     const rows = all.filter((row) => slices.lane[row] === lane);
-    const deepest = rows.reduce((most, row) => Math.max(most, slices.depth[row]), 0);
+    const deepest = rows.reduce((most, row) => Math.max(most, depthOf(row)), 0);
     const begin = y;
     block(slices, rows, isAlone ? "modules" : `rank ${rank.rank}`, (row) => {
-      const [name, phase, depth] = [names[slices.name[row]], slices.phase[row], slices.depth[row]];
+      const [name, phase, depth] = [names[slices.name[row]], slices.phase[row], depthOf(row)];
       return {
         y: begin + depth * ROW, label: depth ? shortName(name) : phaseLabel(phase), what: depth ? `${name}, ${phase}` : phaseLabel(phase), row: depth ? name : null,
         colour: `color-mix(in oklab, ${colourOfPart(phase)} ${Math.max(100 - 9 * depth, 46)}%, white)`,
@@ -288,6 +293,25 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
 
 /** @type {number} */
 export const FIRST_ROW = AXIS;
+
+// The names of lists: what is below them has numbers.
+/** @type {(names: string[]) => Set<string>} */
+function listsIn(names) {
+  return new Set(names.filter((name) => /[.]\d+$/.test(name)).map((name) => name.slice(0, name.lastIndexOf("."))));
+}
+
+/** @type {(name: string, lists: Set<string>) => number} */
+function listsAbove(name, lists) {
+  const parts = name.split(".");
+  return parts.filter((_, at) => at && lists.has(parts.slice(0, at).join("."))).length;
+}
+
+// A label, or its informative end: the last part of a name. Half a word says nothing.
+/** @type {(label: string, letters: number) => string} */
+function fitting(label, letters) {
+  const last = label.slice(label.lastIndexOf(".") + 1);
+  return label.length <= letters ? label : last.length <= letters ? last : letters >= LEAST_LETTERS ? `…${last.slice(1 - letters)}` : "";
+}
 
 // The last part of a name; for a number, the part before it too.
 /** @type {(name: string) => string} */

@@ -9,7 +9,7 @@ const part = /** @type {HTMLElement} */ (document.getElementById("data"));
 
 unpacked(part).then((/** @type {RunShown} */ data) => {
   const main = element("main", { class: "view", tabindex: 0, "aria-label": "run" });
-  root.replaceChildren(element("header", {}, element("div", { class: "bar" }, element("h1", {}, "lflops, a run"))), main);
+  root.replaceChildren(element("header", {}, element("div", { class: "bar" }, element("h1", {}, data.screen.header.slice(0, 2).join(", ")))), main);
   let width = 0;
   new ResizeObserver(() => {
     if (Math.abs(width - main.clientWidth) <= 4) return;

@@ -14,12 +14,17 @@ const source = {
     link: () => location.href,
     onback: (act) => addEventListener("popstate", act),
   },
-  open: parts.length > 1 ? "compare" : undefined,
+  open: parts.some(({ dataset }) => "compare" in dataset) ? "compare" : undefined,
   async list() {
     const windows = parts.map(({ dataset: { run = null, tag = null, step = null, head = "null" } }, at) => ({ run, tag, step, at, head: JSON.parse(head) }));
     return { windows, problems: [] };
   },
   read: ({ at = 0 }) => unpacked(parts[at]),
+  async run({ at = 0 }) {
+    const [shown, ledger] = [`run${at || ""}`, "ledger"].map((id) => document.getElementById(id));
+    if (shown === null) throw new Error("this file has no run");
+    return { ...await unpacked(shown), ledger: ledger === null ? null : await unpacked(ledger) };
+  },
   async timeline({ at = 0 }) {
     const part = document.getElementById(`timeline${at || ""}`);
     if (part === null) throw new Error("this file has no timeline of the window");
@@ -27,7 +32,7 @@ const source = {
   },
   async compare(before, after) {
     const part = document.getElementById(`comparison-${before.at}-${after.at}`);
-    if (part === null) throw new Error("this file has no comparison of these windows");
+    if (part === null) throw new Error("this file compares a window with its neighbours and with the last window; lflops diff compares any two");
     return unpacked(part);
   },
 };

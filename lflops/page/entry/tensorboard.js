@@ -50,7 +50,7 @@ const source = {
     return { ...payload, traces };
   },
   timeline: ({ run, tag, step }) => request("timeline", { run, tag, step }),
-  ledger: ({ run, tag, step }) => request("ledger", { run, tag, step }),
+  run: ({ run, tag, step }) => request("run", { run, tag, step }),
   compare: (before, after) => request("compare", {
     before_run: before.run, before_tag: before.tag, before_step: before.step, run: after.run, tag: after.tag, step: after.step,
   }),

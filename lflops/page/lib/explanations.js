@@ -6,6 +6,7 @@ const EXPLANATIONS = {
   step: "Time of one optimizer step: the mean of the unprofiled steps, which run without hooks and traces. The median step is next to it.",
   pass: "Time of one pass: the mean of the unprofiled passes, which run without hooks and traces. The median pass is next to it.",
   "least time": "No step can be shorter on this chip. For each operator, it is the longer of two times: its matmuls at the peak, and its bytes at the bandwidth.",
+  "share of peak": "2 × MACs of forward and backward over the time of the module, as a share of the chip's peak. It leaves out the time outside modules, so it is not MFU.",
   MFU: "Model FLOPs utilization: 2 × MACs of forward and backward, over the step's time and the chip's peak for the dtype of the training run.",
   HFU: "Hardware FLOPs utilization: like MFU, plus the recomputed MACs.",
   executed: "What the chip computed: like HFU, without the MACs that masks skip, and with the peak of each dtype.",

@@ -17,12 +17,8 @@ interface Fact {
 interface Part {
   name: string; label: string; seconds: number; share: number; text: string; advice: string; modules: [string, number][];
 }
-interface Finding { cause: string; sentence: string; module: string; rank: number | null; seconds: number | null; share: number | null; fix: string; is_issue: boolean }
-interface Verdict {
-  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; caveat: string; confidence: string; caveats: number;
-}
 interface Report {
-  verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; breakdown: Part[]; why_no_breakdown: string; remarks: Fact[];
+  subject: Fact[]; speed: Fact[]; model: Fact[]; breakdown: Part[]; why_no_breakdown: string; remarks: Fact[];
 }
 interface Trace { rank: string; file: string; address?: string }
 
@@ -69,7 +65,7 @@ interface Payload {
 }
 
 interface RankTimeline {
-  rank: number; source: "traced" | "module_timing"; length: number; names: string[]; slices: Lists; operators: Lists; kernels: Lists;
+  rank: number; step: number | null; source: "traced" | "module_timing"; length: number; names: string[]; slices: Lists; operators: Lists; kernels: Lists;
   left_out: [number, number, number];
 }
 interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }
@@ -79,9 +75,30 @@ interface Ledger {
   seconds: Record<string, number>; total: number;
   slow_steps: { step: number; end: number; seconds: number; usual: number; cost: number; cause: string }[];
   starts: { begin: number; seconds: number; first_step: number; last_step: number; ended: string }[];
+  step_groups: StepGroup[];
   spans: { begin: number; seconds: number; steps: number; spent: Record<string, number>; memory: number | null }[];
 }
-interface RunShown { title: string; said: string[]; ledger: Ledger; categories: Record<string, string>; causes: Record<string, string> }
+interface LedgerShown { title: string; ledger: Ledger; categories: Record<string, string>; causes: Record<string, string> }
+
+/** Consecutive steps of one mode: see the docstrings in lflops/ledger/account.py. Fields with their default are left out. */
+interface StepGroup {
+  first: number; last: number; spent: Record<string, number>; longest: number; between?: Record<string, number>; steps?: number;
+  mode?: "unprofiled" | "profiled" | "warm_up"; start?: number;
+}
+
+/** The first screen. The docstrings in lflops/report/first_screen.py explain its fields. */
+interface Confidence { level: "high" | "medium" | "low"; why: string[] }
+interface Card {
+  cause: string; title: string; seconds: number | null; text: string; action: string; sentence: string; view: string; module: string;
+  confidence: Confidence; is_issue: boolean;
+}
+interface Steps { number: number; mean: number; p50: number | null; p95: number | null; source: "run" | "window"; said: string }
+interface RankDot { rank: number; status: string; lost: number; said: string }
+interface FirstScreen {
+  title: string; header: string[]; confidence: Confidence; figures: Fact[]; trained: string; steps: Steps | null; cards: Card[]; nothing: string;
+  phases: Part[]; hint: string; ranks: RankDot[];
+}
+interface RunShown { screen: FirstScreen; steps: StepGroup[]; ledger: LedgerShown | null }
 
 interface Change { before: Count; after: Count }
 interface Timing {
@@ -126,8 +143,8 @@ interface Source {
   read(window: ProfileWindow): Promise<Payload>;
   /** The timeline of a window, if it has one. */
   timeline(window: ProfileWindow): Promise<Timeline>;
-  /** The ledger of a window's run, if the page can reach its files. */
-  ledger?(window: ProfileWindow): Promise<RunShown>;
+  /** The run of a window. */
+  run(window: ProfileWindow): Promise<RunShown>;
   compare(before: ProfileWindow, after: ProfileWindow): Promise<Comparison>;
   /** Shows a trace by its address, if that is possible. */
   viewer?: (address: string, title: string) => Promise<HTMLElement>;
@@ -158,10 +175,16 @@ interface Context {
 interface View {
   id: string;
   label: string;
+  /** Its name among the views of one tab. */
+  part?: string;
   /** Whether its charts depend on the width of the page. */
   isSized?: boolean;
   /** Whether the view can show a single rank. */
   ofOneRank?: boolean;
+  /** The view whose tab it is in, if it has no tab at the top. */
+  within?: string;
+  /** Whether there is something to show. Without it there always is. */
+  has?(payload: Payload, listed: Listed): boolean;
   draw(payload: Payload, context: Context): HTMLElement;
 }
 

@@ -30,7 +30,8 @@ export function windowChoices(windows, window, pick, aim = "") {
   const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
   /** @type {[WindowKey, string, ProfileWindow[]][]} */
   const choices = [["run", "run", windows], ["tag", "stage", ofRun], ["step", "step", ofTag]];
-  return choices.map(([key, label, among]) => (
+  // Runs without a name are one run, which is no choice.
+  return choices.filter(([key]) => key !== "run" || windows.some(({ run }) => run)).map(([key, label, among]) => (
     select(label, values(key, among), String(window[key]), (value) => pick(key, value), `${aim}${label}`)
   ));
 }

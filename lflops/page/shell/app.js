@@ -13,12 +13,11 @@ import { ranks } from "../views/ranks.js";
 import { roofline } from "../views/roofline.js";
 import { run } from "../views/run.js";
 import { runs } from "../views/runs.js";
-import { summary } from "../views/summary.js";
 import { timeline } from "../views/timeline.js";
 import { isSameWindow, nearest, windowChoices, windowStep } from "../lib/windows.js";
 
 /** @type {View[]} */
-const VIEWS = [summary, modules, timeline, operators, roofline, memory, ranks, run, runs, compare];
+const VIEWS = [run, modules, operators, roofline, timeline, memory, ranks, compare, runs];
 const SCROLLING = ["PageDown", "PageUp", " ", "Home", "End"];
 
 /** @type {(source: Source, root: HTMLElement) => Promise<{ reload: () => Promise<void> }>} */
@@ -34,6 +33,7 @@ export async function open(source, root) {
   const title = element("h1", {}, "lflops");
   const when = element("span", { class: "quiet" });
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
+  const within = element("div", { class: "views within-view", role: "tablist", "aria-label": "parts of the view" });
   const news = element("div", { class: "news", role: "status" });
   const problems = element("div", { class: "problems", role: "status" });
   /** @type {Payload | null} */
@@ -46,7 +46,7 @@ export async function open(source, root) {
   const tools = element("div", { class: "tools" }, copyLink(source), exportMenu(() => ({ payload, view: main })));
   if (!source.hasTheme) tools.append(themeChoice(state, () => remember()));
   root.replaceChildren(
-    element("header", {}, element("div", { class: "bar" }, title, when, choices, rankChoice, tools), views), problems, news, wholeRunNote, main,
+    element("header", {}, element("div", { class: "bar" }, title, when, choices, rankChoice, tools), views, within), problems, news, wholeRunNote, main,
   );
 
   // The address keeps the state. Another view or window is a new entry in the browser's history; other changes replace the last entry.
@@ -71,13 +71,29 @@ export async function open(source, root) {
     else draw();
   });
 
+  // The views that have something to show.
+  const known = () => VIEWS.filter(({ has }) => payload === null || !has || has(payload, listed));
+  /** @type {() => View} */
+  const current = () => known().find(({ id }) => id === state.view) ?? VIEWS[0];
+  /** @type {(view: View) => string} */
+  const topOf = ({ id, within: top }) => top ?? id;
+
   function drawViews() {
-    views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
-      type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
-      onclick: () => choose(id), onkeydown: step,
-    }, label)));
-    const chosen = views.querySelector("[aria-selected=true]");
-    if (chosen instanceof HTMLElement) views.scrollLeft = chosen.offsetLeft - views.offsetLeft - 40; // the tabs scroll on a narrow page
+    const top = topOf(current());
+    const ofTop = known().filter((view) => topOf(view) === top);
+    drawTabs(views, known().filter((view) => !view.within || !known().some(({ id }) => id === view.within)), ({ id }) => id === top);
+    drawTabs(within, ofTop.length > 1 ? ofTop : [], ({ id }) => id === current().id);
+    within.hidden = ofTop.length < 2;
+  }
+
+  /** @type {(list: HTMLElement, shown: View[], isChosen: (view: View) => boolean) => void} */
+  function drawTabs(list, shown, isChosen) {
+    list.replaceChildren(...shown.map((view) => element("button", {
+      type: "button", role: "tab", id: list === views ? `tab-${view.id}` : `part-${view.id}`, "aria-selected": isChosen(view), tabindex: isChosen(view) ? 0 : -1,
+      onclick: () => choose(view.id, list), onkeydown: (/** @type {KeyboardEvent} */ event) => step(event, list, shown, shown.findIndex(isChosen)),
+    }, list === views ? view.label : view.part ?? view.label)));
+    const chosen = list.querySelector("[aria-selected=true]");
+    if (chosen instanceof HTMLElement) list.scrollLeft = chosen.offsetLeft - list.offsetLeft - 40; // the tabs scroll on a narrow page
   }
 
   /** @type {(id: string, changes?: State) => void} */
@@ -90,29 +106,28 @@ export async function open(source, root) {
     main.scrollTop = 0;
   }
 
-  /** @type {(id: string) => void} */
-  function choose(id) {
+  /** @type {(id: string, list: HTMLElement) => void} */
+  function choose(id, list) {
     go(id);
-    const chosen = [...views.querySelectorAll("button")].find((button) => button.id === `tab-${id}`);
-    chosen?.focus();
+    const chosen = list.querySelector("[aria-selected=true]");
+    if (chosen instanceof HTMLElement) chosen.focus();
   }
 
-  /** @type {(event: KeyboardEvent) => void} */
-  function step(event) {
-    const at = VIEWS.findIndex(({ id }) => id === state.view);
+  /** @type {(event: KeyboardEvent, list: HTMLElement, shown: View[], at: number) => void} */
+  function step(event, list, shown, at) {
     /** @type {Record<string, number>} */
-    const targets = { ArrowRight: at + 1, ArrowLeft: at - 1 + VIEWS.length, Home: 0, End: VIEWS.length - 1 };
+    const targets = { ArrowRight: at + 1, ArrowLeft: at - 1 + shown.length, Home: 0, End: shown.length - 1 };
     if (!(event.key in targets)) return;
     event.preventDefault();
-    choose(VIEWS[targets[event.key] % VIEWS.length].id);
+    choose(shown[targets[event.key] % shown.length].id, list);
   }
 
   function draw() {
     drawViews();
     if (payload === null || shown === null) return;
     title.textContent = payload.title;
-    panel.setAttribute("aria-labelledby", `tab-${state.view}`);
-    const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS[0];
+    const view = current();
+    panel.setAttribute("aria-labelledby", `tab-${topOf(view)}`);
     /** @type {number[]} */
     const ranks = payload.ranks ? payload.ranks.ranks.rank : [];
     const rank = ranks.find((each) => String(each) === state.rank) ?? null;
@@ -120,7 +135,7 @@ export async function open(source, root) {
     const choose = select("rank", options, String(rank ?? ""), (value) => chooseRank(value === "" ? null : Number(value)));
     rankChoice.replaceChildren(...(ranks.length ? [choose] : []));
     const isOfAll = rank !== null && !view.ofOneRank;
-    wholeRunNote.textContent = isOfAll ? "This view shows the whole run. Summary, Timeline and Ranks can show a single rank." : "";
+    wholeRunNote.textContent = isOfAll ? "This view shows the whole run. Run, Timeline and Ranks can show a single rank." : "";
     follower = null;
     panel.replaceChildren(view.draw(payload, {
       state: ofViews[view.id], remember: () => remember(), go, source, listed, window: shown, rank, chooseRank, showWindow,
@@ -204,7 +219,7 @@ export async function open(source, root) {
   }
 
   async function reload() {
-    const known = listed.windows;
+    const before = listed.windows;
     try {
       listed = await source.list();
     } catch (error) {
@@ -218,9 +233,10 @@ export async function open(source, root) {
       return;
     }
     shown = here;
-    if (JSON.stringify(known) === JSON.stringify(listed.windows)) return;
+    if (JSON.stringify(before) === JSON.stringify(listed.windows)) return;
     drawChoices();
-    const added = listed.windows.filter((each) => !known.some((one) => isSameWindow(one, each)));
+    drawViews();
+    const added = listed.windows.filter((each) => !before.some((one) => isSameWindow(one, each)));
     const latest = added.at(-1);
     if (latest) offer(latest);
     if (follower) follower(listed.windows);
@@ -230,7 +246,7 @@ export async function open(source, root) {
   new ResizeObserver(() => {
     const isOther = width && Math.abs(width - main.clientWidth) > 4;
     width = main.clientWidth;
-    if (isOther && VIEWS.find(({ id }) => id === state.view)?.isSized) draw();
+    if (isOther && current().isSized) draw();
   }).observe(main);
 
   drawViews();

@@ -107,7 +107,7 @@ export function columns(table, rows, { step, peak, highest = null } = { step: nu
   const made = [
     { id: "time", adds: true, label: "total time", text: duration, ...time },
     { id: "share", adds: true, label: "share of the step", text: percent, ...changed(time, (seconds) => (step ? seconds / step : null)) },
-    { id: "mfu", over: meanRate, label: "MFU", text: ofPeak, ...mfu },
+    { id: "mfu", over: meanRate, label: "share of peak", text: ofPeak, ...mfu },
     { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
     { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "self_parameters") },
     { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
@@ -140,6 +140,12 @@ export function valueOf(column, read, members, isOfOne) {
   return members.every((each) => read(each) === first) ? first : meanOf(read, members);
 }
 
-export const USUAL = [
-  "time", "share", "mfu", "forward.seconds", "backward.seconds", "forward.macs", "parameters", "peak_bytes",
-];
+const USUAL = ["time", "share", "mfu", "forward.seconds", "backward.seconds", "forward.macs", "parameters", "peak_bytes"];
+const LEAST_RECOMPUTED = 0.01; // of the total time; any fused attention recomputes a little
+
+// The columns that are shown at first. With much recomputation, its time is one of them, so that the phases add up to the total time.
+/** @type {(known: ModuleColumn[], root: number) => string[]} */
+export function usualColumns(known, root) {
+  const [time, recompute] = ["time", "recompute.seconds"].map((id) => Number(known.find((each) => each.id === id)?.total(root) ?? 0));
+  return recompute >= LEAST_RECOMPUTED * time && recompute > 0 ? [...USUAL, "recompute.seconds"] : USUAL;
+}

@@ -6,7 +6,7 @@ import { between, count, duration, exact, messageOf, ofPeak, perSecond, signed, 
 import { isSameWindow, nearest, windowChoices } from "../lib/windows.js";
 
 /** @type {View} */
-export const compare = { id: "compare", label: "Compare", draw: drawCompare };
+export const compare = { id: "compare", label: "Compare", part: "Two windows", has: (_payload, { windows }) => windows.length > 1, draw: drawCompare };
 
 // State: run, tag and step of the other window; show, filter, sort, down, unfold.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
@@ -14,20 +14,15 @@ function drawCompare(_payload, context) {
   const { state, remember, source, listed, window, showWindow } = context;
   const others = listed.windows.filter((each) => !isSameWindow(each, window));
   const node = element("section", { class: "compare", "aria-label": "compare" });
-  if (!others.length) {
-    node.append(element(
-      "p", { class: "message" }, "There is no other window to compare with. In TensorBoard you can choose any window of any run here, ",
-      "once a second window is logged. ", element("code", {}, "lflops html BEFORE AFTER"), " writes a page with two windows.",
-    ));
-    return node;
-  }
   const choices = element("div", { class: "bar-of-controls", role: "group", "aria-label": "compare with" });
   const body = element("div", { class: "compared" });
   let requests = 0;
 
   /** @type {(other: ProfileWindow, key: string, value: string) => void} */
   function pick(other, key, value) {
-    Object.assign(state, { run: other.run, tag: other.tag, step: String(other.step), [key]: value });
+    // The steps of another run are not those of this one: its last window is shown.
+    const step = key === "run" ? "" : String(other.step);
+    Object.assign(state, { run: other.run, tag: other.tag, step, [key]: value });
     remember();
     fill();
   }

@@ -302,7 +302,7 @@ function changedCell(row, kind, isOpen, toggle) {
       class: "toggle", type: "button", tabindex: -1, "aria-label": `${isOpen ? "close" : "open"} ${row.names}`, onclick: () => toggle(row),
     }, isOpen ? "▾" : "▸"),
     element("span", { class: "label" }, row.names), element("span", { class: "kind" }, kind),
-    row.isOwn && row.values.kind !== "work changed" ? element("span", { class: "mark", title }, "self time") : null,
+    row.isOwn ? element("span", { class: "mark", title }, "self time") : null,
   );
 }
 

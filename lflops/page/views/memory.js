@@ -6,10 +6,10 @@ import { chartWidth, element, select } from "../lib/dom.js";
 import { exact, percent, size, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
 import { amounts, bytesOf, plainTable, texts, valued } from "../table/plain_table.js";
-import { figure } from "./summary.js";
+import { figure } from "./window.js";
 
 /** @type {View} */
-export const memory = { id: "memory", label: "Memory", draw: drawMemory, isSized: true };
+export const memory = { id: "memory", label: "Memory", has: ({ memory: data }) => data !== null, draw: drawMemory, isSized: true };
 
 // Tooltips of the categories.
 /** @type {Record<string, string>} */
@@ -21,8 +21,6 @@ const CATEGORIES = {
   activations: "tensors created in forward, whether they are kept for backward or not",
   temporary: "tensors created in backward and by the optimizer, except for gradients and optimizer state",
 };
-const UNCOUNTED = "Unknown: no step was counted. "
-  + "lflops.count, lflops.measure and lflops.estimate count memory, and so does FlopsMonitor, unless it has count=False.";
 const AS_DRAWN = "Activations are all tensors created in forward, whether they are kept for backward or not. "
   + "Gradients and optimizer state are shown from the moment they were created.";
 const LISTED = 16;
@@ -30,16 +28,10 @@ const LISTED = 16;
 // State: at, the operator at the cursor.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawMemory(payload, context) {
-  const data = payload.memory;
+  const data = /** @type {Memory} */ (payload.memory);
   // Modules whose names differ only in numbers share a line, which opens all of them.
   /** @type {(name: string) => void} */
   const openModule = (name) => context.go("modules", stateOfModules(name));
-  if (!data) {
-    return element(
-      "section", { class: "memory", "aria-label": "memory" },
-      element("p", { class: "message" }, UNCOUNTED),
-    );
-  }
   return element(
     "section", { class: "memory", "aria-label": "memory" },
     element("div", { class: "figures" }, ...figures(data).map((each) => figure(each))),

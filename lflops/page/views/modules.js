@@ -1,7 +1,7 @@
 // The view Modules: an icicle of the time of modules, and a tree or a flat list with chosen columns, filtered and sorted.
 
 import { colourOfShare, icicle, legendOfClasses, legendOfShares, looksOfClasses } from "../charts/icicle.js";
-import { columns, reader, USUAL, valueOf, whyUntimed } from "../table/module_columns.js";
+import { columns, reader, usualColumns, valueOf, whyUntimed } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { messageOf, percent, size } from "../lib/format.js";
 import { folded, runLabel } from "../table/fold.js";
@@ -9,7 +9,7 @@ import { Grid, numberCell } from "../table/virtual_table.js";
 import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order, visible } from "../table/module_rows.js";
 
 /** @type {View} */
-export const modules = { id: "modules", label: "Modules", draw: drawModules };
+export const modules = { id: "modules", label: "Modules", part: "Tree", draw: drawModules };
 
 const REMEMBERED = 60; // the most opened or closed rows that the address keeps
 
@@ -27,6 +27,7 @@ function drawModules(payload, { state, remember }) {
   const peaks = (payload.roofline?.ceilings ?? []).filter((each) => each.is_judged_by).map((each) => each.flops_per_second);
   const highest = peaks.length ? Math.max(...peaks) : null;
   const known = columns(table, all, { step: figures.step ?? figures.pass ?? null, peak: payload.peak_flops_per_second, highest });
+  const shownAtFirst = usualColumns(known, root);
   const usual = ["time", "forward.macs"].find((id) => known.some((column) => column.id === id)) ?? "";
   const unfolded = new Set();
   let fold = folded(root, below, identity, unfolded);
@@ -37,7 +38,7 @@ function drawModules(payload, { state, remember }) {
   const chart = element("div", { class: "chart" });
   const status = element("span", { class: "quiet", role: "status" });
 
-  const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : USUAL).includes(column.id));
+  const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : shownAtFirst).includes(column.id));
   /** @type {(column: ModuleColumn) => Reader} */
   const value = (column) => (state.own ? column.own : column.total);
   const topRow = () => Math.max(names.indexOf(state.top || ""), 0);
@@ -139,7 +140,7 @@ function drawModules(payload, { state, remember }) {
       const many = members.length > 1 ? ` ×${members.length}` : "";
       return [
         `${names[row] || "(model)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
-        part(column, "own", column.text, "self *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* MFU"),
+        part(column, "own", column.text, "self *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* of the peak"),
         part(peak, "total", size, "peak *"),
       ].filter(Boolean).join(" · ");
     };
@@ -258,10 +259,13 @@ function drawModules(payload, { state, remember }) {
   }
 
   function draw() {
+    if (foldBox) foldBox.disabled = Boolean(state.flat || state.filter);
     drawTable();
     drawChart();
   }
 
+  /** @type {HTMLInputElement | null} */
+  let foldBox = null;
   const field = element("input", {
     type: "search", placeholder: "name or class", "aria-label": "filter by name or class", value: state.filter || "",
     oninput: () => { state.filter = field.value; draw(); },
@@ -278,6 +282,7 @@ function drawModules(payload, { state, remember }) {
   function box(key, label, isUsual = false) {
     const change = () => { state[key] = input.checked !== isUsual ? "true" : ""; draw(); };
     const input = element("input", { type: "checkbox", checked: Boolean(state[key]) !== isUsual, onchange: change });
+    if (key === "unfold") foldBox = input;
     return element("label", { class: "choice" }, input, label);
   }
 
@@ -293,7 +298,7 @@ function drawModules(payload, { state, remember }) {
 
   function colourChoice() {
     if (!known.some(({ id }) => id === "mfu")) return null;
-    return select("colour", [["", "class"], ["mfu", "MFU"]], state.colour || "", (colour) => { state.colour = colour; draw(); });
+    return select("colour", [["", "class"], ["mfu", "share of peak"]], state.colour || "", (colour) => { state.colour = colour; draw(); });
   }
 
   function chooser() {

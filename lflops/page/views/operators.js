@@ -6,7 +6,7 @@ import { count, duration, exact, percent, size } from "../lib/format.js";
 import { sortedTable } from "../table/sorted_table.js";
 
 /** @type {View} */
-export const operators = { id: "operators", label: "Operators", draw: drawOperators };
+export const operators = { id: "operators", label: "Operators", within: "modules", has: ({ operators: data }) => data !== null, draw: drawOperators };
 
 /** @type {Record<string, string>} */
 const KINDS = { counted: "", "no formula": "no formula: in no total", traced: "only in the trace" };
@@ -18,8 +18,7 @@ const FIGURES = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawOperators(payload, context) {
   const { state, remember, go } = context;
-  const data = payload.operators;
-  if (data === null) return nothingCounted();
+  const data = /** @type {Operators} */ (payload.operators);
   if (data.kernels && state.table === "kernels") return drawKernels(data.kernels, payload, context);
   const { table } = data;
   const all = table.operator.map((_, row) => row);
@@ -44,7 +43,7 @@ function drawOperators(payload, context) {
   /** @type {(row: number) => void} */
   function open(row) {
     within.hidden = false;
-    within.replaceChildren(...modulesThatRan(/** @type {Operators} */ (data), row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
+    within.replaceChildren(...modulesThatRan(data, row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
   }
 
   function draw() {
@@ -125,13 +124,6 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
 /** @type {(shown: string, go: Context["go"]) => HTMLElement} */
 function tables(shown, go) {
   return select("table", [["", "operators"], ["kernels", "kernels of compiled code"]], shown, (table) => go("operators", { table, filter: "", sort: "", down: false }));
-}
-
-// The message of a view if nothing was counted.
-/** @type {() => HTMLElement} */
-export function nothingCounted() {
-  const text = "Unknown: this profile has no counts. lflops.count and lflops.measure count, and so does FlopsMonitor, unless it has count=False.";
-  return element("p", { class: "message" }, text);
 }
 
 /** @type {(unsupported: number) => HTMLElement | null} */

@@ -7,7 +7,7 @@ import { rankHeatmap } from "../charts/rank_heatmap.js";
 import { byName, order } from "../table/module_rows.js";
 
 /** @type {View} */
-export const ranks = { id: "ranks", label: "Ranks", draw: drawRanks, ofOneRank: true };
+export const ranks = { id: "ranks", label: "Ranks", has: ({ ranks: data }) => data !== null, draw: drawRanks, ofOneRank: true };
 
 /** @type {Record<string, string[]>} */
 const STATUSES = {
@@ -16,8 +16,6 @@ const STATUSES = {
   missing: ["missing", "no report arrived"],
   failed: ["failed", "it ended with an exception"],
 };
-const ALONE_HERE = "This profile has one rank. FlopsMonitor compares the ranks of a distributed training run; "
-  + "lflops.merge combines profiles that ranks saved separately.";
 const OLDER = "Unknown: this profile has no times by rank. An earlier version of lflops wrote it: profile again.";
 const UNTIMED = "Unknown: no module has times of two ranks. "
   + "FlopsMonitor measures them in the steps after the active steps, and lflops.measure in its other passes.";
@@ -46,13 +44,7 @@ const WORDED = new Set(["rank", "status", "place", "host", "device"]);
 // State: order of the columns; sort and down of the table.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRanks(payload, context) {
-  const data = payload.ranks;
-  if (!data) {
-    return element(
-      "section", { class: "ranks", "aria-label": "ranks" },
-      element("p", { class: "message" }, ALONE_HERE),
-    );
-  }
+  const data = /** @type {Ranks} */ (payload.ranks);
   return element(
     "section", { class: "ranks", "aria-label": "ranks" },
     reportLines(data.said),

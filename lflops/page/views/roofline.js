@@ -4,12 +4,11 @@ import { PHASES, reader } from "../table/module_columns.js";
 import { colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, select } from "../lib/dom.js";
 import { bandwidth, count, duration, exact, percent, rate, size } from "../lib/format.js";
-import { nothingCounted } from "./operators.js";
 import { drawRoofline } from "../charts/roofline.js";
 import { sortedTable } from "../table/sorted_table.js";
 
 /** @type {View} */
-export const roofline = { id: "roofline", label: "Roofline", draw: drawView, isSized: true };
+export const roofline = { id: "roofline", label: "Roofline", within: "modules", has: ({ roofline: data }) => data !== null, draw: drawView, isSized: true };
 
 const POINTS = { repeats: "modules, repeats as one", modules: "modules", operators: "operators" };
 const SHORT = { forward: "fwd", backward: "bwd", recompute: "recomp", optimizer: "optim", other: "other", all: "" };
@@ -22,8 +21,7 @@ const LONG = 26;
 // Its state: points, one of POINTS; off, the phases that are not shown; zoom, the corners; sort and down of the table.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawView(payload, { state, remember, go }) {
-  const data = payload.roofline;
-  if (data === null) return nothingCounted();
+  const data = /** @type {Roofs} */ (payload.roofline);
   const kind = /** @type {keyof typeof POINTS} */ (Object.hasOwn(POINTS, state.points || "") ? state.points : "repeats");
   const [{ ceilings }, { table, left_out: leftOut }] = [data, data[kind]];
   const names = payload.modules.name;

@@ -1,48 +1,124 @@
-// The view Run: the seconds of a run by category, its steps and memory over time, its slow steps and its starts. Its data are loaded when the
-// view is opened.
+// The view Run, which opens first: the first screen of the run, then every second of it by category, then the profiled window. Its data are loaded
+// when the view is opened.
 
-import { runChart } from "../charts/run_chart.js";
+import { processMemory } from "../charts/process_memory.js";
+import { stepChart } from "../charts/step_chart.js";
 import { element } from "../lib/dom.js";
 import { duration, exact, longDuration, messageOf, percent } from "../lib/format.js";
 import { categoriesOf } from "../lib/run.js";
+import { stateOfModules } from "../lib/module_link.js";
 import { amounts, plainTable, texts, valued } from "../table/plain_table.js";
+import { drawWindow, figure, stacked } from "./window.js";
 
 /** @type {View} */
-export const run = { id: "run", label: "Run", draw: drawRun, isSized: true };
+export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOneRank: true };
 
-const ELSEWHERE = "This file has a single window. `lflops ledger DIR --html OUT` writes a page of the whole run.";
-const DRAWN = "The line is the mean step over a few seconds, or over longer intervals at the beginning of the run. A dot is a slow step. A band is the time until a restart.";
+const FIRST_CARDS = 3;
 const LISTED = 20;
+/** @type {Record<string, string>} */
+const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
+// State: all, whether all cards are shown.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
-function drawRun(_payload, { source, window }) {
-  const node = element("section", { class: "run", "aria-label": "run in time" });
-  if (!source.ledger) {
-    node.append(element("p", { class: "message" }, ELSEWHERE));
-    return node;
-  }
-  node.append(element("p", { class: "message" }, "Loading…"));
-  source.ledger(window).then(
-    (data) => node.replaceChildren(...drawnRun(data)),
+function drawRun(payload, context) {
+  const node = element("section", { class: "run", "aria-label": "run in time" }, element("p", { class: "message" }, "Loading…"));
+  context.source.run(context.window).then(
+    (data) => node.replaceChildren(...firstScreen(data, context), drawWindow(payload, data.screen, context), ...wholeRun(data)),
     (error) => node.replaceChildren(element("p", { class: "message" }, `The run cannot be shown: ${messageOf(error)}`)),
   );
   return node;
 }
 
+// The first screen and the whole run. A page of a ledger alone has no other views, and so no context.
 /** @type {(data: RunShown) => HTMLElement[]} */
 export function drawnRun(data) {
-  const { slow_steps: slow, starts } = data.ledger;
-  const costliest = [...slow].sort((a, b) => b.cost - a.cost).slice(0, LISTED);
+  return [...firstScreen(data, null), ...wholeRun(data)];
+}
+
+/** @type {(data: RunShown, context: Context | null) => HTMLElement[]} */
+function firstScreen({ screen, steps: ofWindow, ledger }, context) {
+  const groups = ledger?.ledger.step_groups.length ? ledger.ledger.step_groups : ofWindow;
+  const { title, header, confidence, figures, trained, steps, phases, hint, ranks } = screen;
+  const chart = groups.length ? element("div", { id: "steps" }, element("h2", {}, "Step time"), stepChart(groups, steps)) : null;
+  const openModules = (/** @type {string} */ name) => context?.go("modules", stateOfModules(name));
   return [
-    element("h2", {}, data.title),
-    ...(data.said.length ? [element("ul", { class: "said" }, ...data.said.map((text) => element("li", {}, text)))] : []),
-    ...account(data),
-    element("h2", {}, "Steps and memory over time"), runChart(data),
-    element("p", { class: "remark" }, DRAWN),
+    element("div", { class: "run-head" }, element("p", {}, element("b", {}, title), ...header.map((text) => element("span", {}, text))), badge(confidence, "confidence")),
+    element("div", { class: "figures" }, ...figures.map((fact) => figure(fact))),
+    ...(hint ? [element("p", { class: "hint" }, hint)] : []),
+    ...(chart ? [chart] : []),
+    doNext(screen, context),
+    element(
+      "div", { class: "where-and-ranks" },
+      phases.length ? stacked("Where the step goes", phases, "", "phase", openModules) : element("div", {}),
+      ranks.length ? dots(ranks, context) : element("div", {}),
+    ),
+    ...(trained ? [element("p", { class: "trained" }, trained)] : []),
+  ];
+}
+
+/** @type {(confidence: Confidence, label: string) => HTMLElement} */
+function badge({ level, why }, label) {
+  return element(
+    "details", { class: `badge ${level}` }, element("summary", { "aria-label": `${label}: ${level}. Show why.` }, `${label}: ${level}`),
+    element("ul", {}, ...why.map((text) => element("li", {}, text))),
+  );
+}
+
+/** @type {(screen: FirstScreen, context: Context | null) => HTMLElement} */
+function doNext({ cards, nothing }, context) {
+  const list = element("ol", { class: "cards" });
+  const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more`);
+  /** @type {(number: number) => void} */
+  function fill(number) {
+    list.replaceChildren(...cards.slice(0, number).map((card) => element("li", {}, cardOf(card, context))));
+    more.hidden = number >= cards.length;
+  }
+  fill(context?.state.all ? cards.length : FIRST_CARDS);
+  return element(
+    "div", { class: "do-next" }, element("h2", {}, "Do next", cards.length ? element("span", { class: "quiet" }, " – time that each saves at most, in a step") : null),
+    ...(nothing ? [element("p", {}, nothing)] : [list, more]),
+  );
+}
+
+/** @type {(card: Card, context: Context | null) => HTMLElement} */
+function cardOf({ title, text, action, sentence, view, module, confidence }, context) {
+  const evidence = context && view !== "run" ? element("button", {
+    type: "button", class: "leading", onclick: () => context.go(view, module && view === "modules" ? stateOfModules(module) : {}),
+  }, LINKS[view] ?? view) : element("button", { type: "button", class: "leading", onclick: () => document.getElementById("steps")?.scrollIntoView({ behavior: "smooth" }) }, LINKS.run);
+  return element(
+    "div", { class: "action-card" },
+    element("span", { class: "saving" }, text), element("b", { class: "cause" }, title), element("span", { class: "action" }, action ? `${action}.` : ""),
+    element("span", { class: "evidence" }, evidence), badge(confidence, "confidence"), element("span", { class: "sentence quiet" }, sentence),
+  );
+}
+
+// A dot for each rank, larger and marked if the others wait for it.
+/** @type {(ranks: RankDot[], context: Context | null) => HTMLElement} */
+function dots(ranks, context) {
+  const most = ranks.reduce((sum, { lost }) => Math.max(sum, lost), 0);
+  return element(
+    "div", { class: "dots-of-ranks" }, element("h2", {}, "Ranks"),
+    element("div", {}, ...ranks.map(({ rank, lost, said, status }) => element("button", {
+      type: "button", class: `rank-dot ${lost ? "slow" : ""} ${status === "ok" ? "" : "missing"}`, title: said, "aria-label": said,
+      style: { opacity: lost && most ? 0.5 + (0.5 * lost) / most : 1 }, onclick: () => context?.go("ranks"),
+    }, String(rank)))),
+    ...ranks.filter(({ lost }) => lost).map(({ said }) => element("p", { class: "remark" }, said)),
+  );
+}
+
+/** @type {(data: RunShown) => HTMLElement[]} */
+function wholeRun({ ledger: shown }) {
+  if (!shown) return [];
+  const { slow_steps: slow, starts } = shown.ledger;
+  const costliest = [...slow].sort((a, b) => b.cost - a.cost).slice(0, LISTED);
+  const memory = processMemory(shown.ledger);
+  return [
+    element("h2", {}, `Every second of the run: ${shown.title}`), ...account(shown),
+    ...(memory ? [element("h2", {}, "Memory of the process"), memory] : []),
     ...(slow.length ? [
       element("h2", {}, costliest.length < slow.length ? `The ${LISTED} most expensive of ${exact(slow.length)} slow steps` : "Slow steps"),
-      plainTable("slow steps", [...amounts("step", "took", "usual"), ...texts("cause")], costliest.map(({ step, seconds, usual, cause }) => [
-        valued(step, exact), valued(seconds, duration), valued(usual, duration), data.causes[cause] ?? cause,
+      plainTable("slow steps", [...amounts("step", "cost", "took", "usual"), ...texts("cause")], costliest.map(({ step, cost, seconds, usual, cause }) => [
+        valued(step, exact), valued(cost, duration), valued(seconds, duration), valued(usual, duration), shown.causes[cause] ?? cause,
       ])),
     ] : []),
     element("h2", {}, "Starts"),
@@ -54,7 +130,7 @@ export function drawnRun(data) {
 }
 
 // The ledger as one bar, and a list of its categories with their phases or causes.
-/** @type {(data: RunShown) => HTMLElement[]} */
+/** @type {(data: LedgerShown) => HTMLElement[]} */
 function account(data) {
   const [categories, { total }] = [categoriesOf(data), data.ledger];
   const bar = element("div", { class: "stack", role: "img", "aria-label": `time of the run: ${categories.map(({ label, seconds }) => `${label} ${percent(seconds / total)}`).join("; ")}` });

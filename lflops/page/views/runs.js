@@ -6,7 +6,7 @@ import { sortedTable } from "../table/sorted_table.js";
 import { brief, isSameWindow, windowStep } from "../lib/windows.js";
 
 /** @type {View} */
-export const runs = { id: "runs", label: "Runs", draw: drawRuns };
+export const runs = { id: "runs", label: "All runs", within: "compare", has: (_payload, { windows }) => windows.length > 1, draw: drawRuns };
 
 /** @type {[string, string, Format][]} */
 const FIGURES = [
@@ -25,7 +25,7 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
   const status = element("span", { class: "quiet", role: "status" });
   /** @type {RunRow[]} */
   let all = [];
-  const rows = sortedTable("runs", { size: 0, usual: "wall_time", first: nameCell, state, changed: remember, onenter: (row) => showWindow(all[row].window, "summary") });
+  const rows = sortedTable("runs", { size: 0, usual: "wall_time", first: nameCell, state, changed: remember, onenter: (row) => showWindow(all[row].window, "run") });
 
   const baseline = () => all.find(({ key }) => key === state.baseline);
   /** @type {(row: RunRow, label: string) => number | null} */
@@ -43,7 +43,7 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
         "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "the baseline: other runs show their difference from it",
         onclick: () => { state.baseline = isPinned ? "" : key; fill(listed.windows); },
       }, isPinned ? "baseline" : "pin"),
-      element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "summary") }, name),
+      element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "run") }, name),
       element("span", { class: "kind" }, [stage, windows > 1 ? `${windows} windows` : ""].filter(Boolean).join(", ")),
       isPinned || isSameWindow(each, window) || !window ? null : element("button", {
         type: "button", class: "mark", tabindex: -1, title: "compare the window above with this run, as the run before",

@@ -123,7 +123,9 @@ class SharedSteps:
 
 # Shares of the timeout at the end of the run: when waiting for reports, merging them, and notifying
 # the others that this rank leaves must be done. The rest is left for threads to end in.
-PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
+PATIENCE = 0.7
+PUT_TOGETHER = 0.85
+GOODBYE = 0.9
 
 # Multiple of the timeout that reports on a window may take during the run. Ranks do not close a
 # window at the same step.

@@ -4,7 +4,8 @@ There may be thousands of ranks, steps and modules together. All of them are sum
 tensors; only the places that matter most become a table.
 """
 
-from collections.abc import Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -73,11 +74,12 @@ class RankTimes:
         self._table_of_rank = {head.summary.rank: head.summary.table for head in heads}
         self._groups_of_table: dict[str, list[_Group]] = {}
         self._homes: dict[int, _Group] = {}
-        timed = [head for head in heads if head.at]
-        for (table, at), members in grouped(
-            timed, lambda head: (head.summary.table, head.at)
-        ).items():
-            ranks = [head.summary.rank for head in members]
+        ranks_alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for head in heads:
+            if head.at:
+                key = (head.summary.table, head.at)
+                ranks_alike.setdefault(key, []).append(head.summary.rank)
+        for (table, at), ranks in ranks_alike.items():
             group = _Group(at, tables[table], ranks)
             self._groups_of_table.setdefault(table, []).append(group)
             self._homes.update(dict.fromkeys(ranks, group))
@@ -118,10 +120,10 @@ class RankTimes:
 
         Disturbed steps are left out if there are others.
         """
-        groups = [group for groups in self._groups_of_table.values() for group in groups]
         if len(self._homes) < 2:
             return None
-        common = set.intersection(*(set(group.at) for group in groups))
+        groups = list(chain.from_iterable(self._groups_of_table.values()))
+        common = set(groups[0].at).intersection(*(group.at for group in groups))
         chosen = common - self._disturbed or common
         if not chosen:
             return None
@@ -145,15 +147,14 @@ class _Selection:
         self._waits = waits
         self._times = [group.steps(steps) for group in groups]
         # The ranks in the order of the groups' rows.
-        self._ranks = [rank for group in groups for rank in group.rows]
+        self._ranks = self._ranks_of(range(len(groups)))
         # The numbers of the groups that have each place.
         self._having: dict[ModulePhase, tuple[int, ...]] = {}
         for number, group in enumerate(groups):
             for place in group.columns:
                 self._having[place] = (*self._having.get(place, ()), number)
         self._is_staged = any(
-            place.fqn and self._number_of_ranks(having) < len(self._ranks)
-            for place, having in self._having.items()
+            place.fqn and len(having) < len(groups) for place, having in self._having.items()
         )
         self._intervals = few_intervals(intervals_of(self._having, waits), world)
         self._number_of_intervals = max(self._intervals.values(), default=0) + 1
@@ -170,14 +171,14 @@ class _Selection:
     ) -> RankTable:
         """Make the table of the selected places."""
         chosen = self._chosen_places()
+        busy = {}
+        for interval in range(self._number_of_intervals):
+            busy[interval] = _sorted_series(self._ranks, self._busy[:, :, interval])
         return RankTable(
             seconds={place: self._series(place) for place in self._having if place in chosen},
             repeated=self._repeated(),
-            busy={
-                interval: self._series_of_all(self._busy[:, :, interval])
-                for interval in range(self._number_of_intervals)
-            },
-            waiting=self._series_of_all(self._waiting),
+            busy=busy,
+            waiting=_sorted_series(self._ranks, self._waiting),
             intervals=self._intervals,
             waits=frozenset(self._waits),
             begins=frozenset(begins - self._waits),
@@ -186,8 +187,9 @@ class _Selection:
             patterns=self._patterns,
         )
 
-    def _number_of_ranks(self, having: Sequence[int]) -> int:
-        return sum(len(self._times[number]) for number in having)
+    def _ranks_of(self, having: Iterable[int]) -> list[int]:
+        """Return the ranks of these groups, in the order of their rows."""
+        return list(chain.from_iterable(self._groups[number].rows for number in having))
 
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
         """Return the sums of each interval, and of all waiting: ranks x steps x (intervals + 1)."""
@@ -215,15 +217,11 @@ class _Selection:
         rows = late.topk(min(CANDIDATES, len(late))).indices.tolist()
         return {self._ranks[row] for row in rows}
 
-    def _series_of_all(self, seconds: Tensor) -> RankSeries:
-        """Return the series of all ranks from a tensor of ranks x steps."""
-        return _sorted_series(self._ranks, seconds)
-
     def _series(self, place: ModulePhase) -> RankSeries:
         """Return the series of the ranks that have a place."""
         having = self._having[place]
-        ranks = [rank for number in having for rank in self._groups[number].rows]
-        return _sorted_series(ranks, self._stacked(having, [place])[:, :, 0].double())
+        seconds = self._stacked(having, [place])[:, :, 0].double()
+        return _sorted_series(self._ranks_of(having), seconds)
 
     def _stacked(self, having: Sequence[int], places: Sequence[ModulePhase]) -> Tensor:
         """Return the times of groups in these places: ranks x steps x places."""
@@ -245,7 +243,7 @@ class _Selection:
         excess: dict[ModulePhase, float] = {}
         usual: dict[ModulePhase, float] = {}
         for having, places in grouped(self._having, self._having.__getitem__).items():
-            values = self._number_of_ranks(having) * self._times[0].shape[1]
+            values = len(self._ranks_of(having)) * self._times[0].shape[1]
             width = max(AT_ONCE // values, 1)
             for start in range(0, len(places), width):
                 some = places[start : start + width]
@@ -261,7 +259,7 @@ class _Selection:
     ) -> tuple[list[float], list[float]]:
         """Return the largest mean excess of a late rank in each place, and the usual time."""
         times = self._stacked(having, places)
-        ranks = [rank for number in having for rank in self._groups[number].rows]
+        ranks = self._ranks_of(having)
         rows = [row for row, rank in enumerate(ranks) if rank in self._candidates]
         usual = times.median(0).values
         excess = torch.zeros(len(places))
@@ -273,8 +271,9 @@ class _Selection:
         """Return the sums over repeated modules that a late rank has."""
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
-            having = sorted(set.intersection(*(set(self._having[each]) for each in members)))
-            ranks = [rank for number in having for rank in self._groups[number].rows]
+            in_first = set(self._having[members[0]])
+            having = sorted(in_first.intersection(*(self._having[each] for each in members)))
+            ranks = self._ranks_of(having)
             if len(ranks) < 2 or self._candidates.isdisjoint(ranks):
                 continue
             sums = [self._sum_of_places(number, members) for number in having]

@@ -138,18 +138,22 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
     if profile.memory is not None:
         memory, shared_memory = _named(profile.memory)
         shared[memory] = shared_memory
-    waiting = waiting_in(profile)
+    summary = summary_of_rank(
+        report.rank, profile, table=name, node=report.node, coordinates=report.coordinates
+    )
+    disturbed = [step.index for step in hooked if is_disturbed(step.marks)]
+    waiting_by_place = waiting_in(profile)
+    waiting = {}
+    for number, place in enumerate(table.places):
+        if place in waiting_by_place:
+            waiting[number] = waiting_by_place[place]
     head = RankHeader(
-        summary=summary_of_rank(
-            report.rank, profile, table=name, node=report.node, coordinates=report.coordinates
-        ),
+        summary=summary,
         at=at,
-        disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
+        disturbed=tuple(disturbed),
         memory=memory,
         groups=_groups(profile),
-        waiting={
-            number: waiting[place] for number, place in enumerate(table.places) if place in waiting
-        },
+        waiting=waiting,
     )
     return Packed(zlib.compress(msgpack.encode(head), _FAST), shared, times.tobytes())
 
@@ -174,13 +178,12 @@ def _timed_steps(report: RankReport) -> list[dict[ModulePhase, float]]:
     hooked = [step for step in report.profile.steps if step.kind == "module_timing"]
     steps = []
     for step, modules in zip(hooked, report.steps, strict=True):
-        seconds = {
-            ModulePhase("", phase): seconds
-            for phase, seconds in step.phases.items()
-            if phase in OUTSIDE
-        }
-        seconds.update(modules)
-        steps.append(seconds)
+        places = {}
+        for phase, seconds in step.phases.items():
+            if phase in OUTSIDE:
+                places[ModulePhase("", phase)] = seconds
+        places.update(modules)
+        steps.append(places)
     return steps
 
 
@@ -240,7 +243,7 @@ def _places(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> tuple[ModulePhase, ...]:
     """Return the places that have times, in the order of the profile's rows."""
-    timed = {place for step in steps for place in step}
+    timed = set().union(*steps)
     places = [ModulePhase("", phase) for phase in OUTSIDE]
     for row in profile.modules:
         places += [ModulePhase(row, phase) for phase in PHASES if _is_timed(phase)]
@@ -257,7 +260,7 @@ def _scales(
 ) -> dict[ModulePhase, float]:
     """Return for each place the ratio of its median without hook overhead to its raw median."""
     scales = {}
-    for place in {place for step in steps for place in step}:
+    for place in set().union(*steps):
         scales[place] = 1.0
         module = profile.modules.get(place.fqn)
         if module is None or not _is_timed(place.phase):

@@ -55,16 +55,16 @@ class RankWindow:
         """Wait until every rank has reported or left, or until the wait is over."""
         others = range(1, self._topology.world_size)
 
+        def has_reported_or_left(rank: int) -> bool:
+            return self._store.has(self._key("head", rank)) or self._store.has(f"left/{rank}")
+
         def is_complete() -> bool:
             reported = self._store.number(self._key("told"))
             if reported >= len(others):
                 return True
             if reported + self._store.number("left") < len(others):
                 return False
-            return all(
-                self._store.has(self._key("head", rank)) or self._store.has(f"left/{rank}")
-                for rank in others
-            )
+            return all(map(has_reported_or_left, others))
 
         poll(is_complete, pause, is_over)
 
@@ -118,7 +118,7 @@ class RankWindow:
         return unpacked(head, RankHeader).summary
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Read the heads of the ranks whose reports are complete, without their many steps."""
+        """Read the headers of the ranks whose reports are complete, and none of their steps."""
         heads = {own.summary.rank: own}
         available: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):

@@ -1,7 +1,7 @@
 """Merge the profiles of the batches over which one optimizer step accumulates gradients."""
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lflops.profile.notes import Note
 from lflops.profile.profile import COUNTS, OP_COUNT_FIELDS, ModuleProfile, Profile, Work
-from lflops.profile.records import PHASES
+from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import dtype_of, grouped, sum_known, sums
 
 _WORK_COUNTS = (*COUNTS, *(f"self_{count}" for count in COUNTS))
@@ -28,21 +28,24 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         return profiles[0]
     last = profiles[-1]
     op_counts = _summed(
-        [each for profile in profiles for each in profile.op_counts],
+        (profile.op_counts for profile in profiles),
         ("module", "operator", "phase", "dtype"),
         OP_COUNT_FIELDS,
     )
     unsupported = _summed(
-        [each for profile in profiles for each in profile.unsupported],
+        (profile.unsupported for profile in profiles),
         ("module", "operator", "phase"),
         _TRANSFERS,
     )
     communication = _summed(
-        [each for profile in profiles for each in profile.communication],
+        (profile.communication for profile in profiles),
         ("module", "phase", "collective", "group"),
         _TRANSFERS,
     )
     memories = [profile.memory for profile in profiles if profile.memory is not None]
+    waits: set[ModulePhase] = set()
+    for profile in profiles:
+        waits.update(profile.waits)
     run = replace(
         last.run,
         partial=any(profile.run.partial for profile in profiles),
@@ -55,9 +58,9 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         op_counts=op_counts,
         unsupported=unsupported,
         communication=communication,
-        waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),
+        waits=tuple(sorted(waits)),
         memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
-        notes=_notes([note for profile in profiles for note in profile.notes]),
+        notes=_notes(profiles),
     )
 
 
@@ -91,17 +94,21 @@ def _work(works: Sequence[Work]) -> Work:
 
 
 def _summed(
-    entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]
+    batches: Iterable[Iterable[Entry]], key: tuple[str, ...], counts: Iterable[str]
 ) -> tuple[Entry, ...]:
-    """Merge the entries that have equal key fields, and add their counts up."""
-    groups = grouped(entries, attrgetter(*key)).values()
+    """Merge the entries of all batches that have equal key fields, and add their counts up."""
+    groups = grouped(chain.from_iterable(batches), attrgetter(*key)).values()
     return tuple(replace(group[0], **sums(group, *counts)) for group in groups)
 
 
-def _notes(notes: Iterable[Note]) -> tuple[Note, ...]:
+def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
     """Return each note once, with the sums of whole-number values."""
-    groups = grouped(notes, attrgetter("code", "subject")).values()
-    return tuple(reduce(_plus, group) for group in groups)
+    notes: dict[tuple[str, str], Note] = {}
+    for profile in profiles:
+        for note in profile.notes:
+            key = (note.code, note.subject)
+            notes[key] = _plus(notes[key], note) if key in notes else note
+    return tuple(notes.values())
 
 
 def _plus(before: Note, note: Note) -> Note:

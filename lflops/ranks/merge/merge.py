@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
-from lflops.profile.notes import Note
+from lflops.profile.notes import Note, notes_with
 from lflops.profile.profile import (
     SCHEMA_VERSION,
     Communication,
@@ -15,6 +15,7 @@ from lflops.profile.profile import (
     ModuleProfile,
     Profile,
     Run,
+    Work,
     with_works,
 )
 from lflops.profile.records import (
@@ -24,7 +25,6 @@ from lflops.profile.records import (
     ModulePhase,
     Rank,
     Seconds,
-    TimingStats,
     Trace,
     step_phase,
 )
@@ -177,7 +177,10 @@ def summary_of_rank(
     memory = profile.memory
     failed = profile.run.partial
     if profile.run.kind == "training":
-        failed = any(note.code == "ended_early" for note in profile.notes)
+        failed = any(notes_with("ended_early", profile.notes))
+    works = [root.work(phase) for phase in PHASES]
+    seconds = [(each.seconds, each.exposed_seconds) for each in profile.communication]
+    timelines = profile.timelines if rank < MOST_RANKS else ()
     return RankSummary(
         rank=rank,
         table=str(rank) if table is None else table,
@@ -187,18 +190,14 @@ def summary_of_rank(
         notes=profile.notes,
         trace=profile.trace,
         model_macs=root.forward.macs + root.backward.macs,
-        macs=sum(root.work(phase).macs for phase in PHASES),
-        flops=sum(root.work(phase).flops for phase in PHASES),
+        macs=sum(work.macs for work in works),
+        flops=sum(work.flops for work in works),
         peak_bytes=memory.peak_bytes if memory else root.peak_bytes,
         memory_bytes=memory.peak_bytes if memory else None,
         node=node,
         coordinates=coordinates or {},
-        communication_seconds=tuple(
-            (each.seconds, each.exposed_seconds) for each in profile.communication
-        ),
-        timelines=tuple(
-            replace(timeline, rank=rank) for timeline in profile.timelines if rank < MOST_RANKS
-        ),
+        communication_seconds=tuple(seconds),
+        timelines=tuple(replace(timeline, rank=rank) for timeline in timelines),
     )
 
 
@@ -239,19 +238,24 @@ def merged(
         if last_rank not in {None, order[0]}:
             modules = _timed_by(rows_of(last_rank or 0).modules, modules)
         modules = _fitted(modules, merged_steps, at_end=waits_at_end(waits))
-    world = max(max(summary.rank + 1, summary.run.world_size) for summary in kept.values())
+    world = max(kept) + 1
+    for summary in kept.values():
+        world = max(world, summary.run.world_size)
+    timelines: list[StepTimeline] = []
+    for rank in sorted(kept):
+        timelines += kept[rank].timelines
     whole = Profile(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
         modules=modules,
         op_counts=tuple(rows.op_counts()),
-        unsupported=tuple(rows.ledger.values()),
+        unsupported=tuple(rows.unsupported.values()),
         communication=_with_least_seconds(rows.communication(), kept.values(), collectives),
         waits=tuple(sorted(rows.waits)),
         steps=merged_steps,
         memory=_largest_memory(kept, memory_of),
         trace=_trace(kept, order),
-        timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
+        timelines=tuple(timelines),
         unprofiled_comparison=None if is_staged else steps.unprofiled.compared(waits),
     )
     table = rank_table(whole.patterns())
@@ -344,37 +348,42 @@ def _fitted(
     """
     unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
     fitted = dict(modules)
+    root = modules[""]
     for part, phases in PASSES.items():
         known = [step.phases[part] for step in unprofiled if part in step.phases]
         module_seconds = 0.0
         for phase in phases:
-            stats = modules[""].work(phase).seconds
-            module_seconds += stats.median if stats is not None else 0.0
+            stats = root.work(phase).seconds
+            if stats is not None:
+                module_seconds += stats.median
         if not known or not module_seconds:
             continue
         step_seconds = sum(known) * scale / len(unprofiled)
         waiting = 0.0
-        root_seconds = modules[""].backward.self_seconds
-        if at_end and part == "backward" and root_seconds is not None:
-            waiting = max(step_seconds - module_seconds, -root_seconds.median)
+        root_self = root.backward.self_seconds
+        if at_end and part == "backward" and root_self is not None:
+            waiting = max(step_seconds - module_seconds, -root_self.median)
+            fitted[""] = _shifted_backward(fitted[""], waiting)
         left = module_seconds + waiting
         factor = step_seconds / left if left else 1.0
         for row, module in fitted.items():
-            works: dict[str, Any] = {}
-            for phase in phases:
-                work = module.work(phase)
-                shift = waiting if not row and phase == "backward" else 0.0
-                works[phase] = replace(
-                    work,
-                    seconds=_scaled(work.seconds, shift, factor),
-                    self_seconds=_scaled(work.self_seconds, shift, factor),
-                )
+            works = {phase: _scaled(module.work(phase), factor) for phase in phases}
             fitted[row] = replace(module, **works)
     return fitted
 
 
-def _scaled(stats: TimingStats | None, shift: float, factor: float) -> TimingStats | None:
-    return None if stats is None else stats.shifted(shift).times(factor)
+def _shifted_backward(root: ModuleProfile, seconds: float) -> ModuleProfile:
+    """Return the root with more time in backward, in total and without its submodules."""
+    work = root.backward
+    total = None if work.seconds is None else work.seconds.shifted(seconds)
+    own = None if work.self_seconds is None else work.self_seconds.shifted(seconds)
+    return replace(root, backward=replace(work, seconds=total, self_seconds=own))
+
+
+def _scaled(work: Work, factor: float) -> Work:
+    total = None if work.seconds is None else work.seconds.times(factor)
+    own = None if work.self_seconds is None else work.self_seconds.times(factor)
+    return replace(work, seconds=total, self_seconds=own)
 
 
 def _with_least_seconds(
@@ -505,14 +514,11 @@ def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
 def _largest_memory(
     summaries: Mapping[int, RankSummary], memory_of: Callable[[int], Memory | None]
 ) -> Memory | None:
-    peaks = {
-        rank: summary.memory_bytes
-        for rank, summary in summaries.items()
-        if summary.memory_bytes is not None
-    }
-    if not peaks:
-        return None
-    return memory_of(max(peaks, key=peaks.__getitem__))
+    peaks: dict[int, int] = {}
+    for rank, summary in summaries.items():
+        if summary.memory_bytes is not None:
+            peaks[rank] = summary.memory_bytes
+    return memory_of(max(peaks, key=peaks.__getitem__)) if peaks else None
 
 
 def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:

@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from lflops.profile.records import (
@@ -22,6 +23,7 @@ from lflops.profile.records import (
     RankDelay,
     RankWait,
 )
+from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
@@ -47,8 +49,6 @@ LARGEST = 8
 MANY_STEPS = 5
 # Number of sizes in which large excesses are counted: a step and smaller ones.
 JOLT_SIZES = 20
-# Factor from the median absolute deviation to the standard deviation of a normal distribution.
-ROBUST = 1.4826
 
 EVERYTHING = ModulePhase("", "all")
 """Everything that a rank's device does in a step."""
@@ -118,33 +118,28 @@ def compare_ranks(
     usual = _usual(table, work or {})
     # The places are compared lazily because there may be very many.
     excesses = chain(
-        _whole_steps(table, lateness, EVERYTHING) if whole else _devices(table, usual, lateness),
-        _whole_steps(table, lateness, STAGE) if table.staged and not whole else (),
+        _everywhere(table, usual, lateness, whole=whole),
         _in_places(table, usual, lateness),
         _in_repeated(table, lateness),
     )
-    worst = heapq.nlargest(KEPT, excesses, key=lambda excess: excess.cost)
-    least_cost = WORTH_KEEPING * table.step_seconds
+    worst = heapq.nlargest(KEPT, excesses, key=attrgetter("cost"))
     beyond = {place: table.seconds[place].minus(usual.series[place]) for place in usual.series}
     large_excesses, large_excess_seconds = _large_excesses(table, beyond)
     for pattern, repeated in table.repeated.items():
         beyond[pattern] = repeated.seconds.beyond_others()
     if not table.staged:
         beyond[EVERYTHING] = _on_device(table, usual.series, whole=whole).beyond_others()
+    delays = []
+    for excess in worst:
+        if excess.cost >= WORTH_KEEPING * table.step_seconds:
+            of_all_ranks = beyond.get(excess.place, RankSeries())
+            delays.append(_delay(excess, of_all_ranks, begins=excess.place in table.begins))
     return RankComparison(
         steps=table.steps,
         seconds=table.step_seconds,
         lost_seconds=None if table.staged else _lost(table),
-        delays=tuple(
-            _delay(
-                excess,
-                beyond.get(excess.place, RankSeries()),
-                begins=excess.place in table.begins,
-            )
-            for excess in worst
-            if excess.cost >= least_cost
-        ),
-        waits=tuple(heapq.nlargest(WAITS_KEPT, _waits(table), key=lambda wait: wait.seconds)),
+        delays=tuple(delays),
+        waits=tuple(heapq.nlargest(WAITS_KEPT, _waits(table), key=attrgetter("seconds"))),
         large_excesses=large_excesses,
         large_excess_seconds=large_excess_seconds,
         places=len(usual.series),
@@ -213,16 +208,24 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     estimated = set()
     for group in _like_each_other(alone, table, work):
         for place in group:
+            rank, _ = alone[place]
             like = _comparable(place, group, alone)
             if like:
-                seconds = [alone[other][1] for other in like]
-                expected: Steps | None = tuple(map(statistics.median, zip(*seconds, strict=True)))
-            else:
-                estimated.add(place)
-                expected = _by_work(place, alone, work)
+                series[place] = RankSeries({rank: _median_of(like, alone)})
+                continue
+            estimated.add(place)
+            expected = _by_work(place, alone, work)
             if expected is not None:
-                series[place] = RankSeries({alone[place][0]: expected})
+                series[place] = RankSeries({rank: expected})
     return _Usual(series, estimated)
+
+
+def _median_of(
+    places: Iterable[ModulePhase], alone: Mapping[ModulePhase, tuple[int, Steps]]
+) -> Steps:
+    """Return the median over the places in each step."""
+    seconds = [alone[place][1] for place in places]
+    return tuple(statistics.median(step) for step in zip(*seconds, strict=True))
 
 
 def _like_each_other(
@@ -296,6 +299,18 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
                 )
 
 
+def _everywhere(
+    table: RankTable, usual: _Usual, lateness: _Lateness, *, whole: bool
+) -> Iterator[_Excess]:
+    """Yield the excess of each late rank in everything that it does."""
+    if whole:
+        yield from _whole_steps(table, lateness, EVERYTHING)
+        return
+    yield from _devices(table, usual, lateness)
+    if table.staged:
+        yield from _whole_steps(table, lateness, STAGE)
+
+
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
     """Yield the excess of each late rank in its busy time of the whole step."""
     busy = table.busy_in_all()
@@ -327,7 +342,7 @@ def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_
 def _slower_in_most_places(
     own: Mapping[ModulePhase, Steps], usual: Mapping[ModulePhase, Steps]
 ) -> list[float] | None:
-    """Return the usual ratio of a rank's time to the usual time in each step.
+    """Return, for each step, by which factor a rank is slower everywhere.
 
     The place with the largest excess is left out. `None` if the rest is too little to tell.
     """
@@ -335,15 +350,17 @@ def _slower_in_most_places(
         return None
     slowest = max(own, key=lambda place: sum(own[place]) - sum(usual[place]))
     rest = [place for place in own if place != slowest]
-    rest_seconds = sum(sum(usual[place]) for place in rest)
-    if rest_seconds < LEAST_SHARE * sum(map(sum, usual.values())):
+    all_seconds = sum(map(sum, usual.values()))
+    if all_seconds - sum(usual[slowest]) < LEAST_SHARE * all_seconds:
         return None
     ratios = []
     for step in range(len(own[slowest])):
-        timed = [place for place in rest if usual[place][step] > 0]
-        weights = [usual[place][step] for place in timed]
-        values = [own[place][step] / usual[place][step] for place in timed]
-        ratios.append(_weighted_median(values, weights))
+        weighted = []
+        for place in rest:
+            weight = usual[place][step]
+            if weight > 0:
+                weighted.append((own[place][step] / weight, weight))
+        ratios.append(_weighted_median(weighted))
     return ratios
 
 
@@ -361,9 +378,13 @@ def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) 
     return RankSeries.sum_of(parts, ranks)
 
 
-def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the first value by which half the weight is reached; 1 without a value."""
-    ordered = sorted(zip(values, weights, strict=True))
+def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
+    """Return the first value by which half the weight is reached; 1 without a value.
+
+    Args:
+        weighted: Pairs of a value and its weight.
+    """
+    ordered = sorted(weighted)
     half = sum(weight for _, weight in ordered) / 2
     reached = 0.0
     for value, weight in ordered:
@@ -381,8 +402,7 @@ def _noise(beyond: RankSeries, rank: int) -> float | None:
     medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
         return None
-    middle = statistics.median(medians)
-    return ROBUST * statistics.median(abs(median - middle) for median in medians)
+    return robust_deviation(medians)
 
 
 def _large_excesses(

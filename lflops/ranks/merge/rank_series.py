@@ -89,4 +89,8 @@ class RankSeries(dict[int, Steps]):
 
     def values_except(self, excluded: int) -> list[float]:
         """Return the seconds of all other ranks in all steps."""
-        return [each for rank, seconds in self.items() if rank != excluded for each in seconds]
+        values: list[float] = []
+        for rank, seconds in self.items():
+            if rank != excluded:
+                values += seconds
+        return values

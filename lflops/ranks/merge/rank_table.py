@@ -8,12 +8,12 @@ A place is a module in a phase, or a phase of the step outside modules, such as 
 Ranks leave a collective together, so a rank that is late in it was slow in the interval before.
 """
 
-import heapq
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -33,7 +33,9 @@ SYNC = ModulePhase("", "sync")
 
 # Most intervals of a step. With many ranks there are fewer, so that all ranks and intervals have no
 # more than `MOST_SUMS` sums in each step.
-MOST_INTERVALS, FEWEST_INTERVALS, MOST_SUMS = 64, 4, 1 << 17
+MOST_INTERVALS = 64
+FEWEST_INTERVALS = 4
+MOST_SUMS = 1 << 17
 
 # Number of `rank_stats` that keep the time of every rank.
 WITH_ALL_RANKS = 32
@@ -100,7 +102,7 @@ class RankTable:
     @cached_property
     def step_seconds(self) -> float:
         lengths = RankSeries.sum_of([self.waiting, *self.busy.values()], self.ranks)
-        steps = [seconds for of_rank in lengths.values() for seconds in of_rank]
+        steps = list(chain.from_iterable(lengths.values()))
         return statistics.median(steps) if steps else 0.0
 
     def busy_in_all(self) -> RankSeries:
@@ -271,13 +273,11 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
         if len(series) > 1 and place.fqn in order:
             stats.append(_stat(place, series.medians(), waits=place in table.waits))
     stats.sort(key=lambda stat: (order[stat.module], _PHASES.index(stat.phase)))
-    numbers = heapq.nsmallest(
-        WITH_ALL_RANKS,
-        range(len(stats)),
-        key=lambda number: (stats[number].waits, -stats[number].spread),
-    )
-    for number in set(range(len(stats))).difference(numbers):
-        stats[number] = replace(stats[number], by_rank=None)
+    most_different = sorted(stats, key=lambda stat: (stat.waits, -stat.spread))
+    kept = {(stat.module, stat.phase) for stat in most_different[:WITH_ALL_RANKS]}
+    for number, stat in enumerate(stats):
+        if (stat.module, stat.phase) not in kept:
+            stats[number] = replace(stat, by_rank=None)
     return stats
 
 
@@ -302,11 +302,13 @@ def waits_in(profile: Profile) -> set[ModulePhase]:
     """
     if not profile.is_counted and profile.run.world_size > 1:
         return _possible_waits(profile)
-    waits = set(profile.waits)
-    if not waits:
+    places = set()
+    for wait in profile.waits:
+        places.add(ModulePhase("", wait.phase) if wait.phase in OUTSIDE else wait)
+    if not places:
         for each in profile.communication:
-            waits |= {ModulePhase(each.module, each.phase), ModulePhase("", each.phase)}
-    places = {ModulePhase("", wait.phase) if wait.phase in OUTSIDE else wait for wait in waits}
+            module = "" if each.phase in OUTSIDE else each.module
+            places |= {ModulePhase(module, each.phase), ModulePhase("", each.phase)}
     # The count does not separate gradient clipping from other work outside modules.
     if ModulePhase("", "other") in places:
         places.add(ModulePhase("", "clip"))
@@ -384,8 +386,11 @@ def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
         outside = TimingStats.of(phases[name] for phases in unprofiled if name in phases)
         if outside is not None:
             stats[ModulePhase("", name)] = outside
-    return [
-        {place: each.low for place, each in stats.items()},
-        {place: each.median for place, each in stats.items()},
-        {place: each.high for place, each in stats.items()},
-    ]
+    low = {}
+    median = {}
+    high = {}
+    for place, each in stats.items():
+        low[place] = each.low
+        median[place] = each.median
+        high[place] = each.high
+    return [low, median, high]

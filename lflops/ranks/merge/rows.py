@@ -18,7 +18,7 @@ from lflops.profile.profile import (
     Work,
 )
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import gathered, grouped, runs_of, sum_known, sums
+from lflops.profile.series import spelled_runs, sum_known, sums
 
 # Number of runs of ranks that `ranges` lists.
 _LISTED = 12
@@ -43,14 +43,15 @@ class MergedRows:
         sources: The rank that each row is from.
         differ: Whether a rank did other work than the first.
         waits: The places where any rank waits for others.
-        ledger: The operators that any rank ran without a formula, by module, operator and phase.
+        unsupported: The operators that any rank ran without a formula, by module, operator and
+            phase.
     """
 
     def __init__(self) -> None:
         self.sources: dict[str, int] = {}
         self.differ = False
         self.waits: set[ModulePhase] = set()
-        self.ledger: dict[tuple[str, str, str], UnsupportedCall] = {}
+        self.unsupported: dict[tuple[str, str, str], UnsupportedCall] = {}
         self._leading: Profile | None = None
         self._added: list[int] = []
         self._rows: dict[str, ModuleProfile] = {}
@@ -87,7 +88,7 @@ class MergedRows:
         ]
         # A total that leaves out an operator on one rank is incomplete, too.
         for each in profile.unsupported:
-            self.ledger.setdefault((each.module, each.operator, each.phase), each)
+            self.unsupported.setdefault((each.module, each.operator, each.phase), each)
 
     def modules(self) -> dict[str, ModuleProfile]:
         """Return every row as its source has it, plus what other ranks have below it."""
@@ -106,15 +107,15 @@ class MergedRows:
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
         """Group the rows that not all ranks have: the ranks, and the uppermost of these rows."""
         all_ranks = (1 << len(self._added)) - 1
-        uppermost = [
-            row
-            for row in sorted(self._rows, key=self._positions.__getitem__)
-            if not row or self._having[ancestry(row)[1]] != self._having[row]
-        ]
-        for bits, rows in grouped(uppermost, self._having.__getitem__).items():
-            if bits != all_ranks:
-                ranks = [rank for index, rank in enumerate(self._added) if bits >> index & 1]
-                yield ranks, rows
+        uppermost: dict[int, list[str]] = {}
+        for row in sorted(self._rows, key=self._positions.__getitem__):
+            bits = self._having[row]
+            is_uppermost = not row or self._having[ancestry(row)[1]] != bits
+            if is_uppermost and bits != all_ranks:
+                uppermost.setdefault(bits, []).append(row)
+        for bits, rows in uppermost.items():
+            ranks = [rank for index, rank in enumerate(self._added) if bits >> index & 1]
+            yield ranks, rows
 
     def op_counts(self) -> Iterator[OpCount]:
         """Yield the operators of each row's source."""
@@ -129,11 +130,10 @@ class MergedRows:
 
 def ranges(ranks: Iterable[int]) -> str:
     """Format ranks in rising order, such as `0, 4-7`; a long list is cut off."""
-    runs = runs_of(ranks)
-    parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_LISTED]]
+    runs = spelled_runs(ranks)
     if len(runs) > _LISTED:
-        parts.append("…")
-    return ", ".join(parts)
+        runs[_LISTED:] = ["…"]
+    return ", ".join(runs)
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
@@ -143,7 +143,10 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
     fields: dict[str, Any] = sums((row, *below), *_PARAMETER_FIELDS)
     for phase in PHASES:
         fields[phase] = _with_added_work(row.work(phase), [each.work(phase) for each in below])
-    shares = gathered(share for each in (row, *below) for share in each.dtypes.items())
+    shares: dict[str, list[DtypeShare]] = {}
+    for module in (row, *below):
+        for dtype, share in module.dtypes.items():
+            shares.setdefault(dtype, []).append(share)
     fields["dtypes"] = {
         dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()
     }

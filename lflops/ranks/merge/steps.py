@@ -76,19 +76,7 @@ class MergedSteps:
             if key not in self._steps:
                 self._steps[key] = _MergedStep(self._waits)
             self._steps[key].add(rank, step, has_own_batch=has_own_batch)
-        unprofiled = [step for step in steps if step.is_unprofiled]
-        cpu = [
-            step.cpu_user + step.cpu_system
-            for step in unprofiled
-            if step.cpu_user is not None and step.cpu_system is not None
-        ]
-        return RankSteps(
-            step=TimingStats.of(step.seconds for step in unprofiled if step.seconds is not None),
-            data=TimingStats.of(
-                step.phases["data"] for step in unprofiled if "data" in step.phases
-            ),
-            cpu=TimingStats.of(cpu),
-        )
+        return _statistics(step for step in steps if step.is_unprofiled)
 
     def merged(self) -> Iterator[Step]:
         """Yield the run's steps, with the marks of all ranks and the samples of all batches."""
@@ -106,6 +94,22 @@ class MergedSteps:
         """The rank that ran the forward of most merged unprofiled steps; `None` without a step."""
         ranks = Counter(step.forward_rank for step in self._steps.values() if step.is_unprofiled)
         return max(ranks, key=lambda rank: (ranks[rank], -rank), default=None)
+
+
+def _statistics(steps: Iterable[Step]) -> RankSteps:
+    seconds = []
+    data = []
+    cpu = []
+    for step in steps:
+        if step.seconds is not None:
+            seconds.append(step.seconds)
+        if "data" in step.phases:
+            data.append(step.phases["data"])
+        if step.cpu_user is not None and step.cpu_system is not None:
+            cpu.append(step.cpu_user + step.cpu_system)
+    return RankSteps(
+        step=TimingStats.of(seconds), data=TimingStats.of(data), cpu=TimingStats.of(cpu)
+    )
 
 
 class _Waits:
@@ -238,23 +242,22 @@ class _MergedStep:
         for number, candidate in enumerate(self._last):
             for phase in self._waits.intervals(candidate.step)[number]:
                 owners[phase] = candidate.step
-        in_first = [phase for phase in first.phases if phase in owners]
-        ordered = [*in_first, *(phase for phase in owners if phase not in first.phases)]
-        phases = {phase: owners[phase].phases[phase] for phase in ordered}
+        phases = {}
+        # Phases that the first step does not have come last.
+        for phase in (*first.phases, *owners):
+            if phase in owners:
+                phases[phase] = owners[phase].phases[phase]
+        host_phases = {}
+        for phase, step in owners.items():
+            if phase in step.host_phases:
+                host_phases[phase] = step.host_phases[phase]
         seconds = None
         if first.seconds is not None:
             rest = first.seconds - _disjoint_seconds(first.phases)
             seconds = max(_disjoint_seconds(phases) + rest, 0.0)
+        waiting = owners["backward"].waiting if "backward" in owners else None
         return replace(
-            first,
-            seconds=seconds,
-            phases=phases,
-            host_phases={
-                phase: step.host_phases[phase]
-                for phase, step in owners.items()
-                if phase in step.host_phases
-            },
-            waiting=owners["backward"].waiting if "backward" in owners else None,
+            first, seconds=seconds, phases=phases, host_phases=host_phases, waiting=waiting
         )
 
 

@@ -15,6 +15,7 @@ import statistics
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -30,14 +31,15 @@ from lflops.profile.records import (
 )
 from lflops.profile.steps import EVENTS, Step
 from lflops.ranks.merge.rank_comparison import compare_ranks
-from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, plus
+from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, plus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
 # Number of steps that are kept of each rank: the last ones.
 MOST_STEPS = 256
 # With many ranks there are fewer, so that all ranks together have no more than `MOST_ROWS` steps.
-MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
+MOST_ROWS = 1 << 16
+FEWEST_STEPS = 16
 
 # Number of delays in a comparison. Each has two numbers for each step.
 KEPT = 6
@@ -267,12 +269,12 @@ def _without(
     phases: Mapping[ModulePhase, RankSeries], contended: Mapping[ModulePhase, RankSeries]
 ) -> dict[ModulePhase, RankSeries]:
     """Subtract the waits for a core from the phases."""
-    uncontended = {}
-    for place, series in phases.items():
-        left = RankSeries(series)
-        for rank in series if place in contended else ():
-            of_rank = zip(series[rank], contended[place][rank], strict=True)
-            left[rank] = tuple(max(seconds - waited, 0.0) for seconds, waited in of_rank)
+    uncontended = dict(phases)
+    for place, waits in contended.items():
+        left = RankSeries()
+        for rank, seconds in phases[place].items():
+            difference = minus(seconds, waits[rank])
+            left[rank] = tuple(max(each, 0.0) for each in difference)
         uncontended[place] = left
     return uncontended
 
@@ -365,8 +367,8 @@ def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
 
     Both are relative to the other ranks. `None` if sizes are unknown or all equal.
     """
-    more = [each for steps in units.beyond_others().values() for each in steps]
-    late = [each for steps in busy.beyond_others().values() for each in steps]
+    more = list(chain.from_iterable(units.beyond_others().values()))
+    late = list(chain.from_iterable(busy.beyond_others().values()))
     if any(map(math.isnan, more)) or min(len(set(more)), len(set(late))) < 2:
         return None
     return statistics.correlation(more, late)

@@ -85,7 +85,7 @@ def _picture(name: str, figure: Figure) -> Picture:
 
 
 _BAND = (1.02, 1.07)
-"""Bottom and top of the band of phases, in heights of the axes."""
+"""Bottom and top of the band of phases, as fractions of the height of the axes."""
 
 _NARROWEST_LABELLED = 0.08
 """The narrowest phase with a label, as a share of the width."""

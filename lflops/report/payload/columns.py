@@ -8,7 +8,7 @@ enough for a mail.
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-VERSION = 3
+VERSION = 4
 """Version of the payload's format. The payload begins with it; the server rejects other versions."""
 
 _EXACT = 2**53

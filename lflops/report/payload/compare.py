@@ -28,7 +28,7 @@ _SIDES = ("before", "after")
 _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict")
 
 
-class RunShown(RunFigures, frozen=True, kw_only=True):
+class ComparedFigures(RunFigures, frozen=True, kw_only=True):
     """The data of a window for comparisons that its table of modules does not have.
 
     Attributes:
@@ -66,13 +66,13 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 
 class _Window(Struct, frozen=True):
     modules: Columns
-    compare: RunShown
+    compare: ComparedFigures
 
 
 ready_for_threads(_Window)
 
 
-def run_shown(analysis: Analysis) -> RunShown:
+def compared_figures(analysis: Analysis) -> ComparedFigures:
     """The data of a profile that `lflops.diff` reads and the table of modules does not have."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
@@ -81,7 +81,7 @@ def run_shown(analysis: Analysis) -> RunShown:
             times[name] = column(map(_rounded, values))
         elif not name.endswith("seconds"):
             times[name] = column(values)
-    return RunShown(
+    return ComparedFigures(
         **{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times
     )
 
@@ -90,10 +90,19 @@ def _rounded(error: float | None) -> float | None:
     return None if error is None else float(f"{error:.4g}")
 
 
-def compared_pairs(analyses: Sequence[Analysis]) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Yield the positions of each ordered pair of runs, and their comparison."""
+def compared_pairs(
+    analyses: Sequence[Analysis], *, all_pairs: bool = True
+) -> Iterator[tuple[int, int, ComparisonShown]]:
+    """Yield the positions of ordered pairs of runs, and their comparison.
+
+    Without `all_pairs`, runs are compared with their neighbours and with the last run.
+    """
     runs = [analysis.compared for analysis in analyses]
+    last = len(runs) - 1
     for before, after in permutations(range(len(runs)), 2):
+        is_near = abs(before - after) == 1 or last in (before, after)
+        if not (all_pairs or is_near):
+            continue
         yield before, after, _shown(compare(runs[before], runs[after]))
 
 
@@ -145,6 +154,7 @@ def _modules(comparison: Comparison) -> Columns:
     columns = table(modules, ("before", "after", "kind", "pattern"))
     columns["own"] = column(is_own)
     columns |= table(times, _TIME, prefix="time.")
+    columns["time.ratio"] = column(module.time_ratio for module in modules)
     for side in _SIDES:
         columns |= table(self_work, [f"{name}.{side}" for name in _WORK])
         columns |= table(modules, [f"peak_bytes.{side}"])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis
 from lflops.hardware.chips import Hardware
-from lflops.memory.peak import fold_storages
+from lflops.memory.peak import fold_storages, usable_bytes
 from lflops.profile.profile import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
@@ -47,10 +47,11 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
-    """A chip's name and the bytes of its memory, if they are known."""
-    if chip is None or chip.memory_bytes is None:
+    """A chip's name and the bytes of its memory that a process can use, if they are known."""
+    usable = None if chip is None else usable_bytes(chip)
+    if chip is None or usable is None:
         return None, None
-    return chip.name, chip.memory_bytes
+    return chip.name, usable
 
 
 _HOLDERS = 24
@@ -178,11 +179,13 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
     """A step of a rank; times are nanoseconds since it began.
 
     Attributes:
+        step: The number of the step; of a traced step, its number among the traced steps.
         names: Names of modules, operators and kernels, to which the columns `name` refer.
         left_out: Numbers of slices, operators and kernels that are too short to be listed.
     """
 
     rank: int
+    step: int | None
     source: str
     length: int
     names: list[str]
@@ -196,8 +199,8 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
     """The Timeline view, which is stored next to the payload of its window.
 
     Attributes:
-        ranks: Ranks whose step is known.
-        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these ranks;
+        ranks: The steps of the ranks; of each rank the step of median length comes first.
+        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these steps;
             `None` if unknown.
     """
 
@@ -230,6 +233,7 @@ def _of_rank(step: StepTimeline) -> RankTimeline:
     kernels = columns(step.kernels, work)
     return RankTimeline(
         rank=step.rank,
+        step=step.step,
         source=step.source,
         length=step.length,
         names=list(numbers),

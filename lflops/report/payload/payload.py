@@ -1,22 +1,25 @@
 """The data of the page: values that are ready to be shown, and tables, column by column."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import Analysis
+from lflops.errors import ProfileError
 from lflops.garbage import gc_paused
-from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
+from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, StepGroup
 from lflops.ledger.run import load_run
-from lflops.profile.records import Rank, TimingStats
+from lflops.profile.profile import Profile
+from lflops.profile.records import Rank, TimingStats, ready_for_threads
 from lflops.ranks.stragglers import slowest_first
-from lflops.report.ledger import end_lines, headline
+from lflops.report.first_screen import FirstScreen, WindowSummary, first_screen, window_summary
+from lflops.report.ledger import headline
 from lflops.report.payload.columns import VERSION, Columns, Value, lists
-from lflops.report.payload.compare import RunShown, run_shown
+from lflops.report.payload.compare import ComparedFigures, compared_figures
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
@@ -90,6 +93,7 @@ class Payload(Struct, frozen=True, kw_only=True):
         partial: Whether the run ended before the window did.
         has_timeline: Whether there is a timeline of a step, which is a separate value.
         peak_flops_per_second: The peak that MFU is a share of.
+        window: The window's part of the first screen.
     """
 
     lflops: int
@@ -98,6 +102,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     has_timeline: bool
     peak_flops_per_second: float | None
+    window: WindowSummary
     report: Report
     modules: Columns
     operators: Operators | None
@@ -105,7 +110,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     memory: MemoryShown | None
     ranks: RanksShown | None
     traces: tuple[TraceFile, ...]
-    compare: RunShown
+    compare: ComparedFigures
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
@@ -141,6 +146,7 @@ def _payload(analysis: Analysis) -> Payload:
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
+        window=window_summary(analysis),
         report=report_of(analysis),
         modules=modules(analysis),
         operators=operators(analysis),
@@ -148,7 +154,7 @@ def _payload(analysis: Analysis) -> Payload:
         memory=memory(analysis),
         ranks=_ranks(analysis),
         traces=(),
-        compare=run_shown(analysis),
+        compare=compared_figures(analysis),
     )
 
 
@@ -233,32 +239,88 @@ def _table_of_ranks(listed: Sequence[Rank]) -> Columns:
 
 
 class LedgerShown(Struct, frozen=True, kw_only=True):
-    """A ledger, as its page shows it.
+    """A ledger, as the page shows it.
 
     Attributes:
-        said: The losses that are large enough for a line.
+        title: How long the run is, and which rank measured it.
         categories: Labels of categories.
         causes: Labels of the causes of slow steps.
     """
 
     title: str
-    said: tuple[str, ...]
     ledger: Ledger
     categories: Mapping[str, str]
     causes: Mapping[str, str]
 
 
-def ledger_shown(ledger: Ledger) -> LedgerShown:
-    said = tuple(line.strip() for line in end_lines(ledger, None)[1:])
-    return LedgerShown(
-        title=headline(ledger), said=said, ledger=ledger, categories=CATEGORIES, causes=CAUSES
+class RunShown(Struct, frozen=True, kw_only=True):
+    """A run, as the page shows it.
+
+    Attributes:
+        screen: The first screen.
+        steps: The steps of the window, if there is no ledger. With a ledger, it has all steps.
+        ledger: The ledger, or `None` without one.
+    """
+
+    screen: FirstScreen
+    steps: tuple[StepGroup, ...]
+    ledger: LedgerShown | None
+
+
+def run_shown(window: WindowSummary | None, ledger: Ledger | None) -> RunShown:
+    """A run from its last window and its ledger."""
+    steps: Iterator[StepGroup] = iter(())
+    if ledger is None and window is not None:
+        steps = _groups(window.profile)
+    return RunShown(
+        screen=first_screen(window, ledger),
+        steps=tuple(steps),
+        ledger=None if ledger is None else ledger_shown(ledger),
     )
 
 
-def encoded_run(folder: Path) -> bytes:
-    """The last run in a folder, as JSON.
+def ledger_shown(ledger: Ledger) -> LedgerShown:
+    return LedgerShown(title=headline(ledger), ledger=ledger, categories=CATEGORIES, causes=CAUSES)
+
+
+def _groups(profile: Profile) -> Iterator[StepGroup]:
+    """The steps of a window with known times. The step that counts work is never timed."""
+    for step in profile.steps:
+        if step.seconds is None or step.kind == "counting":
+            continue
+        spent = step.phases or {"other": step.seconds}
+        yield StepGroup(
+            first=step.index,
+            last=step.index,
+            spent=spent,
+            longest=step.seconds,
+            mode="unprofiled" if step.is_unprofiled else "profiled",
+        )
+
+
+class _Payload(Struct):
+    window: WindowSummary
+
+
+ready_for_threads(_Payload)
+
+
+def encoded_run(payload: bytes, folder: Path) -> bytes:
+    """The run of a window as JSON: from the window's payload, and the ledger in the run's folder.
 
     Raises:
-        ProfileError: There is no ledger, or it cannot be read.
+        ValueError: The payload lacks the data of the first screen.
     """
-    return json.encode(ledger_shown(load_run(folder)))
+    try:
+        window = json.decode(payload, type=_Payload).window
+        return json.encode(run_shown(window, ledger_in(folder)))
+    except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"lacks what the first screen needs: {error}") from None
+
+
+def ledger_in(folder: Path) -> Ledger | None:
+    """The ledger of the last run in a folder, or `None` if there is none that can be read."""
+    try:
+        return load_run(folder)
+    except ProfileError:
+        return None

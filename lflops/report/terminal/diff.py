@@ -121,12 +121,13 @@ def _modules(modules: Iterable[ModuleDiff]) -> FittedTable:
         time = module.news
         work = module.self_work
         cells = {
-            "time before": units.duration(time.before),
+            "time": "self" if time is work.time else "all",
+            "before": units.duration(time.before),
             "after": units.duration(time.after),
-            "change": signed(time.ratio),
+            "change": signed(module.time_ratio),
             "verdict": _verdict(module),
             _RELATIVE: interval(time),
-            "self MACs": _signed(work.macs),
+            "self MACs": _signed_macs(module),
             "self FLOPs": _signed(work.flops),
             "self params": _signed(work.parameters),
             "peak": _signed(module.peak_bytes),
@@ -134,6 +135,12 @@ def _modules(modules: Iterable[ModuleDiff]) -> FittedTable:
         }
         rows.append((name, cells))
     return FittedTable.of_rows("module", rows, room=max(MARGIN, min(longest, _LONG_NAME)))
+
+
+def _signed_macs(module: ModuleDiff) -> str:
+    change = module.self_work.macs
+    is_same = change.before == change.after
+    return _signed(change) if is_same else signed(module.macs_ratio)
 
 
 def _verdict(module: ModuleDiff) -> str:

@@ -19,9 +19,14 @@ from lflops.memory.peak import (
 )
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
-from lflops.report.text import savings
+from lflops.report.text import counted, savings
 
-_COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
+_COLOURS: Mapping[Verdict, str] = {
+    "fits": "",
+    "tight": "yellow",
+    "fits, with retries": "yellow",
+    "does not fit": "red",
+}
 _LISTED = 10
 _BLOCKS = 5
 
@@ -93,10 +98,14 @@ def _reserved(reserved: Reserved) -> str:
     if reserved.reserved_bytes:
         unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes)
     settings = reserved.settings or "its default settings"
-    return (
+    line = (
         f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings}, simulated; "
         f"{unused} of it unused, at most {units.size(reserved.allocated_bytes)} allocated"
     )
+    if reserved.retries:
+        times = counted(reserved.retries, "time")
+        line += f"; it frees its cache {times} to get memory, and the device waits each time"
+    return line
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:

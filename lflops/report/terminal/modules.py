@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
@@ -16,21 +17,30 @@ from lflops.profile.module_names import plain
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import sum_known
 from lflops.report.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
-from lflops.report.report import Part, report_of, speed_lines
+from lflops.report.report import Fact, Part, report_of, speed_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
 from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
 
 
-def header(analysis: Analysis) -> Group:
-    """Lines about the verdict, the run, its speed, its totals and its caveats."""
+def header(analysis: Analysis, *, of_run: bool = False) -> Group:
+    """Lines about the verdict, the run, its speed, its totals and its caveats.
+
+    If the first screen of the run is above them (`of_run`), they leave out the verdict, and name
+    the figures that are those of the window.
+    """
     report = report_of(analysis)
-    blocks: list[RenderableType] = [
-        margin((label, prose(value)) for label, value in verdict_lines(report.verdict)),
-        margin((fact.label, prose(fact.text)) for fact in report.subject),
-    ]
-    if report.speed:
-        blocks.append(margin(speed_lines(report.speed)))
+    blocks: list[RenderableType] = []
+    speed = report.speed
+    if of_run:
+        speed = tuple(map(_of_window, speed))
+    else:
+        blocks.append(
+            margin((label, prose(value)) for label, value in verdict_lines(report.verdict))
+        )
+    blocks.append(margin((fact.label, prose(fact.text)) for fact in report.subject))
+    if speed:
+        blocks.append(margin(speed_lines(speed)))
     if report.breakdown:
         blocks.append(_step_breakdown(report.breakdown))
     blocks.append(_totals(analysis))
@@ -44,6 +54,10 @@ def header(analysis: Analysis) -> Group:
     for block in blocks:
         parts += [block, ""]
     return Group(*parts, margin(remarks))
+
+
+def _of_window(fact: Fact) -> Fact:
+    return fact if fact.of else replace(fact, label=f"{fact.label} of window")
 
 
 def _step_breakdown(parts: tuple[Part, ...]) -> Table:
@@ -105,6 +119,7 @@ def render(
     sort: str | None = None,
     flat: bool = False,
     phase: Phase | None = None,
+    of_run: bool = False,
 ) -> RenderableType:
     """Draw a profile with its module tree, or with a flat list of modules.
 
@@ -114,6 +129,7 @@ def render(
         sort: Column to sort by. Default: the model's order for a tree, MACs for a flat list.
         flat: Whether to draw a flat list by self work.
         phase: The phase of times, work and shares; `None` for all phases together.
+        of_run: Whether the first screen of the run is above it.
 
     Raises:
         ValueError: `depth`, `sort` or `phase` is invalid.
@@ -122,7 +138,7 @@ def render(
         rows = analysis.flat(sort=sort, phase=phase)
     else:
         rows = analysis.tree(depth=depth, sort=sort, phase=phase)
-    return Group(header(analysis), "", _Modules(analysis, rows, phase))
+    return Group(header(analysis, of_run=of_run), "", _Modules(analysis, rows, phase))
 
 
 class _Layout(NamedTuple):

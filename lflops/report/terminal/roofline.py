@@ -171,11 +171,10 @@ def render_prediction(
     if predicted is None:
         return Group(margin([("not predicted", prose(reason or ""))]))
     interval = f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
-    sentence = (
-        f"{units.duration(predicted.seconds)} per step on {predicted.hardware}; "
-        f"four of five training runs take {interval}"
-    )
-    rows: list[tuple[str, RenderableType]] = [("about", prose(sentence))]
+    sentence = f"{units.duration(predicted.seconds)} per step on {predicted.hardware}, {interval}"
+    rows: list[tuple[str, RenderableType]] = [("predicted", prose(sentence))]
+    if predicted.widened:
+        rows.append(("", prose(f"a wide interval: {', '.join(predicted.widened)}", "dim")))
     kinds = [(seconds, kind) for kind, seconds in predicted.by_kind.items()]
     for seconds, kind in sorted(kinds, reverse=True):
         rows.append(("", _bound_line(seconds, predicted, kind)))

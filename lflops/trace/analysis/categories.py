@@ -104,7 +104,39 @@ def tensor_cores_by_name(name: str) -> bool | None:
     return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 
+_NARROW = re.compile(
+    r"(mx|nv)?(?:fp([468])(?![0-9])|float([68])(?![0-9])|e(2m1|2m3|3m2|4m3|5m2))", re.IGNORECASE
+)
+"""A floating-point format of at most 8 bits in a kernel's name, such as `MxE2m1` or `fp8`.
+
+CUDA's `float4` is four numbers of 32 bits.
+"""
+
+_BITS = {"2m1": "4", "2m3": "6", "3m2": "6", "4m3": "8", "5m2": "8"}
+"""The bits of a format, by its exponent and mantissa."""
+
+_OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
+"""The operands in the names of TensorRT-LLM's matmuls; the result is before them."""
+
+
+def narrow_formats(name: str) -> str | None:
+    """Return the formats of at most 8 bits in a kernel's name, such as `mxfp4 × mxfp8`.
+
+    The formats of the operands count, where the name tells them from the result.
+    """
+    operands = _OPERANDS.match(name)
+    found = set()
+    for prefix, *sizes in _NARROW.findall(operands[1] if operands else name):
+        size = "".join(sizes).lower()
+        found.add((_BITS.get(size, size), prefix.lower()))
+    names = [f"{prefix}fp{bits}" for bits, prefix in sorted(found)]
+    return " × ".join(names) or None
+
+
 @functools.lru_cache(1 << 16)
 def precision_by_name(name: str) -> str | None:
-    """Return the precision that a kernel's name shows, by its name in `hardware.DTYPES`."""
-    return _first_match(_PRECISION_PATTERNS, name)
+    """Return the precision that a kernel's name shows.
+
+    It is a name in `hardware.DTYPES`, or names a format of at most 8 bits.
+    """
+    return narrow_formats(name) or _first_match(_PRECISION_PATTERNS, name)

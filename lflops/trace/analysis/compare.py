@@ -175,7 +175,7 @@ def trace_limits(
 
 
 def _regress(diff: TraceDiff) -> float | None:
-    """Return the slowdown of a step as a share of 1, or `None` with fewer than two steps."""
+    """Return by which share of its time a step became slower; `None` with fewer than two steps."""
     before, after = diff.step
     if diff.is_beyond_noise is None or before is None or after is None or not before.median:
         return None

@@ -13,10 +13,11 @@ from lflops.trace.analysis.categories import (
     CATEGORIES,
     Category,
     category_of_kernel,
+    narrow_formats,
     precision_by_name,
     tensor_cores_by_name,
 )
-from lflops.trace.analysis.host_walk import HostWalk
+from lflops.trace.analysis.host_walk import HostWalk, OperatorSums
 from lflops.trace.analysis.operator_cost import precision_of
 from lflops.trace.device_states import communicates
 from lflops.trace.recorded import DeviceEvent
@@ -96,13 +97,35 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
         operator = host.launch(event).operator
         name = None if operator is None else operator.name
         category = category_of_kernel(event, name)
-        by_name = precision_by_name(event.name)
-        by_inputs = None if operator is None else precision_of(operator.inputs)
-        # Inputs are more reliable than names, but only names show that fp32 is multiplied in TF32.
-        is_tf32 = by_name == "tf32" and by_inputs == "fp32"
-        precision = by_name if by_inputs is None or is_tf32 else by_inputs
+        by_inputs = None if operator is None else _by_inputs(operator, category)
+        precision = _precision(event.name, category, by_inputs)
         found.append(ClassifiedWork(event, name, category, precision))
     return found
+
+
+def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
+    """Return the precision of an operator's inputs.
+
+    Of a custom matmul it is unknown: its operands may be packed, next to inputs of other dtypes.
+    """
+    is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
+    return None if is_custom_matmul else precision_of(operator.inputs)
+
+
+def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | None:
+    """Return a kernel's precision.
+
+    Inputs are more reliable than names, but only names show that fp32 is multiplied in TF32, and
+    that a matmul has operands of at most 8 bits.
+    """
+    by_name = precision_by_name(kernel)
+    is_tf32 = by_name == "tf32" and by_inputs == "fp32"
+    is_narrow = category in _MATMULS and narrow_formats(kernel) is not None
+    return by_name if by_inputs is None or is_tf32 or is_narrow else by_inputs
+
+
+_MATMULS = {"gemm", "convolution", "attention"}
+"""Categories of work that multiplies matrices."""
 
 
 def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:

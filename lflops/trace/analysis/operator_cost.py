@@ -307,7 +307,10 @@ def _first_tensor(given: Iterable[Argument]) -> Argument | None:
 
 
 def _bytes_moved(given: Sequence[Argument], out: Shape | None) -> int | None:
-    """Return the bytes of each tensor and of a result with the type of the first tensor."""
+    """Return the bytes of all tensors and the result together.
+
+    The result has the type of the first tensor.
+    """
     read = _bytes_read(given)
     first = _first_tensor(given)
     if out is None or read is None or first is None:

@@ -30,7 +30,7 @@ from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace.device_states import DeviceTimeline
 
 _LISTED = 200
-"""Most rows of a table: a page with all kernels of a trace is too large for a browser."""
+"""Maximum number of rows of a table: all kernels of a trace are too many for a browser."""
 
 _STATE_COLOURS = {
     "computing": "var(--part-ideal-compute)",

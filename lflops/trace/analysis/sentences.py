@@ -137,48 +137,62 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
         yield "The trace contains no device work: all times are host times."
         return
     yield _states_sentence(summary, device)
-    if device.idle > _LARGE * device.window and summary.idle:
-        advice = CAUSES[_largest_cause(summary)].next
-        if advice:
-            yield f"To reduce the idle time: {advice}."
+    for state, time in _losses(device):
+        if time > _LARGE * device.window:
+            yield from _advice(summary, state)
     if summary.step is not None and summary.steps:
         yield from _step_sentences(summary, summary.step)
     elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
         yield f"The host ran for {nanoseconds(summary.before_device)} before the first device work."
 
 
+def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
+    if state == "exposed_communication":
+        yield (
+            "To reduce communication: overlap it with backward (DDP buckets, FSDP prefetching), "
+            "accumulate gradients over more batches, or send smaller dtypes."
+        )
+    elif state == "exposed_copies":
+        yield "To reduce copying: copy from pinned memory with non_blocking=True, ahead of its use."
+    elif summary.idle:
+        advice = CAUSES[_largest_cause(summary)].next
+        if advice:
+            yield f"To reduce the idle time: {advice}."
+
+
 def _largest_cause(summary: TraceSummary) -> Cause:
     return max(summary.idle, key=lambda cause: summary.idle[cause])
 
 
-class _Verbs(NamedTuple):
-    subject: str
-    communicate: str
-    copy: str
-    be: str
-
-
 def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
-    window = nanoseconds(device.window)
-    computing = share(device.computing, device.window)
+    """The states of the device, the largest loss first."""
     number = len(summary.devices)
-    if number > 1:
-        verbs = _Verbs(
-            f"The {number} GPUs compute {computing} of their {window}", "communicate", "copy", "are"
-        )
-    else:
-        verbs = _Verbs(f"The GPU computes {computing} of {window}", "communicates", "copies", "is")
-    parts = [verbs.subject]
-    if device.exposed_communication > _SMALL * device.window:
-        communicating = share(device.exposed_communication, device.window)
-        parts.append(f"only {verbs.communicate} {communicating}")
-    if device.exposed_copies > _SMALL * device.window:
-        parts.append(f"only {verbs.copy} {share(device.exposed_copies, device.window)}")
-    busy = ", ".join(parts)
-    if not device.idle:
-        return f"{busy}, and {verbs.be} never idle."
-    idle = share(device.idle, device.window)
-    return f"{busy}, and {verbs.be} idle {idle}{_when_idle(summary, device)}."
+    gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
+    of_whole = f" of {gpus} {nanoseconds(device.window)}"
+    parts: list[str] = []
+    for state, time in _losses(device):
+        because = ""
+        if state == "idle" and not parts:
+            because = _when_idle(summary, device)
+        parts.append(f"{share(time, device.window)}{of_whole} is {_LOSSES[state]}{because}")
+        of_whole = ""
+    computing = f"{share(device.computing, device.window)}{of_whole} is computing"
+    losses = ", ".join(parts)
+    return f"{losses}; {computing}." if losses else f"{computing}."
+
+
+_LOSSES = {
+    "idle": "idle",
+    "exposed_communication": "communication that overlaps with no computation",
+    "exposed_copies": "copying that overlaps with nothing",
+}
+
+
+def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
+    """The states in which nothing is computed, the longest first, without short ones."""
+    times = [(state, getattr(device, state)) for state in _LOSSES]
+    long = [(state, time) for state, time in times if time > _SMALL * device.window]
+    return sorted(long, key=lambda loss: -loss[1])
 
 
 def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:

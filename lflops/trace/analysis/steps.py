@@ -11,22 +11,29 @@ from lflops.trace.analysis.host_walk import HostWalk
 from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace
 
+AHEAD_SHARE = 0.05
+"""The share of a step by which a device must lag for steps to be cut on its clock."""
+
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """One step of the profiler, from its start on the host to the start of the next step.
+    """One step of the profiler.
+
+    It reaches from its start on the host to the start of the next step. If the host runs ahead of
+    the device, its times are those of the device: from the first work that the step launched to
+    the first work of the next step.
 
     Attributes:
+        start: Its start on the host.
+        end: Its end on the host.
+        duration: Its nanoseconds, on the device if the host runs ahead.
         device: States of all devices together in this time, or `None` without a device.
     """
 
     name: str
     start: int
     end: int
+    duration: int
     device: DeviceTimeline | None
-
-    @property
-    def duration(self) -> int:
-        return self.end - self.start
 
     @property
     def seconds(self) -> float:
@@ -39,32 +46,80 @@ class _StepSpan(NamedTuple):
     end: int
 
 
-def steps(trace: RecordedTrace, host: HostWalk) -> tuple[StepTimes, ...]:
-    """Return the steps in order, with the states of all devices in each step."""
+def steps(
+    trace: RecordedTrace, host: HostWalk, work: Sequence[DeviceEvent]
+) -> tuple[StepTimes, ...]:
+    """Return the steps in order, with the states of all devices in each step.
+
+    Args:
+        trace: The trace.
+        host: Its host calls.
+        work: The device work that is analysed.
+    """
     spans = _step_spans(trace)
     if not spans:
         return ()
     last = spans[-1]
-    launched = _ends_of_launched_work(trace, host, last)
-    if len(spans) > 1 and not launched and not _has_operator(trace, last):
+    launched = [_launched_work(work, host, span) for span in spans]
+    if len(spans) > 1 and not launched[-1] and not _has_operator(trace, last):
         # A profiler that is stopped opens a step and closes it at once.
         spans.pop()
+        launched.pop()
         end = last.start
     else:
-        end = max([last.end, *launched])
-    by_device: dict[int, list[DeviceEvent]] = grouped(trace.work, attrgetter("device"))
+        end = max([last.end, *(each.end for each in launched[-1])])
+    starts = [span.start for span in spans]
+    on_host = [*zip(starts, [*starts[1:], end], strict=True)]
+    cuts = _on_device(launched) if _runs_ahead(on_host, launched) else on_host
+    by_device: dict[int, list[DeviceEvent]] = grouped(work, attrgetter("device"))
     found = []
-    for place, span in enumerate(spans):
-        span_end = spans[place + 1].start if place + 1 < len(spans) else end
-        if span_end <= span.start:
+    for span, (host_start, host_end), (begin, stop) in zip(spans, on_host, cuts, strict=True):
+        if stop <= begin:
             continue
         device = None
         if by_device:
-            device = total(
-                timeline(states(work, span.start, span_end)) for work in by_device.values()
+            device = total(timeline(states(each, begin, stop)) for each in by_device.values())
+        found.append(
+            StepTimes(
+                name=span.name,
+                start=host_start,
+                end=host_end,
+                duration=stop - begin,
+                device=device,
             )
-        found.append(StepTimes(name=span.name, start=span.start, end=span_end, device=device))
+        )
     return tuple(found)
+
+
+def _runs_ahead(
+    on_host: Sequence[tuple[int, int]], launched: Sequence[Sequence[DeviceEvent]]
+) -> bool:
+    """Whether work of a step still runs when the host is well into the next step."""
+    if not all(launched):
+        return False
+    for (start, end), before in zip(on_host[1:], launched, strict=False):
+        if max(each.end for each in before) > start + AHEAD_SHARE * (end - start):
+            return True
+    return False
+
+
+def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int]]:
+    """Begin and end of each step on the device."""
+    begins = [min(each.start for each in of_step) for of_step in launched]
+    end = max(each.end for each in launched[-1])
+    return [*zip(begins, [*begins[1:], end], strict=True)]
+
+
+def _launched_work(
+    work: Sequence[DeviceEvent], host: HostWalk, step: _StepSpan
+) -> list[DeviceEvent]:
+    """Return the work that was launched in a step."""
+    found = []
+    for each in work:
+        call = host.call(each)
+        if call is not None and step.start <= call.start < step.end:
+            found.append(each)
+    return found
 
 
 def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
@@ -79,16 +134,6 @@ def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
         end = max(span.end for span in same)
         found.append(_StepSpan(name, start, end))
     return sorted(found, key=attrgetter("start"))
-
-
-def _ends_of_launched_work(trace: RecordedTrace, host: HostWalk, step: _StepSpan) -> Sequence[int]:
-    """Return the ends of the work that was launched in a step."""
-    ends = []
-    for work in trace.work:
-        call = host.call(work)
-        if call is not None and step.start <= call.start < step.end:
-            ends.append(work.end)
-    return ends
 
 
 def _has_operator(trace: RecordedTrace, step: _StepSpan) -> bool:

@@ -189,7 +189,7 @@ def _analysed(
     host = walk(trace, window.work, _is_counted)
     work = classified(window.work, host)
     devices = tuple(_device(trace, window, device, host) for device in window.by_device)
-    step_times = steps(trace, host)
+    step_times = steps(trace, host, window.work)
     window_time = window.end - window.start or trace.last - trace.first
     found_collectives = occurrences(window.work, host, trace)
     summary = TraceSummary(

@@ -50,7 +50,9 @@ def show_kernels(
     if gpu_time is not None and not 0 < gpu_time < math.inf:
         raise UsageError(f"gpu_time={gpu_time}: give a positive number of seconds")
     if figure is not None:
-        raise UsageError("--figure draws a profile's FILE, not what --ncu reads")
+        raise UsageError(
+            "--figure draws a profile, not the log that --ncu reads: leave --figure out"
+        )
     profile = None if file is None else load(file)
     measured = _measured(log, gpu_time, profile, _chip(hardware, profile))
     if as_json:

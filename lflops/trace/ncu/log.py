@@ -109,7 +109,10 @@ def _launch(row: Mapping[str, str]) -> Launch:
 
 
 def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
-    """Return the launches of a text. Below the heading of a launch are its metrics, indented."""
+    """Return the launches that a text log lists.
+
+    The metrics of a launch are indented below its heading.
+    """
     launches: list[Launch] = []
     for line in lines:
         heading = _HEADING.match(line)

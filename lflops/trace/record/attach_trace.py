@@ -13,7 +13,7 @@ from lflops.trace.record.tracer import Recording
 
 _ROOTS_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
-"""Phase of work at the end of backward in a trace, where it comes after the last node.
+"""The module and phase of work that a trace records after the last node of backward.
 
 A counting step counts it as the root's backward.
 """
@@ -44,8 +44,8 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
         communication=_with_times(profile.communication, recording.communication),
         trace=replace(recording.trace, files=files),
     )
-    if recording.timeline is not None:
-        profile = replace(profile, timelines=(recording.timeline,))
+    if recording.timelines:
+        profile = replace(profile, timelines=recording.timelines)
     if recording.compiled is not None:
         profile = with_compiled(profile, recording.compiled, recording.call_times)
     return profile

@@ -44,7 +44,7 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
-"""Most operators in the table, by self time on the device and on the host each."""
+"""Maximum number of operators in the table, by self time on the device and on the host each."""
 
 _WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
 """Kind of device work by the start of its name; otherwise it is a kernel."""

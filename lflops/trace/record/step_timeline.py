@@ -14,7 +14,15 @@ from msgspec.structs import asdict
 from lflops.intervals import Intervals, joined, length, outside, shares
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call
-from lflops.profile.timeline import ModuleSlice, SelfTime, StepTimeline, TimedWork, longest, nested
+from lflops.profile.timeline import (
+    ModuleSlice,
+    SelfTime,
+    StepTimeline,
+    TimedWork,
+    longest,
+    median_first,
+    nested,
+)
 from lflops.trace.device_states import Timeline, communicates, states, timeline
 from lflops.trace.record.events import LAUNCHES, Communicated, steps_of
 from lflops.trace.recorded import (
@@ -51,13 +59,13 @@ class _Step(NamedTuple):
         return max(start, self.begin) - self.begin, min(end, self.end) - self.begin
 
 
-def timeline_of(
+def timelines_of(
     trace: RecordedTrace,
-    calls: Iterable[Call],
+    calls: Sequence[Call],
     ends: Sequence[bool],
     marks: Sequence[PhaseMark] = (),
-) -> StepTimeline | None:
-    """Return the timeline of the step of median length, or `None` if no step ended.
+) -> Iterator[StepTimeline]:
+    """Yield timelines of steps, the step of median length first. Nothing if no step ended.
 
     Args:
         trace: The trace.
@@ -65,10 +73,20 @@ def timeline_of(
         ends: For each batch, whether a step ended with it.
         marks: The phases of the steps.
     """
-    steps = sorted(_steps(trace, ends), key=lambda step: step.length)
+    steps = list(_steps(trace, ends))
     if not steps:
-        return None
-    step = steps[(len(steps) - 1) // 2]
+        return
+    for step in median_first(steps, attrgetter("length")):
+        yield _timeline(step, steps.index(step), trace, calls, marks)
+
+
+def _timeline(
+    step: _Step,
+    number: int,
+    trace: RecordedTrace,
+    calls: Iterable[Call],
+    marks: Sequence[PhaseMark],
+) -> StepTimeline:
     lanes = _lanes(_calls_by_thread(step, calls))
     lanes[0] += _phases(step, marks)
     slices: list[ModuleSlice] = []
@@ -83,6 +101,7 @@ def timeline_of(
         slices,
         _works(operators, step.begin, {step.thread: 0}),
         _works(kernels, step.begin, {}),
+        step=number,
     )
 
 

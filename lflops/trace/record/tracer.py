@@ -43,7 +43,7 @@ from lflops.trace.record.step_timeline import (
     communication,
     communication_on_host,
     device_seconds,
-    timeline_of,
+    timelines_of,
 )
 from lflops.trace.recorded import STEP, outer_first
 
@@ -88,7 +88,7 @@ class Recording:
         calls: Calls of modules and scopes, for annotating the trace.
         compiled: Times inside compiled graphs; `None` if they were not requested or no graph ran.
         call_times: Self nanoseconds of module calls by batch; empty without `compiled`.
-        timeline: One complete step, or `None`.
+        timelines: Complete steps, the one of median length first.
     """
 
     raw: Path | None
@@ -101,7 +101,7 @@ class Recording:
     calls: tuple[Call, ...]
     compiled: CompiledTimes | None = None
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
-    timeline: StepTimeline | None = None
+    timelines: tuple[StepTimeline, ...] = ()
 
 
 class Tracer:
@@ -270,7 +270,7 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop without a recording. It can be called again."""
+        """Stop without a recording. Calling it twice is harmless."""
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def leave_to_parent(self) -> None:
@@ -372,7 +372,7 @@ class Tracer:
             calls=tuple(found.calls),
             compiled=compiled,
             call_times=times,
-            timeline=timeline_of(trace, found.calls, self._ends, self._phases),
+            timelines=tuple(timelines_of(trace, found.calls, self._ends, self._phases)),
         )
 
 

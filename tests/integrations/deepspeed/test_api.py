@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from lflops.analysis.analysis import analyze
 from lflops.errors import CountError
-from lflops.integrations.deepspeed.api import FlopsProfiler, get_model_profile, with_engine_facts
+from lflops.integrations.deepspeed.api import FlopsProfiler, get_model_profile
+from lflops.integrations.deepspeed.engine import with_engine_facts
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.integrations.deepspeed.text import units as short_units
-from lflops.integrations.deepspeed.text.summary import Kind, by_depth, most, summary
+from lflops.integrations.deepspeed.text.module_classes import ModuleClass, by_depth, most
+from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
@@ -496,11 +497,15 @@ def test_the_kinds_of_modules_are_added_up_by_depth() -> None:
     """Two blocks are one line, their layers another; the list around them has their time."""
     levels = by_depth(blocks())
     assert [["Net"], ["ModuleList", "Linear"], ["Block"], ["Linear", "GELU"]] == [
-        [kind.kind for kind in level] for level in levels
+        [kind.name for kind in level] for level in levels
     ]
-    assert Kind(kind="Block", modules=2, parameters=288, macs=1024, seconds=4e-4) == levels[2][0]
     assert (
-        Kind(kind="ModuleList", modules=1, parameters=288, macs=1024, seconds=4e-4) == levels[1][0]
+        ModuleClass(name="Block", modules=2, parameters=288, macs=1024, seconds=4e-4)
+        == levels[2][0]
+    )
+    assert (
+        ModuleClass(name="ModuleList", modules=1, parameters=288, macs=1024, seconds=4e-4)
+        == levels[1][0]
     )
 
 
@@ -539,7 +544,7 @@ def zero() -> Any:
 def test_the_most_come_first_and_the_unknown_not_at_all() -> None:
     """By value, however they stand in the model."""
     kinds = [
-        Kind(kind=name, modules=1, parameters=n, macs=0, seconds=s)
+        ModuleClass(name=name, modules=1, parameters=n, macs=0, seconds=s)
         for name, n, s in (("a", 1, None), ("b", 3, 1.0), ("c", 2, 2.0))
     ]
     assert ["b", "c"] == list(most(kinds, "parameters", 2))

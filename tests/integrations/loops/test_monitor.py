@@ -434,3 +434,39 @@ def test_processes_that_a_loader_has_started_are_known() -> None:
     hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
     assert hooked
     assert all(step.fetching_cpu is not None for step in hooked)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_model_that_the_loop_has_compiled_is_compiled_once(tmp_path: Path) -> None:
+    """The monitor is passed the model, and the loop calls what torch.compile returned for it."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    fast = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Schedule(wait=3, warmup=1, active=3, repeat=1)
+    with lflops.monitor(
+        model,
+        optimizer,
+        schedule=schedule,
+        dirpath=tmp_path,
+        html=False,
+        hardware=None,
+        on_error="raise",
+        log=list[str]().append,
+    ) as monitor:
+        for _ in range(14):
+            batch = torch.ones(4, 8)
+            with monitor.step(batch):
+                fast(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    torch.compiler.reset()
+    assert 1 == len(compiled)
+    root = monitor.profiles[-1].modules[""]
+    assert root.compiled
+    assert 4 * 2 * 8 * 8 == root.forward.macs

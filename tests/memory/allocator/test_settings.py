@@ -30,7 +30,7 @@ def test_divisions_are_one_number_or_a_list_by_size() -> None:
 
 
 WRONG = {
-    "unknown": ("max_split:128", "'max_split' is unknown: give some of expandable_segments"),
+    "unknown": ("max_split:128", "'max_split' is unknown: the known ones are expandable_segments"),
     "no value": ("expandable_segments", "'expandable_segments' has no value: give name:value"),
     "no truth": ("expandable_segments:yes", "expandable_segments=yes: give True or False"),
     "too small": (

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
+from lflops.memory.peak import USABLE
 from lflops.profile.profile import Allocation, Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Rank
 from lflops.report.payload.payload import payload
@@ -98,7 +99,7 @@ def test_the_room_is_the_chip_s() -> None:
             small_memory(), run=run(hardware=Hardware("abacus", {"fp32": 1.0}, memory_bytes=4000.0))
         )
     )
-    assert ("abacus", 4000.0) == (known["chip"], known["capacity_bytes"])
+    assert ("abacus", int(4000 * USABLE)) == (known["chip"], known["capacity_bytes"])
     unknown = as_read(holding(small_memory(), run=run(hardware=Hardware("abacus", {"fp32": 1.0}))))
     assert (None, None) == (unknown["chip"], unknown["capacity_bytes"])
 

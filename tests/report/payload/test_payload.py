@@ -193,7 +193,7 @@ def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
 
 def test_the_version_comes_first() -> None:
     """Whoever reads a part of it can tell what it is."""
-    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":3,"head":{')
+    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":4,"head":{')
 
 
 def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:

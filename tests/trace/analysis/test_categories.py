@@ -113,6 +113,17 @@ KERNELS = [
         None,
         None,
     ),
+    (
+        "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_bA32_bB32_bC32_t128x8x512_s7_et128x8_m128x8x32_cga1x1x1",
+        "gemm",
+        "mxfp4 × mxfp8",
+        True,
+    ),
+    ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_bA32_t128x16x512", "gemm", "mxfp4 × mxfp8", True),
+    ("bmm_E4m3_Bfloat16Bfloat16_Fp32_t128x16x512", "gemm", "bf16", True),
+    ("cutlass3x_sm100_tensorop_gemm_e3m2_e2m3_f32_bf16", "gemm", "fp6", True),
+    ("void cutlass_sm90_wgmma_e4m3_e5m2_bf16", "gemm", "fp8", True),
+    ("nvfp4_gemm_kernel_sm100", "gemm", "nvfp4", None),
     ("mystery", "other", None, None),
 ]
 
@@ -198,3 +209,15 @@ def test_tf32_is_told_by_the_kernel_and_not_by_its_inputs(tmp_path: Path) -> Non
         (row.precision, row.device, row.tensor_cores)
         for row in summarise(trace.read(tmp_path)).precisions
     ]
+
+
+def test_a_custom_matmul_of_packed_operands_is_not_what_its_first_input_is(tmp_path: Path) -> None:
+    """Its bfloat16 input is the activations; another custom matmul says nothing by its name."""
+    trace = TraceByHand()
+    trace.operator("trtllm::fp4_block_scale_moe", 0, 100, shapes=[[8, 64]], types=["c10::BFloat16"])
+    trace.kernel("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128", 100, 140, launch=(10, 20))
+    trace.kernel("gemm_kernel_0", 140, 150, launch=(30, 40))
+    found = summarise(trace.read(tmp_path))
+    assert {("mxfp4 × mxfp8", 40, 40), (None, 10, 0)} == {
+        (row.precision, row.device, row.tensor_cores) for row in found.precisions
+    }

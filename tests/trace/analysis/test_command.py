@@ -35,10 +35,19 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     All before a launch of the host.
     """
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.pt.trace.json.gz"))
-    first, *rest = text.splitlines()
-    assert first.startswith(
-        "The GPU computes 40.0 % of 1.50 µs, only communicates 20.0 %, only copies 6.7 %, and is idle 33.3 %"
+    verdict = " ".join(text.partition("To reduce")[0].split())
+    rest = text.splitlines()
+    assert (
+        "33.3 % of the GPU's 1.50 µs is idle, mostly while the host runs Python between operators, "
+        "20.0 % is communication that overlaps with no computation, 6.7 % is copying that overlaps "
+        "with nothing; 40.0 % is computing." == verdict
     )
+    advice = ["idle time", "communication", "copying"]
+    places = [
+        text.index(f"To reduce {each}" if each != "idle time" else "To reduce the idle time")
+        for each in advice
+    ]
+    assert sorted(places) == places
     assert "A step takes 1.00 µs (median of 2" in text
     assert "NVIDIA H100 80GB HBM3 (device 0)" in text
     assert "rank              1 of 2" in rest
@@ -114,7 +123,7 @@ def test_several_files_are_shown_one_after_the_other(
     """In the order given."""
     files = [small_gpu_trace().write(tmp_path / f"{name}.json") for name in "ba"]
     text = shown(capsys, *files)
-    assert 2 == text.count("The GPU computes")
+    assert 2 == text.count("of the GPU's 1.50 µs is idle")
     assert text.index("b.json") < text.index("a.json")
     assert 2 == len(json.loads(shown(capsys, *files, "--json"))["traces"])
 
@@ -306,9 +315,9 @@ def test_the_verdict_names_one_cause_where_one_is_most_of_it(
     trace.kernel("b", 1000, 1100, launch=(900, 1000))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "is idle 81.8 %, mostly while the host runs Python between operators."
-        in text.splitlines()[0]
+        "81.8 % of the GPU's 1.10 µs is idle, mostly while the host runs Python between operators; "
+        "18.2 % is computing." == text.splitlines()[0]
     )
     trace.operator("aten::mm", 500, 1000)
     text = shown(capsys, trace.write(tmp_path / "a.json"))
-    assert "is idle 81.8 %, mostly while the host prepares launches." in text.splitlines()[0]
+    assert "is idle, mostly while the host prepares launches; 18.2 %" in text.splitlines()[0]

@@ -19,7 +19,7 @@ def page(folder: Path, *traces: TraceByHand) -> str:
 def test_the_verdict_and_every_table_are_in_it(tmp_path: Path) -> None:
     """As on a terminal: states, idle time, steps, categories, kernels, operators with their shapes."""
     text = page(tmp_path, small_gpu_trace())
-    assert '<p class="first">The GPU computes 40.0 % of 1.50 µs' in text
+    assert '<p class="first">33.3 % of the GPU&#x27;s 1.50 µs is idle' in text
     headings = re.findall("<h2>(.*?)</h2>", text)
     wanted = [
         "timeline",
@@ -108,7 +108,7 @@ def test_ranks_and_traces_of_the_host_have_their_sections(tmp_path: Path) -> Non
         ranks[-1].kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0, length)
     text = page(tmp_path, *ranks)
     assert text.index("Rank 1 arrives last at 1 of 1 collective") < text.index(
-        "The GPU computes 0 %"
+        "is communication that overlaps with no computation; 0 % is computing"
     )
     host = TraceByHand()
     host.operator("aten::mm", 0, 10)

@@ -183,6 +183,27 @@ def test_the_last_step_ends_with_the_work_that_it_launched(tmp_path: Path) -> No
     assert (1100, 200) == (step.device.computing, step.device.idle)
 
 
+def test_steps_are_cut_on_the_device_where_the_host_runs_ahead(tmp_path: Path) -> None:
+    """The host is done with both steps at 200; the device works from 100 to 1100 and to 2100.
+
+    So a step takes 1000 ns on the device, and has all of its own work and none of the other's.
+    """
+    trace = TraceByHand()
+    for number in range(2):
+        trace.step(number, 100 * number, 100 * number + 100)
+        begin = 100 + 1000 * number
+        launch = 100 * number + 10
+        trace.kernel("a", begin, begin + 600, launch=(launch, launch + 5))
+        trace.kernel("b", begin + 700, begin + 1000, launch=(launch + 10, launch + 15))
+    found = summarise(trace.read(tmp_path))
+    assert [1000, 1000] == [step.duration for step in found.steps]
+    assert [(900, 100), (900, 100)] == [
+        (step.device.computing, step.device.idle) for step in found.steps if step.device
+    ]
+    assert found.device is not None
+    assert found.device.computing == 2 * 900
+
+
 def test_two_devices_of_a_process_have_a_timeline_each(tmp_path: Path) -> None:
     """The window is the same for both; together they have two windows."""
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": "A"}, {"id": 1, "name": "B"}])

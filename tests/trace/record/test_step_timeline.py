@@ -2,7 +2,7 @@
 
 from lflops.profile.records import Call, Phase
 from lflops.trace.record.events import recorded
-from lflops.trace.record.step_timeline import timeline_of
+from lflops.trace.record.step_timeline import timelines_of
 from lflops.trace.recorded import NODE
 from tests.support.kineto_events import Event
 
@@ -26,14 +26,14 @@ def test_the_step_of_median_length_is_shown() -> None:
     """
     steps = [step(0, 0, 100), step(1, 150, 650), step(2, 700, 800), step(3, 800, 900)]
     calls = [call("early", "forward", 10, 90), call("late", "forward", 710, 750)]
-    found = timeline_of(recorded(steps), calls, [True, True, False, True])
+    found, *_ = timelines_of(recorded(steps), calls, [True, True, False, True])
     assert found is not None
     assert (200, ["", "late"], [10, 10]) == (
         found.length,
         [each.fqn for each in found.slices],
         [each.start for each in found.slices],
     )
-    assert timeline_of(recorded(steps), calls, [False] * 4) is None
+    assert [] == list(timelines_of(recorded(steps), calls, [False] * 4))
 
 
 def test_phases_and_calls_are_slices() -> None:
@@ -56,7 +56,7 @@ def test_phases_and_calls_are_slices() -> None:
         call("a.x", "forward", 30, 40),
         call("a", "backward", 70, 90, thread=1),
     ]
-    found = timeline_of(recorded([step(0, 0, 100)]), calls, [True], marks)
+    found, *_ = timelines_of(recorded([step(0, 0, 100)]), calls, [True], marks)
     assert found is not None
     assert [
         ("", "data", 0, 10, 0),
@@ -72,7 +72,7 @@ def test_phases_and_calls_are_slices() -> None:
 def test_threads_that_run_at_once_have_lanes() -> None:
     """Two towers on two threads."""
     calls = [call("a", "forward", 0, 50), call("b", "forward", 10, 60, thread=1)]
-    found = timeline_of(recorded([step(0, 0, 100)]), calls, [True])
+    found, *_ = timelines_of(recorded([step(0, 0, 100)]), calls, [True])
     assert found is not None
     assert {("a", 0), ("b", 1)} == {(each.fqn, each.lane) for each in found.slices if each.fqn}
 
@@ -90,7 +90,7 @@ def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:
         Event("copy", BEGIN + 43, BEGIN + 44, thread=20, is_on_device=True),
         Event("aten::late", BEGIN + 100, BEGIN + 110),
     ]
-    found = timeline_of(recorded(events), [], [True])
+    found, *_ = timelines_of(recorded(events), [], [True])
     assert found is not None
     works = [
         [(each.name, each.start, each.length, each.lane) for each in kind]

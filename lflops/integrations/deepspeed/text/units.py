@@ -1,7 +1,7 @@
-"""Numbers as DeepSpeed's profiler writes them, so that two reports can be laid side by side and compared letter by letter.
+"""Numbers as DeepSpeed's profiler writes them, so that two reports can be compared.
 
-Two decimals without trailing zeros, `K` for a thousand and `u` for a millionth; parameters in
-billions, `B`. Here as everywhere, unknown is a dash, and what is not 0 does not read as 0.
+Numbers have two decimals without trailing zeros. `K` is a thousand, `u` a millionth, and parameters
+are in billions, `B`. An unknown value is a dash, and no value other than 0 reads as 0.
 """
 
 from functools import partial
@@ -12,36 +12,48 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, 
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A number with a prefix, as `1.43 G`."""
+    """A number with a prefix, such as `1.43 G`."""
     if value is None:
         return UNKNOWN
-    size, prefix = (
-        next((each for each in _PREFIXES if value >= each[0]), _PREFIXES[-1])
-        if value
-        else (1.0, "")
-    )
+    size, prefix = _prefix_of(value)
     return f"{_short(value / size)} {prefix}{unit}".rstrip()
 
 
+def _prefix_of(value: float) -> tuple[float, str]:
+    """The largest prefix that the value reaches."""
+    if value == 0:
+        return 1.0, ""
+    for size, prefix in _PREFIXES:
+        if value >= size:
+            return size, prefix
+    return _PREFIXES[-1]
+
+
 def params(value: float | None) -> str:
-    """Parameters, as `1.2 B`."""
+    """Parameters, such as `1.2 B`."""
     return number(value).replace("G", "B")
 
 
-# as `10.74 GMACs`
 macs = partial(number, unit="MACs")
-# as `2.86 G`
+"""MACs, such as `10.74 GMACs`."""
+
 flops = number
-# a second, as `117.74 TFLOPS`
+"""FLOPs, such as `2.86 G`."""
+
 rate = partial(number, unit="FLOPS")
-# as `182.39 us`
+"""FLOPs per second, such as `117.74 TFLOPS`."""
+
 duration = partial(number, unit="s")
+"""Seconds, such as `182.39 us`."""
 
 
 def percent(part: float | None, total: float | None) -> str:
-    """A part of a total, as `0.31%`; unknown where the total is 0."""
-    return f"{_short(100 * part / total) if part is not None and total else UNKNOWN}%"
+    """A part of a total, such as `0.31%`; unknown if the total is 0."""
+    if part is None or not total:
+        return f"{UNKNOWN}%"
+    return f"{_short(100 * part / total)}%"
 
 
 def _short(value: float) -> str:
-    return f"{round(value, 2) or float(f'{value:.1g}'):g}"
+    rounded = round(value, 2) or float(f"{value:.1g}")
+    return f"{rounded:g}"

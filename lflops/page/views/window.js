@@ -1,5 +1,5 @@
-// The view Summary: the verdict, the step breakdown, the phases of the step, large figures with their trends, and a table of all other facts.
-// If a rank is chosen, its figures come first.
+// The profiled window, below the first screen: the parts of its step, its figures with their trends over the windows of the run, and all facts. If
+// a rank is chosen, its figures come first.
 
 import { colourOfPart } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
@@ -9,76 +9,52 @@ import { stateOfModules } from "../lib/module_link.js";
 import { tracesOf } from "./traces.js";
 import { trend } from "../charts/trend.js";
 
-/** @type {View} */
-export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
-
 const OPEN = 3; // parts of the breakdown that have advice
 const WORTH = 0.01; // the smallest share of the step that has advice
 
 /** The figures that are shown large, in this order. */
 const LARGE = ["step", "pass", "least time", "MFU", "samples/s", "tokens/s", "peak live memory", "memory needed"];
 
-/** @type {(payload: Payload, context: Context) => HTMLElement} */
-function drawSummary(payload, { source, listed, window, rank, follow, go }) {
-  const { verdict, subject, speed, model, breakdown, why_no_breakdown: whyNoBreakdown, remarks } = payload.report;
+// Figures that the first screen has for the whole run have another name here.
+/** @type {(payload: Payload, screen: FirstScreen, context: Context) => HTMLElement} */
+export function drawWindow(payload, screen, { source, listed, window, rank, follow, go }) {
+  const { subject, speed, model, breakdown, why_no_breakdown: whyNoBreakdown, remarks } = payload.report;
+  const ofRun = screen.steps?.source === "run";
+  /** @type {(fact: Fact) => Fact} */
+  const named = (fact) => (ofRun && !fact.of ? { ...fact, label: `${fact.label} of the window` } : fact);
   const all = [...speed, ...model];
   const usual = LARGE.flatMap((name) => all.filter((fact) => fact.name === name));
-  const figures = rank === null || !payload.ranks ? usual : figuresOfRank(usual, payload.ranks.ranks, rank);
-  const step = speed[0]?.name;
+  const figures = rank === null || !payload.ranks ? usual.map(named) : figuresOfRank(usual, payload.ranks.ranks, rank);
   const cards = element("div", { class: "figures" });
-  const fill = (/** @type {ProfileWindow[]} */ windows) => cards.replaceChildren(...figures.map((each) => figure(each, trend(each.label, windows, window))));
+  const fill = (/** @type {ProfileWindow[]} */ windows) => cards.replaceChildren(...figures.map((each) => figure(each, trend(each.name ?? each.label, windows, window))));
   fill(listed.windows);
   follow(fill);
   /** @type {(name: string) => void} */
   const openModules = (name) => go("modules", stateOfModules(name));
-  const phases = speed.filter(({ of }) => step && of === step).map((fact) => ({ ...fact, text: `${percent(fact.share ?? 0)}, ${fact.text}`, share: fact.share ?? 0 }));
   return element(
-    "section", { class: "summary", "aria-label": "summary" },
+    "div", { class: "of-window" },
+    element("h2", {}, `The profiled ${payload.head.when || "pass"}`),
     payload.partial ? element("p", { class: "caveat", role: "note" }, "Partial: the training run ended before this window.") : null,
-    said(verdict),
-    breakdown.length ? stacked("Where the step's time went", breakdown, "", "breakdown", openModules) : null,
-    stacked("The step by phase", phases, "no unprofiled step was timed", "phase", openModules),
-    breakdown.length ? null : stacked("Where the step's time went", breakdown, whyNoBreakdown, "breakdown", openModules),
     cards,
     rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. All other figures are those of the whole run.`),
+    stacked("What limits its step", breakdown, whyNoBreakdown, "breakdown", openModules),
     tracesOf(payload, source),
-    element("h2", { id: "facts" }, "All figures and facts"),
-    facts([...all.filter((fact) => !usual.includes(fact) && fact.of !== step), ...subject, ...remarks]),
+    element("h2", { id: "facts" }, "All figures and facts of the window"),
+    facts([...all.filter((fact) => !usual.includes(fact)).map(named), ...subject, ...remarks]),
   );
 }
 
-// The verdict, its reasons, what to do next, and the confidence, which links to the notes below.
-/** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, judgement, why, also, next, caveat, confidence: basisOfFigures, caveats }) {
-  const confidence = [caveat, basisOfFigures].filter(Boolean).join("; ");
-  /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
-  const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
-  const basis = caveats ? element("a", { class: "caveat", href: "#facts", onclick: toFacts }, confidence) : confidence;
-  const top = element("strong", {}, judgement ? `${first} ${judgement}` : first);
-  return element(
-    "dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, top), ...rows("why", why), ...rows("also", also), ...rows("next", next),
-    ...rows("confidence", confidence ? [basis] : []),
-  );
-}
-
-// The part of the address after the # is the state of the page, so this is not a real link.
-/** @type {(event: Event) => void} */
-function toFacts(event) {
-  event.preventDefault();
-  document.getElementById("facts")?.scrollIntoView({ behavior: "smooth" });
-}
-
-/** @type {(figure: { label: string, text: string, remark: string }, over?: HTMLElement | null) => HTMLElement} */
+/** @type {(figure: { name?: string, label: string, text: string, remark: string }, over?: HTMLElement | null) => HTMLElement} */
 export function figure({ label, text, remark }, over = null) {
   return element(
-    "div", { class: "figure", title: explanation(label.replace(/, rank \d+$/, "")) || null },
+    "div", { class: "figure", title: explanation(label.replace(/(, rank \d+| of the window)$/, "")) || null },
     element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark), over,
   );
 }
 
-// Parts of the step as one bar, and a list of them with their modules and advice.
+// Parts of a step as one bar, and a list of them with their modules and advice.
 /** @type {(title: string, parts: { name: string, label: string, share: number, text: string, advice?: string, modules?: [string, number][] }[], missing: string, kind: string, openModules: (name: string) => void) => HTMLElement} */
-function stacked(title, parts, missing, kind, openModules) {
+export function stacked(title, parts, missing, kind, openModules) {
   const heading = element("h2", {}, title);
   if (!parts.length) return element("div", {}, heading, element("p", { class: "remark" }, `Unknown: ${missing}.`));
   const bar = element("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(({ label, text }) => `${label} ${text}`).join("; ")}` });
@@ -108,7 +84,7 @@ function facts(lines) {
   const list = element("dl", { class: "facts" });
   for (const { label, text, remark, is_caveat } of lines) {
     const value = [text, remark].filter(Boolean).join(", ");
-    list.append(element("dt", { title: explanation(label) || null }, label), element("dd", is_caveat ? { class: "caveat" } : {}, value));
+    list.append(element("dt", { title: explanation(label.replace(/ of the window$/, "")) || null }, label), element("dd", is_caveat ? { class: "caveat" } : {}, value));
   }
   return list;
 }
@@ -123,7 +99,7 @@ const OWN = [
 ];
 
 // The figures of the rank, each with the range of all ranks, then figures of the whole run, marked as such.
-/** @type {(all: Fact[], table: Lists, rank: number) => { label: string, text: string, remark: string }[]} */
+/** @type {(all: Fact[], table: Lists, rank: number) => { name?: string, label: string, text: string, remark: string }[]} */
 function figuresOfRank(all, table, rank) {
   const row = table.rank.indexOf(rank);
   const replaced = new Set(OWN.flatMap(({ instead }) => instead));

@@ -1,0 +1,75 @@
+"""A line on stderr about a command that takes longer than a few seconds."""
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+FIRST_SECONDS = 3.0
+"""A command that ends earlier writes nothing."""
+
+TERMINAL_SECONDS = 0.5
+FILE_SECONDS = 10.0
+"""Seconds between two lines: on a terminal a line replaces the one before."""
+
+
+class ProgressLine:
+    """Writes the stage of a command and the elapsed seconds while a context is open.
+
+    A thread writes, so that stages without progress of their own are shown as well.
+
+    Attributes:
+        stage: What the command is doing.
+    """
+
+    def __init__(self, stage: str, stream: TextIO | None = None) -> None:
+        self.stage = stage
+        self._stream = stream or sys.stderr
+        self._begin = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def operators(self, done: int, _total: int | None) -> None:
+        """Show the number of operators of an estimate."""
+        self.stage = f"estimating, {done:,} operators so far"
+
+    def estimates(self, done: int) -> None:
+        """Show the number of estimates of a plan."""
+        self.stage = f"planning, {done:,} estimates so far"
+
+    def line(self, seconds: float) -> str:
+        """Return the line after a number of seconds."""
+        return f"lflops: {self.stage} ({seconds:.0f} s)"
+
+    def _write(self) -> None:
+        is_terminal = self._stream.isatty()
+        wait = FIRST_SECONDS
+        width = 0
+        while not self._ended.wait(wait):
+            line = self.line(time.monotonic() - self._begin)
+            wait = TERMINAL_SECONDS if is_terminal else FILE_SECONDS
+            width = max(width, len(line))
+            text = f"\r{line:<{width}}" if is_terminal else f"{line}\n"
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):
+                # Nobody reads stderr any more.
+                return
+        if is_terminal and width:
+            self._stream.write(f"\r{'':<{width}}\r")
+            self._stream.flush()

@@ -1,0 +1,325 @@
+"""Runs of equal blocks in a model, and the same model with fewer of them."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lflops.model.compile_guard import force_eager
+from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
+
+# Blocks that a folded model keeps of a run of equal blocks. Of six, the two in the middle have
+# neighbours that are equal to them.
+KEPT = 6
+# Shorter runs are not folded.
+WORTHWHILE = 10
+
+
+class Fold(NamedTuple):
+    """A run of equal blocks in a container, and how many of them the folded model keeps.
+
+    Attributes:
+        container: Name of the container, or empty for the model itself.
+        first: Number of the first block.
+        length: Number of blocks in the run.
+        kept: Number of blocks that the folded model keeps.
+    """
+
+    container: str
+    first: int
+    length: int
+    kept: int = KEPT
+
+    def block(self, number: int) -> str:
+        """Return the name of the container's block with this number."""
+        return f"{self.container}.{number}" if self.container else str(number)
+
+    @property
+    def removed(self) -> range:
+        """Numbers of the blocks that are removed, in the middle of the run."""
+        begin = self.first + self.kept // 2
+        return range(begin, begin + self.length - self.kept)
+
+
+def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
+    """Return the runs of equal blocks that are long enough to be folded.
+
+    Equal blocks have the same classes, parameters and settings. A setting that counts up from block
+    to block is the block's number.
+    """
+    runs: list[Fold] = []
+    previous = ""
+    for name, block in blocks.items():
+        container, _, digits = name.rpartition(".")
+        number = int(digits)
+        is_next = previous == Fold(container, 0, 0).block(number - 1)
+        if runs and is_next and _are_equal(blocks[previous], block):
+            runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
+        else:
+            runs.append(Fold(container, number, 1))
+        previous = name
+    return [run for run in runs if run.length >= WORTHWHILE]
+
+
+def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
+    """Yield each fold, and all folds with one block less in this run."""
+    for place, fold in enumerate(folds):
+        yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
+
+
+@contextlib.contextmanager
+def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
+    """Remove blocks from the model within a context, and number the remaining ones anew."""
+    removed = _removed(folds)
+    containers = {name: model.get_submodule(name) for name in removed}
+    before = {name: dict(container.named_children()) for name, container in containers.items()}
+    try:
+        for name, container in containers.items():
+            children = before[name].items()
+            left = [module for number, module in children if int(number) not in removed[name]]
+            _refill(container, {str(number): module for number, module in enumerate(left)})
+        yield
+    finally:
+        for name, container in containers.items():
+            _refill(container, before[name])
+
+
+def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
+    """Map the name of each block in the folded model to its name in the whole model.
+
+    `blocks` are the blocks of the whole model.
+    """
+    removed = _removed(folds)
+    names: dict[str, str] = {}
+    for block in blocks:
+        container, _, digits = block.rpartition(".")
+        number = int(digits)
+        gone = removed.get(container, [])
+        if number not in gone:
+            shift = sum(other < number for other in gone)
+            names[Fold(container, 0, 0).block(number - shift)] = block
+    return names
+
+
+def _removed(folds: Sequence[Fold]) -> dict[str, list[int]]:
+    """Return the numbers of the removed blocks by container."""
+    removed: dict[str, list[int]] = {}
+    for fold in folds:
+        removed.setdefault(fold.container, []).extend(fold.removed)
+    return removed
+
+
+def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
+    for name in dict(container.named_children()):
+        delattr(container, name)
+    for name, module in children.items():
+        container.add_module(name, module)
+
+
+def _are_equal(block: nn.Module, following: nn.Module) -> bool:
+    modules = dict(block.named_modules())
+    others = dict(following.named_modules())
+    if list(modules) != list(others):
+        return False
+    pairs = zip(modules.values(), others.values(), strict=True)
+    return all(_make(one) == _make(other) and _settings_agree(one, other) for one, other in pairs)
+
+
+def _make(module: nn.Module) -> tuple[Any, ...]:
+    """Return the class of a module, and the shapes and dtypes of its parameters and buffers."""
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    shapes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
+    return type(module), module.training, shapes
+
+
+# The attributes in which torch keeps parameters, buffers and submodules, which `_make` compares.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
+    """Return whether attributes are equal, except numbers that count up with the block."""
+    before = _settings(module)
+    after = _settings(following)
+    if before.keys() != after.keys():
+        return False
+    return all(_counts_up(before[name], after[name]) for name in before)
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _TABLES}
+
+
+def _counts_up(before: Any, after: Any) -> bool:
+    if type(before) is int and type(after) is int and after == before + 1:
+        return True
+    try:
+        return bool(_comparable(before) == _comparable(after))
+    except Exception:  # noqa: BLE001 - the user's `__eq__`; such blocks count as different
+        return False
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value that is equal for equal settings, and for the same function of two blocks."""
+    comparable = value
+    if isinstance(value, list | tuple):
+        comparable = [_comparable(each) for each in value]
+    elif isinstance(value, dict):
+        comparable = _comparable(list(value.items()))
+    elif isinstance(value, partial):
+        comparable = _comparable([value.func, value.args, value.keywords])
+    elif isinstance(value, MethodType):
+        comparable = value.__func__
+    elif isinstance(value, Tensor):
+        comparable = (value.shape, value.dtype)
+    return comparable
+
+
+def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
+    """Return whether a model calls each block of a run once, in order and with equal inputs.
+
+    The model runs without gradients, and only its first block runs. All other blocks return results
+    of the same shapes.
+    """
+    calls = _Calls()
+    attributes: list[dict[str, Any]] = []
+    for number in range(fold.first, fold.first + fold.length):
+        block = model.get_submodule(fold.block(number))
+        attributes.append(vars(block))
+    forwards = [each.get("forward") for each in attributes]
+    try:
+        for number, each in enumerate(attributes):
+            block = model.get_submodule(fold.block(fold.first + number))
+            each["forward"] = partial(calls.stand_in, number, block.forward)
+        with torch.no_grad(), force_eager(), on_stack(calls):
+            call()
+    except _UnknownStructureError:
+        return False
+    finally:
+        for each, forward in zip(attributes, forwards, strict=True):
+            if forward is None:
+                del each["forward"]
+            else:
+                each["forward"] = forward
+    return calls.are_alike(fold.length)
+
+
+class _UnknownStructureError(Exception):
+    """A block has an output that is neither a tensor nor a list, tuple or dictionary."""
+
+
+class _BlockCall(NamedTuple):
+    """A call of a block.
+
+    Attributes:
+        number: The block's position in its run.
+        inputs: A description of the inputs, equal for inputs of equal shapes and origin.
+        operators: The operators that ran outside the blocks since the call before.
+    """
+
+    number: int
+    inputs: list[Any]
+    operators: list[Any]
+
+
+class _Calls(InternalMode):
+    """The calls of blocks, and the operators between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[_BlockCall] = []
+        self._operators: list[Any] = []
+        self._in_block = False
+        self._inputs: list[Any] = []
+        self._output: Any = None
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if not self._in_block:
+            self._operators.append((function, _described(out)))
+        return out
+
+    def stand_in(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a block's forward if it is the first of its run, else return an equal output."""
+        inputs = list(_leaves((args, kwargs)))
+        if not self._calls:
+            self._in_block = True
+            self._output = forward(*args, **kwargs)
+            self._in_block = False
+            output = self._output
+        else:
+            output = self._like(self._output, self._inputs, inputs)
+        described = [_described(each) for each in inputs]
+        origins = [_origin(each, self._inputs, self._output) for each in inputs]
+        self._calls.append(_BlockCall(number, [described, origins], self._operators))
+        self._operators = []
+        self._inputs = inputs
+        self._output = output
+        return output
+
+    def are_alike(self, blocks: int) -> bool:
+        """Return whether the calls of that many blocks are alike."""
+        if [call.number for call in self._calls] != list(range(blocks)):
+            return False
+        second = self._calls[1]
+        if self._calls[0].inputs[0] != second.inputs[0]:
+            return False
+        return all(
+            call.inputs == second.inputs and call.operators == second.operators
+            for call in self._calls[1:]
+        )
+
+    def _like(self, output: Any, before: list[Any], inputs: list[Any]) -> Any:
+        """Return an output like that of the block before.
+
+        An input that the block before passed on is passed on again.
+        """
+        if isinstance(output, Tensor):
+            for place, each in enumerate(before):
+                if each is output:
+                    return inputs[place]
+            with without_own_modes():
+                return torch.empty_strided(
+                    output.shape, output.stride(), dtype=output.dtype, device=output.device
+                )
+        if type(output) in (list, tuple):
+            return type(output)(self._like(each, before, inputs) for each in output)
+        if type(output) is dict:
+            return {name: self._like(each, before, inputs) for name, each in output.items()}
+        if output is None or isinstance(output, bool | float | int):
+            return output
+        raise _UnknownStructureError
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif type(value) is dict:
+        for name, each in value.items():
+            yield name
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if type(value) in (list, tuple):
+        return [_described(each) for each in value]
+    return value if isinstance(value, bool | float | int | str) else type(value)
+
+
+def _origin(value: Any, inputs: list[Any], output: Any) -> str:
+    """Describe where an input comes from: the block before, its inputs, or elsewhere."""
+    if not isinstance(value, Tensor):
+        return "no tensor"
+    if any(value is each for each in _leaves(output)):
+        return "output"
+    return "input" if any(value is each for each in inputs) else "elsewhere"

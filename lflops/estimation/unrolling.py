@@ -1,0 +1,479 @@
+"""The estimate of a model with many equal blocks, from estimates with few of them.
+
+A step of a folded model is a sequence of allocations, frees and operators. Each belongs to a place:
+a block, or the rest of the model. Blocks in the middle of a run do the same, so the part of one of
+them is repeated for all blocks that were left out. Numbers that are sums over the whole model are
+linear in the number of blocks, and two folded models fix their lines.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.estimation.equal_blocks import Fold
+from lflops.flop_counter.live_memory import AllocationLog
+from lflops.flop_counter.memory_record import MemoryRecord
+from lflops.memory.allocator.simulation import Request
+from lflops.profile.notes import Note
+from lflops.profile.profile import Communication, ModuleProfile, OpCount, Profile, UnsupportedCall
+from lflops.profile.records import ModulePhase
+from lflops.profile.series import dtype_of
+
+Row = TypeVar("Row", OpCount, UnsupportedCall, Communication)
+
+
+class NotPeriodicError(Exception):
+    """The step of a folded model does not show what more blocks would do."""
+
+
+class Copy(NamedTuple):
+    """An item of an unrolled sequence.
+
+    Attributes:
+        item: The index of the item in the folded model's sequence.
+        shift: The number that is added to the number of its block.
+    """
+
+    item: int
+    shift: int
+
+
+class Place(NamedTuple):
+    """The place of an allocation: the n-th of the r-th part of a block.
+
+    Attributes:
+        block: The number of the block; `None` outside the run.
+        run: How many parts of the block with allocations came before.
+        position: How many allocations of this part came before.
+    """
+
+    block: int | None
+    run: int
+    position: int
+
+
+class Token(NamedTuple):
+    """An item of a sequence of allocations and frees.
+
+    Attributes:
+        block: The number of the block to which it belongs; `None` outside the run.
+        storage: The number of the storage; `None` for an operator.
+        is_birth: Whether it allocates the storage.
+    """
+
+    block: int | None
+    storage: int | None = None
+    is_birth: bool = False
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step of a folded model.
+
+    Attributes:
+        profile: Its profile.
+        record: The record of its memory.
+    """
+
+    profile: Profile
+    record: MemoryRecord
+
+
+class Unrolling:
+    """Inserts copies of a middle block into everything that a folded model shows.
+
+    Args:
+        fold: The run of blocks, and how many of them the folded model keeps.
+        length: The number of blocks to reach.
+    """
+
+    def __init__(self, fold: Fold, length: int) -> None:
+        self._prefix = f"{fold.container}." if fold.container else ""
+        self._first = fold.first
+        self._repeated = fold.first + fold.kept // 2
+        self._last = fold.first + fold.kept - 1
+        self._copies = length - fold.kept
+        self.renamed = cache(self._renamed)
+        self.number = cache(self._number)
+
+    def _number(self, fqn: str) -> int | None:
+        """Return the number of the block of the run that a module is in."""
+        digits = self._digits(fqn)
+        if not digits:
+            return None
+        number = int(digits)
+        return number if self._first <= number <= self._last else None
+
+    def _digits(self, fqn: str) -> str:
+        if not fqn.startswith(self._prefix):
+            return ""
+        digits = fqn[len(self._prefix) :].partition(".")[0]
+        return digits if digits.isdecimal() else ""
+
+    def _renamed(self, fqn: str, shift: int) -> str:
+        """Return the name of the same module in another block of the whole model.
+
+        Blocks behind the repeated one keep their distance to the end, whatever the shift.
+        """
+        digits = self._digits(fqn)
+        if not digits:
+            return fqn
+        number = int(digits)
+        if number < self._repeated:
+            return fqn
+        shift = shift if number == self._repeated else self._copies
+        rest = fqn[len(self._prefix) + len(digits) :]
+        return f"{self._prefix}{number + shift}{rest}"
+
+    def order(self, blocks: Sequence[int | None]) -> list[Copy]:
+        """Return the unrolled order of items, from the block of each.
+
+        Raises:
+            NotPeriodicError: The parts of the repeated block have no neighbours in order.
+        """
+        runs = _runs(blocks)
+        found: list[Copy] = []
+        for place, run in enumerate(runs):
+            if run.block != self._repeated:
+                is_behind = run.block is not None and run.block > self._repeated
+                shift = self._copies if is_behind else 0
+                found += [Copy(index, shift) for index in run.items]
+                continue
+            before = _neighbour(reversed(runs[:place]), run.block)
+            after = _neighbour(runs[place + 1 :], run.block)
+            shifts = range(self._copies + 1)
+            if (before, after) == (run.block + 1, run.block - 1):
+                shifts = shifts[::-1]
+            elif (before, after) != (run.block - 1, run.block + 1):
+                raise NotPeriodicError(f"block {run.block} is between {before} and {after}")
+            for shift in shifts:
+                found += [Copy(index, shift) for index in run.items]
+        return found
+
+    def tokens(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, int | None]]:
+        """Yield the unrolled order of allocations, frees and operators.
+
+        Each item is the index of a token, the shift of its block, and the new number of the
+        storage. They are plain tuples, because there are hundreds of thousands.
+
+        Raises:
+            NotPeriodicError: It is unknown which storage a copy frees.
+        """
+        blocks = _absorbed([token.block for token in tokens])
+        place_of, storage_at = _places(tokens, blocks)
+        new_numbers: dict[tuple[int, int], int] = {}
+        for index, shift in self.order(blocks):
+            token = tokens[index]
+            if token.storage is None:
+                yield index, shift, None
+            elif token.is_birth:
+                number = len(new_numbers)
+                new_numbers[token.storage, shift] = number
+                yield index, shift, number
+            else:
+                place = place_of[token.storage]
+                block, freed_shift = self._freed(place.block, blocks[index], shift)
+                storage = token.storage
+                if block != place.block:
+                    storage = storage_at.get(Place(block, place.run, place.position), -1)
+                number = new_numbers.get((storage, freed_shift), -1)
+                if number < 0:
+                    raise NotPeriodicError(f"{blocks[index]} frees {place}")
+                yield index, shift, number
+
+    def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
+        """Return the block of the storage that a copy of a free frees, and the storage's shift."""
+        repeated = self._repeated
+        if born_in is None:
+            if block == repeated:
+                raise NotPeriodicError("a block frees what no block allocated")
+            return None, 0
+        is_near = block is not None and abs(born_in - block) <= 1
+        if is_near:
+            number = born_in + shift
+        elif born_in == repeated:
+            raise NotPeriodicError("a block frees what a distant one allocated")
+        else:
+            number = born_in + (self._copies if born_in > repeated else 0)
+        if number <= repeated:
+            return number, 0
+        if number > repeated + self._copies:
+            return number - self._copies, self._copies
+        return repeated, number - repeated
+
+    def record(self, record: MemoryRecord) -> MemoryRecord:
+        """Unroll the memory of a step."""
+        tokens, operators = self._memory_tokens(record)
+        unrolled = MemoryRecord(longest=record.longest)
+        for index, shift, storage in self.tokens(tokens):
+            token = tokens[index]
+            if token.storage is None:
+                number = operators[index]
+                operator, fqn, phase, _ = record.moments[number]
+                owner = record.owners.get(number)
+                if owner is not None:
+                    unrolled.owners[len(unrolled.moments)] = self.renamed(owner, shift)
+                moment = (operator, self.renamed(fqn, shift), phase, len(unrolled.events))
+                unrolled.moments.append(moment)
+            elif storage is not None and token.is_birth:
+                birth = record.births[token.storage]
+                renamed = replace(birth, fqn=self.renamed(birth.fqn, shift))
+                unrolled.births.append(renamed)
+                unrolled.events.append(storage)
+                if token.storage in record.relabelled:
+                    unrolled.relabelled[storage] = record.relabelled[token.storage]
+            elif storage is not None:
+                unrolled.events.append(~storage)
+        return unrolled
+
+    def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
+        """Return the tokens of a record, and the operator of each token that is one."""
+        tokens: list[Token] = []
+        operators: dict[int, int] = {}
+        born_in = [self.number(birth.fqn) for birth in record.births]
+        for window in record.windows():
+            running = None
+            if window.operator >= 0:
+                fqn = record.moments[window.operator][1]
+                running = self.number(record.owners.get(window.operator) or fqn)
+                operators[len(tokens)] = window.operator
+                tokens.append(Token(running))
+            for event in record.events[window.begin : window.end]:
+                if event >= 0:
+                    tokens.append(Token(born_in[event], event, is_birth=True))
+                else:
+                    block = _block_of_free(running, born_in[~event])
+                    tokens.append(Token(block, ~event))
+        return tokens, operators
+
+    def requests(self, log: AllocationLog) -> list[Request]:
+        """Unroll the requests to the allocator."""
+        tokens: list[Token] = []
+        born_in: dict[int, int | None] = {}
+        for request, fqn in zip(log.requests, log.places, strict=True):
+            block = self.number(fqn)
+            if request.bytes is not None:
+                born_in[request.key] = block
+                tokens.append(Token(block, request.key, is_birth=True))
+            else:
+                block = _block_of_free(block, born_in[request.key])
+                tokens.append(Token(block, request.key))
+        unrolled: list[Request] = []
+        for index, _, storage in self.tokens(tokens):
+            request = log.requests[index]
+            if storage is not None:
+                unrolled.append(Request(storage, request.bytes, request.stream))
+        return unrolled
+
+    def profile(self, step: StepRecord, longer: Profile) -> Profile:
+        """Unroll a step, where `longer` is the profile of the model with one more block.
+
+        Raises:
+            NotPeriodicError: The profiles differ in more than one block.
+        """
+        profile = step.profile
+        record = self.record(step.record)
+        op_counts = tuple(self._rows(profile.op_counts, longer.op_counts))
+        return replace(
+            profile,
+            run=replace(profile.run, dtype=dtype_of(op_counts) or profile.run.dtype),
+            modules=self._modules(profile.modules, longer.modules, record.peak_of_rows()),
+            op_counts=op_counts,
+            unsupported=tuple(self._rows(profile.unsupported, longer.unsupported)),
+            communication=tuple(self._rows(profile.communication, longer.communication)),
+            waits=self._waits(profile.waits),
+            memory=None if profile.memory is None else record.memory(),
+            notes=tuple(self._notes(profile.notes, longer.notes)),
+        )
+
+    def check(self, step: StepRecord, longer: StepRecord) -> None:
+        """Check that the unrolled step is equal to the step of the model with all blocks.
+
+        Raises:
+            NotPeriodicError: It is not.
+        """
+        unrolled = self.profile(step, longer.profile)
+        for name in unrolled.__struct_fields__:
+            if name != "run" and getattr(unrolled, name) != getattr(longer.profile, name):
+                raise NotPeriodicError(f"the {name} of one more block differ")
+
+    def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
+        """Check that the unrolled requests are equal to those of the model with all blocks.
+
+        Raises:
+            NotPeriodicError: They are not.
+        """
+        if _numbered(self.requests(log)) != _numbered(longer.requests):
+            raise NotPeriodicError("the requests to the allocator differ")
+
+    def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
+        """Unroll rows with the work of modules."""
+        of_longer = {_key(row): row for row in longer}
+        for index, shift in self.order([self.number(row.module) for row in rows]):
+            row = rows[index]
+            if self.number(row.module) is None:
+                other = of_longer.get(_key(row, self._one_more(row.module)))
+                row = self._on_line(row, other)
+            yield replace(row, module=self.renamed(row.module, shift))
+
+    def _modules(
+        self,
+        modules: Mapping[str, ModuleProfile],
+        longer: Mapping[str, ModuleProfile],
+        peaks: Mapping[str, int],
+    ) -> dict[str, ModuleProfile]:
+        names = list(modules)
+        unrolled: dict[str, ModuleProfile] = {}
+        for index, shift in self.order([self.number(name) for name in names]):
+            name = names[index]
+            module = modules[name]
+            new_name = self.renamed(name, shift)
+            if self.number(name) is None:
+                other = longer.get(self._one_more(name))
+                owner = None if other is None else module.owner
+                other = None if other is None else replace(other, owner=owner, peak_bytes=None)
+                module = self._on_line(replace(module, peak_bytes=None), other)
+            owner = module.owner and self.renamed(module.owner, shift)
+            unrolled[new_name] = replace(module, owner=owner, peak_bytes=peaks.get(new_name))
+        return unrolled
+
+    def _waits(self, waits: Sequence[ModulePhase]) -> tuple[ModulePhase, ...]:
+        found: list[ModulePhase] = []
+        for fqn, phase in waits:
+            is_repeated = self.number(fqn) == self._repeated
+            shifts = range(self._copies + 1) if is_repeated else range(1)
+            found += [ModulePhase(self.renamed(fqn, shift), phase) for shift in shifts]
+        return tuple(sorted(found))
+
+    def _notes(self, notes: Sequence[Note], longer: Sequence[Note]) -> Iterator[Note]:
+        of_longer = {(note.code, note.subject): note for note in longer}
+        for note in notes:
+            yield self._on_line(note, of_longer.get((note.code, note.subject)))
+
+    def _one_more(self, fqn: str) -> str:
+        """Return the name of a module outside the run in the model with one more block."""
+        digits = self._digits(fqn)
+        if not digits or int(digits) < self._repeated:
+            return fqn
+        rest = fqn[len(self._prefix) + len(digits) :]
+        return f"{self._prefix}{int(digits) + 1}{rest}"
+
+    def _on_line(self, value: Any, longer: Any) -> Any:
+        """Return a value for the whole model, on the line through those of two folded models."""
+        if type(value) is not type(longer):
+            raise NotPeriodicError(f"{value} and {longer}")
+        if type(value) is int:
+            return value + (longer - value) * self._copies
+        if isinstance(value, Struct):
+            names = value.__struct_fields__
+            changed = {
+                name: self._on_line(getattr(value, name), getattr(longer, name))
+                for name in names
+                if name != "module"
+            }
+            return replace(value, **changed)
+        if isinstance(value, dict):
+            if value.keys() != longer.keys():
+                raise NotPeriodicError(f"{value} and {longer}")
+            return {name: self._on_line(each, longer[name]) for name, each in value.items()}
+        if value != longer:
+            raise NotPeriodicError(f"{value} and {longer}")
+        return value
+
+
+class _Run(NamedTuple):
+    """Consecutive items of the same block."""
+
+    block: int | None
+    items: list[int]
+
+
+def _runs(blocks: Sequence[int | None]) -> list[_Run]:
+    runs: list[_Run] = []
+    for index, block in enumerate(blocks):
+        if not runs or runs[-1].block != block:
+            runs.append(_Run(block, []))
+        runs[-1].items.append(index)
+    return runs
+
+
+def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
+    """Return the first other block."""
+    for run in runs:
+        if run.block is not None and run.block != block:
+            return run.block
+    return None
+
+
+def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
+    """Assign what runs between two neighbouring blocks to the first of them."""
+    absorbed = list(blocks)
+    runs = _runs(blocks)
+    numbers = [run.block for run in runs if run.block is not None]
+    ends = {min(numbers, default=0), max(numbers, default=0)}
+    for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
+        if run.block is not None or before.block is None or after.block is None:
+            continue
+        # Between two parts of the first or the last block, the rest of the model may run.
+        is_inside = before.block == after.block and before.block not in ends
+        if is_inside or abs(before.block - after.block) == 1:
+            for index in run.items:
+                absorbed[index] = before.block
+    return absorbed
+
+
+def _places(
+    tokens: Sequence[Token], blocks: Sequence[int | None]
+) -> tuple[dict[int, Place], dict[Place, int]]:
+    """Return the place of each storage, and the storage at each place."""
+    place_of: dict[int, Place] = {}
+    storage_at: dict[Place, int] = {}
+    parts: dict[int | None, int] = {}
+    for run in _runs(blocks):
+        born = []
+        for index in run.items:
+            token = tokens[index]
+            if token.is_birth and token.storage is not None:
+                born.append(token.storage)
+        if not born:
+            continue
+        part = parts.get(run.block, 0)
+        parts[run.block] = part + 1
+        for position, storage in enumerate(born):
+            place = Place(run.block, part, position)
+            place_of[storage] = place
+            storage_at[place] = storage
+    return place_of, storage_at
+
+
+def _block_of_free(running: int | None, born_in: int | None) -> int | None:
+    """Return the block to which a free belongs.
+
+    A block may free what it or its neighbours allocated. Lists over all blocks are freed by no
+    block, item by item.
+    """
+    if running is None:
+        return born_in
+    if born_in is not None and abs(born_in - running) > 1:
+        return born_in
+    return running
+
+
+def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
+    """Return the fields of a row that are no counts."""
+    names = [name for name in row.__struct_fields__ if name != "module"]
+    values = [getattr(row, name) for name in names if not isinstance(getattr(row, name), int)]
+    group_size = getattr(row, "group_size", None)
+    return (row.module if module is None else module, group_size, *values)
+
+
+def _numbered(requests: Iterable[Request]) -> list[Request]:
+    """Number the allocations of requests from 0 on."""
+    numbers: dict[int, int] = {}
+    return [
+        request._replace(key=numbers.setdefault(request.key, len(numbers))) for request in requests
+    ]

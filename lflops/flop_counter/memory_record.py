@@ -1,0 +1,242 @@
+"""Allocations and frees of a step in order, and the memory profile that follows from them."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.profile.module_names import ancestry
+from lflops.profile.profile import Allocation, Memory, Moment
+from lflops.profile.records import CATEGORIES, ByCategory, Phase
+from lflops.profile.series import extremes
+
+LARGEST = 50
+"""Number of the largest storages at the peak that a profile lists."""
+
+LONGEST_TIMELINE = 20_000
+"""Default of the most operators of a memory timeline."""
+
+
+class Birth(Struct, frozen=True, gc=False):
+    """How a storage became alive.
+
+    Attributes:
+        nbytes: Its bytes.
+        category: Its category, unless it was relabelled later.
+        operator: The operator that allocated it.
+        fqn: The module that allocated or owns it.
+        phase: The phase of the operator.
+        is_fake: Whether no memory was allocated.
+    """
+
+    nbytes: int
+    category: str
+    operator: str
+    fqn: str
+    phase: Phase
+    is_fake: bool = False
+
+
+RecordedMoment = tuple[str, str, Phase, int]
+"""An operator that is about to run: operator, module, phase, number of events so far.
+
+It is a plain tuple, because one is created for every operator.
+"""
+
+
+class Peak(NamedTuple):
+    """The moment at which most bytes were alive.
+
+    Attributes:
+        nbytes: The live bytes.
+        events: The number of events until then.
+        operator: The number of the operator that reached it.
+    """
+
+    nbytes: int
+    events: int
+    operator: int
+
+
+class Window(NamedTuple):
+    """The events between an operator and the next one.
+
+    Attributes:
+        operator: The number of the operator; -1 before the first operator.
+        begin: The number of events before the window.
+        end: The number of events at its end.
+    """
+
+    operator: int
+    begin: int
+    end: int
+
+
+@dataclass
+class MemoryRecord:
+    """Everything that was recorded about the memory of a step.
+
+    Attributes:
+        births: How each storage became alive.
+        events: Allocations and frees in order. An event is the index of a birth if the storage
+            became alive, else that index inverted bitwise.
+        moments: The operators in order.
+        owners: The module for which an operator ran, by the operator's number, if that is not the
+            running module. In an optimizer's step it is the module of the parameter.
+        relabelled: The final category of storages, by the index of their birth.
+        longest: The most operators of the timeline. A longer timeline keeps its extremes.
+    """
+
+    births: list[Birth] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    moments: list[RecordedMoment] = field(default_factory=list)
+    owners: dict[int, str] = field(default_factory=dict)
+    relabelled: dict[int, str] = field(default_factory=dict)
+    longest: int = LONGEST_TIMELINE
+
+    def windows(self) -> Iterator[Window]:
+        """Yield the events before the first operator, and the events of each operator."""
+        begin = 0
+        for operator, moment in enumerate(self.moments):
+            yield Window(operator - 1, begin, moment[3])
+            begin = moment[3]
+        yield Window(len(self.moments) - 1, begin, len(self.events))
+
+    def memory(self) -> Memory:
+        """Return the peak, the storages that were alive at it, and the timeline."""
+        peak = self._peak()
+        by_category = dict.fromkeys(CATEGORIES, 0)
+        by_module: Counter[str] = Counter()
+        activations_by_module: Counter[str] = Counter()
+        allocations: list[Allocation] = []
+        is_fake = False
+        for serial, birth in self._alive_after(peak.events):
+            category = self.category(serial)
+            by_category[category] += birth.nbytes
+            by_module[birth.fqn] += birth.nbytes
+            if category == "activations":
+                activations_by_module[birth.fqn] += birth.nbytes
+            is_fake = is_fake or birth.is_fake
+            allocations.append(
+                Allocation(category, birth.operator, birth.fqn, birth.phase, birth.nbytes)
+            )
+        timeline, most = self._timeline(peak)
+        return Memory(
+            source="fake" if is_fake else "counted",
+            peak_bytes=peak.nbytes,
+            peak_index=peak.operator,
+            by_category=by_category,
+            by_module=dict(by_module),
+            activations_by_module=dict(activations_by_module),
+            alive=tuple(heapq.nlargest(LARGEST, allocations, key=attrgetter("bytes"))),
+            timeline=tuple(timeline),
+            most_by_category=most,
+        )
+
+    def peak_of_rows(self) -> dict[str, int]:
+        """The most bytes alive while each module or one of its submodules ran."""
+        highest: dict[str, int] = {}
+        live = 0
+        for window in self.windows():
+            most = live
+            rows: set[str] = set()
+            if window.operator >= 0:
+                rows.add(self.moments[window.operator][1])
+            if window.operator in self.owners:
+                rows.add(self.owners[window.operator])
+            for event in self.events[window.begin : window.end]:
+                if event < 0:
+                    live -= self.births[~event].nbytes
+                    continue
+                live += self.births[event].nbytes
+                most = max(most, live)
+                if window.operator >= 0:
+                    rows.add(self.births[event].fqn)
+            for fqn in rows:
+                highest[fqn] = max(highest.get(fqn, 0), most)
+        peaks: dict[str, int] = {}
+        for fqn, most in highest.items():
+            for ancestor in ancestry(fqn):
+                peaks[ancestor] = max(peaks.get(ancestor, 0), most)
+        return peaks
+
+    def category(self, serial: int) -> str:
+        """Return the final category of a storage."""
+        return self.relabelled.get(serial, self.births[serial].category)
+
+    def _peak(self) -> Peak:
+        peak = Peak(0, 0, 0)
+        live = 0
+        for window in self.windows():
+            for place in range(window.begin, window.end):
+                event = self.events[place]
+                if event < 0:
+                    live -= self.births[~event].nbytes
+                    continue
+                live += self.births[event].nbytes
+                if live > peak.nbytes:
+                    peak = Peak(live, place + 1, max(window.operator, 0))
+        return peak
+
+    def _timeline(self, peak: Peak) -> tuple[list[Moment], dict[str, int]]:
+        """Return the moments that are kept, and the most live bytes of each category.
+
+        Each moment has the live bytes by final category.
+        """
+        live = dict.fromkeys(CATEGORIES, 0)
+        most = dict(live)
+        live_bytes = self._live_bytes()
+        kept = extremes(live_bytes, self.longest, [peak.operator])
+        first_events = [self.moments[index][3] for index in kept]
+        first_events.append(len(self.events))
+        self._replay(self.events[: first_events[0]], live, most)
+        timeline: list[Moment] = []
+        for index, (begin, end) in zip(kept, pairwise(first_events), strict=True):
+            operator, fqn, phase, _ = self.moments[index]
+            before = ByCategory(**live)
+            highest = self._replay(self.events[begin:end], live, most)
+            moment = Moment(operator, fqn, phase, live_bytes[index], index, before, highest)
+            timeline.append(moment)
+        return timeline, most
+
+    def _live_bytes(self) -> list[int]:
+        """Return the live bytes before each operator."""
+        live_bytes: list[int] = []
+        live = 0
+        for window in self.windows():
+            if window.operator >= 0:
+                live_bytes.append(live)
+            for event in self.events[window.begin : window.end]:
+                live += self.births[event].nbytes if event >= 0 else -self.births[~event].nbytes
+        return live_bytes
+
+    def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
+        """Apply allocations and frees to the live bytes, and return the most that were alive."""
+        total = sum(live.values())
+        highest = total
+        for event in events:
+            is_allocation = event >= 0
+            serial = event if is_allocation else ~event
+            nbytes = self.births[serial].nbytes
+            category = self.category(serial)
+            change = nbytes if is_allocation else -nbytes
+            live[category] += change
+            total += change
+            highest = max(highest, total)
+            most[category] = max(most[category], live[category])
+        return highest
+
+    def _alive_after(self, events: int) -> list[tuple[int, Birth]]:
+        """The storages that are alive after a number of events, with the index of each birth."""
+        alive: dict[int, Birth] = {}
+        for event in self.events[:events]:
+            if event >= 0:
+                alive[event] = self.births[event]
+            else:
+                del alive[~event]
+        return list(alive.items())

@@ -1,0 +1,197 @@
+"""The figures of DeepSpeed's summary, as labels and values."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.step_times import StepTimes
+from lflops.integrations.deepspeed.text import units
+from lflops.profile.notes import notes_with
+from lflops.profile.profile import Profile
+from lflops.units import UNKNOWN
+
+
+class _Flops(NamedTuple):
+    """FLOPs, and the words for them in a label."""
+
+    words: str
+    flops: float | None
+
+
+def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
+    """Label and value of each line."""
+    run = analysis.profile.run
+    world = run.world_size
+    data_parallel = _group_size(run.data_parallel_size, run.tensor_parallel_size, world)
+    tensor_parallel = _group_size(run.tensor_parallel_size, run.data_parallel_size, world)
+    yield "world size", str(world)
+    yield "data parallel size", _integer(data_parallel)
+    yield "model parallel size", _integer(tensor_parallel)
+    if run.pipeline_parallel_size is not None:
+        yield "pipeline parallel size", str(run.pipeline_parallel_size)
+    if run.expert_parallel_size is not None:
+        yield "expert parallel size", str(run.expert_parallel_size)
+    yield "batch size per GPU", _integer(run.samples_per_step)
+    if analysis.is_staged:
+        yield from _work_of_stages(analysis)
+    else:
+        yield from _parameters(analysis.profile, tensor_parallel)
+        yield from _work(analysis, tensor_parallel)
+    yield from _speed(analysis, latencies)
+    per_gpu = latencies.samples_per_second
+    if data_parallel is None:
+        yield "samples/second per GPU", _rounded(per_gpu)
+    else:
+        yield "samples/second", _rounded(None if per_gpu is None else per_gpu * data_parallel)
+
+
+def _group_size(size: int | None, other: int | None, world: int) -> int | None:
+    """The size of a parallel group; 1 if it is not known and the other group has all ranks."""
+    if size is None and world in {1, other}:
+        return 1
+    return size
+
+
+def _work_of_stages(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Parameters and forward work of all stages together, because no GPU has the whole model."""
+    root = analysis.profile.modules[""]
+    macs = analysis.unsharded_macs
+    yield "params of model, its stages together", units.params(root.parameters)
+    forward_macs = macs.get("forward", root.forward.macs)
+    yield "fwd MACs of model, its stages together", units.macs(forward_macs)
+    if macs:
+        yield _double(macs.get("forward"))
+    else:
+        yield "fwd flops of model, its stages together", units.flops(root.forward.flops)
+
+
+def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple[str, str]]:
+    root = profile.modules[""]
+    per_gpu = units.params(root.local_parameters)
+    for note in notes_with("experts", profile.notes):
+        shared = int(note.values["non_expert_parameters"])
+        routed = int(note.values["expert_parameters"])
+        yield "expert tensor parallelism enabled", str(bool(note.values["tensor_parallel"]))
+        yield "params per GPU", per_gpu
+        yield "params of model", units.params(shared + routed)
+        yield "   non-expert params of model", units.params(shared)
+        yield "   expert params of model", units.params(routed)
+        return
+    yield "params per GPU", per_gpu
+    if root.local_parameters != root.parameters:
+        yield "params of model, which is sharded", units.params(root.parameters)
+        return
+    of_model = None if tensor_parallel is None else root.parameters * tensor_parallel
+    yield "params of model = params per GPU * mp_size", units.params(of_model)
+
+
+def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str, str]]:
+    """MACs and FLOPs of forward."""
+    if not analysis.profile.is_counted:
+        yield "fwd MACs per GPU", UNKNOWN
+        yield "fwd flops per GPU", UNKNOWN
+        return
+    forward = analysis.profile.modules[""].forward
+    yield "fwd MACs per GPU", units.macs(forward.macs)
+    yield "fwd flops per GPU", units.flops(forward.flops)
+    yield _flops_of_model(analysis, tensor_parallel)
+
+
+def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
+    """FLOPs of the unsharded model.
+
+    torch's tensor parallelism splits some work and repeats the rest. Then the model's work is not
+    the work of a rank times their number, and comes from the unsharded MACs.
+    """
+    root = analysis.profile.modules[""]
+    macs = analysis.unsharded_macs
+    is_sharded_by_torch = tensor_parallel != 1 and root.local_parameters != root.parameters
+    if macs or is_sharded_by_torch:
+        return _double(macs.get("forward", root.forward.logical_macs))
+    flops = None if tensor_parallel is None else root.forward.flops * tensor_parallel
+    return "fwd flops of model = fwd flops per GPU * mp_size", units.flops(flops)
+
+
+def _double(macs: int | None) -> tuple[str, str]:
+    flops = None if macs is None else 2 * macs
+    return "fwd flops of model = 2 * fwd MACs of model", units.flops(flops)
+
+
+def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
+    """Latencies of forward, backward, optimizer and step, and the FLOPs per second in them."""
+    root = analysis.profile.modules[""]
+    forward = latencies.phases.get("forward")
+    if forward is None and root.forward.seconds is not None:
+        forward = root.forward.seconds.median
+    has_flops = analysis.profile.is_counted and not analysis.is_staged
+    forward_flops = root.forward.flops if has_flops else None
+    yield "fwd latency", units.duration(forward)
+    yield (
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
+        _rate(forward_flops, forward),
+    )
+    backward = latencies.phases.get("backward")
+    goes_backward = backward is not None or root.backward.calls > 0
+    step_work = _flops_of_step(analysis)
+    if goes_backward:
+        work = _flops_of_backward(analysis)
+        both = None if backward is None or forward is None else forward + backward
+        yield "bwd latency", units.duration(backward)
+        yield f"bwd FLOPS per GPU = {work.words} / bwd latency", _rate(work.flops, backward)
+        yield (
+            f"fwd+bwd FLOPS per GPU = {step_work.words} / (fwd+bwd latency)",
+            _rate(step_work.flops, both),
+        )
+    optimizer = latencies.phases.get("optimizer")
+    if optimizer is not None or root.optimizer.calls:
+        yield "step latency", units.duration(optimizer)
+    if goes_backward or optimizer is not None:
+        yield "iter latency", units.duration(latencies.mean)
+        yield (
+            f"FLOPS per GPU = {step_work.words} / iter latency",
+            _rate(step_work.flops, latencies.mean),
+        )
+
+
+def _flops_of_backward(analysis: Analysis) -> _Flops:
+    root = analysis.profile.modules[""]
+    factor = _assumed_factor(analysis.profile)
+    if factor is not None:
+        return _Flops(f"{factor:g} * fwd flops per GPU", factor * root.forward.flops)
+    if not root.backward.calls or analysis.is_staged:
+        return _Flops("bwd flops per GPU", None)
+    flops = root.backward.flops + root.recompute.flops
+    words = "bwd+recompute flops" if root.recompute.flops else "bwd flops per GPU"
+    return _Flops(words, flops)
+
+
+def _flops_of_step(analysis: Analysis) -> _Flops:
+    """FLOPs of forward and backward."""
+    forward = analysis.profile.modules[""].forward.flops
+    factor = _assumed_factor(analysis.profile)
+    if factor is not None:
+        return _Flops(f"{factor + 1:g} * fwd flops per GPU", (factor + 1) * forward)
+    backward = _flops_of_backward(analysis)
+    total = None if backward.flops is None else forward + backward.flops
+    return _Flops(f"fwd+{backward.words}", total)
+
+
+def _assumed_factor(profile: Profile) -> float | None:
+    """FLOPs of backward in forwards, if it ran and was not counted."""
+    for note in notes_with("backward_assumed", profile.notes):
+        return float(note.values["forwards"])
+    return None
+
+
+def _rate(flops: float | None, seconds: float | None) -> str:
+    if flops is None or not seconds:
+        return UNKNOWN
+    return units.rate(flops / seconds)
+
+
+def _integer(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _rounded(value: float | None) -> str:
+    return UNKNOWN if value is None else str(round(value, 2))

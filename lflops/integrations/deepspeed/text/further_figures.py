@@ -1,0 +1,152 @@
+"""The figures that DeepSpeed's summary does not have, as labels and values."""
+
+from collections.abc import Iterator, Mapping
+
+from lflops import units
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.step_times import StepTimes
+from lflops.integrations.deepspeed.text import units as short_units
+from lflops.profile.module_names import plain
+from lflops.profile.notes import notes_with
+from lflops.profile.profile import Profile
+from lflops.profile.records import Trace
+from lflops.report.report import Report
+from lflops.report.text import counted
+
+# Facts of the report about speed that are shown here.
+_SPEED_FACTS = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
+# Codes of notes that have lines of their own.
+_SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
+# Number of operators of a trace that are listed.
+_LISTED_OPERATORS = 5
+_SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
+
+
+def further_lines(
+    analysis: Analysis, report: Report, latencies: StepTimes
+) -> Iterator[tuple[str, str]]:
+    """Label and value of each line; an empty label continues the line above."""
+    profile = analysis.profile
+    yield from _work(analysis)
+    yield from _generation(profile, latencies)
+    yield from _latencies(analysis, latencies)
+    for fact in report.speed:
+        if fact.name in _SPEED_FACTS:
+            yield fact.label, fact.said
+    for fact in report.model:
+        if fact.name == "peak live memory":
+            yield fact.label, fact.said
+    if profile.trace is not None:
+        yield from _trace(profile.trace)
+    yield from _remarks(report)
+    if profile.run.partial:
+        yield "partial", _why_partial(profile)
+
+
+def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    root = analysis.profile.modules[""]
+    owner = "of model" if analysis.is_staged else "per GPU"
+    if root.forward.executed_macs != root.forward.macs:
+        executed = units.count(root.forward.executed_macs)
+        yield f"fwd MACs {owner} that the masks leave to be executed", executed
+    for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
+        if work.calls:
+            yield f"{label} MACs {owner}", units.count(work.macs)
+            yield f"{label} flops {owner}", units.count(work.flops)
+    for phase, macs in analysis.unsharded_macs.items():
+        if phase == "forward" and analysis.is_staged:
+            # DeepSpeed's figures have them.
+            continue
+        short_phase = _SHORT_PHASES.get(phase, phase)
+        yield f"{short_phase} MACs of model, on this rank's batch", units.count(macs)
+    if root.optimizer.flops:
+        yield f"step flops {owner}", units.count(root.optimizer.flops)
+
+
+def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, str]]:
+    """The parts of a generation: prefill is the call for the prompt, decode all further calls."""
+    for note in notes_with("generated", profile.notes):
+        yield from _part_of_generation("prefill", note.values, latencies)
+        yield from _part_of_generation("decode", note.values, latencies)
+        calls = int(note.values["decode_calls"])
+        samples = profile.run.samples_per_step
+        decode = latencies.phases.get("decode")
+        forward = latencies.phases.get("forward")
+        yield "decode calls", units.count(calls)
+        of_one_call = decode / calls if decode and calls else None
+        yield "decode latency of one call", units.duration(of_one_call)
+        if samples and decode and forward:
+            yield "decode tokens/second per GPU", f"{calls * samples / decode:.2f}"
+            yield "tokens/second per GPU", f"{(calls + 1) * samples / forward:.2f}"
+
+
+def _part_of_generation(
+    part: str, values: Mapping[str, int | float | str], latencies: StepTimes
+) -> Iterator[tuple[str, str]]:
+    seconds = latencies.phases.get(part)
+    rate = float(values[f"{part}_flops"]) / seconds if seconds else None
+    yield f"{part} MACs per GPU", units.count(float(values[f"{part}_macs"]))
+    yield f"{part} FLOPS per GPU", short_units.rate(rate)
+
+
+def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
+    """The latency of each phase, the steps that it comes from, and the cost of counting."""
+    for name, seconds in latencies.phases.items():
+        text = units.duration(seconds)
+        if latencies.mean:
+            text += f", {units.percent(latencies.share(seconds))} of the step"
+        if name in latencies.host_phases:
+            text += f", {units.duration(latencies.host_phases[name])} on the host"
+        yield f"{name} latency", text
+    # In a generation, these are the tokens of the prompt.
+    if latencies.tokens_per_second is not None and "prefill" not in latencies.phases:
+        yield "tokens/second per GPU", f"{latencies.tokens_per_second:.2f}"
+    unprofiled = analysis.step_times.steps
+    step = latencies.seconds
+    if analysis.profile.steps and step is not None:
+        text = units.duration(step.median)
+        if step.n > 1:
+            text += f", {units.duration(step.low)} to {units.duration(step.high)}"
+        yield "the median step and its quartiles", text
+        source = counted(unprofiled, "unprofiled step") if unprofiled else "the counted pass alone"
+        yield "the latencies rest on", source
+    ratio = analysis.profile.run.observer_ratio
+    if ratio is not None and not unprofiled:
+        text = (
+            f"{ratio:.2f} x as long; measured counting overhead is subtracted, "
+            "a few µs per operator remain"
+        )
+        yield "observer's cost: counting made the pass", text
+
+
+def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
+    """The files of the traces, and the operators with the most self time."""
+    for rank, file in trace.files.items():
+        label = "trace" if len(trace.files) == 1 else f"trace of rank {rank}"
+        yield label, plain(file)
+    on_device = any(operator.self_device_seconds for operator in trace.operators)
+    place = "on the device" if on_device else "on the host"
+    label = f"most self time, {place}, as traced, in a batch"
+    for operator in trace.by_own_time(on_device=on_device)[:_LISTED_OPERATORS]:
+        seconds = operator.self_device_seconds if on_device else operator.self_host_seconds
+        duration = units.duration(trace.per_batch(seconds))
+        calls = units.count(trace.per_batch(operator.calls))
+        yield label, f"{plain(operator.name)}  {duration}, calls: {calls}"
+        label = ""
+
+
+def _remarks(report: Report) -> Iterator[tuple[str, str]]:
+    """The remarks of the report. Only the first of several with one label has it."""
+    above = ""
+    for fact in report.remarks:
+        if fact.name in _SHOWN_ELSEWHERE:
+            continue
+        yield "" if fact.label == above else fact.label, plain(fact.said)
+        above = fact.label or above
+
+
+def _why_partial(profile: Profile) -> str:
+    reason = "what was watched ended by an exception or before its time"
+    if any(rank.status != "ok" for rank in profile.ranks):
+        reason += ", or not all ranks answered"
+    return reason

@@ -1,0 +1,113 @@
+"""The classes of modules at each depth that have the most parameters, MACs and time."""
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.integrations.deepspeed.text import units
+from lflops.profile.module_names import plain
+from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.series import grouped
+from lflops.units import UNKNOWN
+
+
+class ModuleClass(Struct, frozen=True, kw_only=True):
+    """All modules of one class at one depth, with their submodules.
+
+    Attributes:
+        name: Name of the class.
+        modules: Number of modules.
+        parameters: Parameters on this rank.
+        macs: MACs of forward.
+        seconds: Sum of the median times of forward; `None` if one is unknown, or no module ran.
+    """
+
+    name: str
+    modules: int
+    parameters: int
+    macs: int
+    seconds: float | None
+
+
+def by_depth(profile: Profile, depth: int = -1) -> list[list[ModuleClass]]:
+    """The classes at depth 0 (the root alone), at depth 1, and so on, in the model's order.
+
+    Args:
+        profile: The profile.
+        depth: The last depth; -1 for all depths.
+
+    Raises:
+        ValueError: The depth is below -1.
+    """
+    if depth < -1:
+        raise ValueError(
+            f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go "
+            "below it"
+        )
+    levels = grouped(profile.modules.values(), attrgetter("depth"))
+    found = []
+    for level in sorted(levels):
+        if depth == -1 or level <= depth:
+            by_class = grouped(levels[level], attrgetter("class_name"))
+            found.append([_module_class(name, modules) for name, modules in by_class.items()])
+    return found
+
+
+def _module_class(name: str, modules: list[ModuleProfile]) -> ModuleClass:
+    return ModuleClass(
+        name=name,
+        modules=len(modules),
+        parameters=sum(module.local_parameters for module in modules),
+        macs=sum(module.forward.macs for module in modules),
+        seconds=_forward_seconds(modules),
+    )
+
+
+def _forward_seconds(modules: list[ModuleProfile]) -> float | None:
+    """Sum over the modules that ran; `None` if a time is unknown, or no module ran."""
+    total = None
+    for module in modules:
+        if not module.calls and not module.forward.calls:
+            continue
+        if module.forward.seconds is None:
+            return None
+        total = (total or 0.0) + module.forward.seconds.median
+    return total
+
+
+def most(
+    classes: Iterable[ModuleClass], metric: Literal["parameters", "macs", "seconds"], number: int
+) -> dict[str, float]:
+    """The classes with the most of a metric, sorted. Unknown values are left out."""
+    values: dict[str, float] = {}
+    for each in classes:
+        value = getattr(each, metric)
+        if value is not None:
+            values[each.name] = value
+    largest = sorted(values, key=values.__getitem__, reverse=True)[:number]
+    return {name: values[name] for name in largest}
+
+
+def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
+    """At each depth down to `module_depth`, the `top_modules` classes with the most of a metric."""
+    number = f"Top {top_modules} modules"
+    lines = [f"{number} in terms of params, MACs or fwd latency at different model depths:"]
+    for depth, classes in enumerate(by_depth(profile, module_depth)):
+        parameters = most(classes, "parameters", top_modules)
+        macs = most(classes, "macs", top_modules)
+        seconds = most(classes, "seconds", top_modules)
+        lines += [
+            f"depth {depth}:",
+            f"    params      - {_named(parameters, units.params)}",
+            f"    MACs        - {_named(macs, units.macs)}",
+            f"    fwd latency - {_named(seconds, units.duration)}",
+        ]
+    return "\n".join(lines)
+
+
+def _named(values: Mapping[str, float], unit: Callable[[float], str]) -> str:
+    if not values:
+        return UNKNOWN
+    return str({plain(name): unit(value) for name, value in values.items()})

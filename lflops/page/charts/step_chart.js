@@ -1,0 +1,147 @@
+// The times of all steps of a run: a bar for each, stacked by phase, with lines for p50 and p95 and marks below. The pointer anywhere or the arrow
+// keys show a bar in words; dragging, or Shift with the arrow keys, selects several.
+
+import { colourOfPart } from "../lib/colours.js";
+import { chartWidth, element, svg } from "../lib/dom.js";
+import { duration, exact, phaseLabel } from "../lib/format.js";
+import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
+
+const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 18, 36];
+const NARROWEST = 3; // pixels of a bar
+const HINT = "Point at a bar, or drag over several. Arrow keys move, Shift with them selects, Escape ends.";
+const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
+/** @type {Record<string, [string, string]>} */
+const SIGNS = { window: ["◆", "profiled window"], checkpoint: ["▲", "checkpoint"], validation: ["●", "validation"], crash: ["✕", "restart"] };
+
+/** @type {(groups: StepGroup[], steps: Steps | null) => HTMLElement} */
+export function stepChart(groups, steps) {
+  const width = chartWidth();
+  const inner = width - LEFT - RIGHT;
+  const bars = barsOf(groups, Math.floor(inner / NARROWEST));
+  const phases = phasesOf(groups);
+  const most = highest(bars, steps?.p95 ?? null) || 1;
+  const each = inner / bars.length;
+  const height = TOP + HEIGHT + MARKS + BOTTOM;
+  /** @type {(at: number) => number} */
+  const x = (at) => LEFT + at * each;
+  /** @type {(seconds: number) => number} */
+  const y = (seconds) => TOP + HEIGHT * (1 - Math.min(seconds / most, 1));
+  const usual = steps ? `${steps.said}.` : "";
+  const caption = element("p", { class: "step-caption", "aria-live": "polite" }, usual);
+  const cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT + MARKS, width: 0, x: 0 });
+  let [from, to] = [-1, -1];
+
+  // One path for each phase is drawn faster than a rectangle for each bar and phase.
+  const paths = phases.map((phase, layer) => {
+    const d = bars.map(({ spent, seconds }, at) => {
+      const below = phases.slice(0, layer).reduce((sum, name) => sum + (spent[name] ?? 0), 0);
+      const [bottom, top] = [y(below), y(Math.min(below + (spent[phase] ?? 0), seconds))];
+      const right = Math.max(each - (each > 4 ? 1 : 0), 0.5);
+      return bottom - top > 0.05 ? `M${x(at).toFixed(1)} ${bottom.toFixed(1)}h${right.toFixed(1)}V${top.toFixed(1)}h${(-right).toFixed(1)}z` : "";
+    }).join("");
+    return svg("path", { d, style: { fill: colourOfPart(phase) } });
+  });
+  const cut = bars.filter(({ seconds }) => seconds > most * 1.001);
+  const marks = marksOf(bars);
+  /** @type {(kind: string, at: number) => number} */
+  const aside = (kind, at) => {
+    const isShared = ["validation", "checkpoint"].every((each) => marks.some((mark) => mark.kind === each && mark.at === at));
+    return !isShared ? 0 : kind === "validation" ? -ASIDE : kind === "checkpoint" ? ASIDE : 0;
+  };
+  const chart = svg(
+    "svg", { class: "step-chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `times of the steps: ${steps ? steps.said : inWords(bars)}` },
+    ...[0, 0.5, 1].map((part) => svg(
+      "g", { class: "tick" }, svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(part * most), y2: y(part * most) }),
+      svg("text", { x: LEFT - 8, y: y(part * most) + 4, "text-anchor": "end" }, part ? duration(part * most) : "0"),
+    )),
+    ...paths,
+    ...cut.map((bar) => svg("text", { class: "cut", x: x(bars.indexOf(bar)) + each / 2, y: TOP + 9, "text-anchor": "middle" }, "⌃")),
+    ...lines(steps, most, y, width),
+    ...marks.map(({ kind, at, end, text }) => svg(
+      "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: TOP + HEIGHT + MARKS - 3, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
+    )),
+    ...ticksOf(bars.length, width / 120).map((at) => svg(
+      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + MARKS + 14, "text-anchor": "middle" }, exact(bars[at].groups[0].first),
+    )),
+    svg("text", { class: "axis", x: LEFT + inner / 2, y: height - 4, "text-anchor": "middle" }, "step"),
+    cursor,
+  );
+
+  /** @type {(event: PointerEvent) => number} */
+  function barAt(event) {
+    const box = chart.getBoundingClientRect();
+    const place = ((event.clientX - box.left) / box.width) * width;
+    return Math.min(Math.max(Math.floor((place - LEFT) / each), 0), bars.length - 1);
+  }
+
+  /** @type {(first: number, last: number) => void} */
+  function show(first, last) {
+    [from, to] = [first, last];
+    const [low, high] = [Math.min(first, last), Math.max(first, last)];
+    cursor.setAttribute("x", String(x(low)));
+    cursor.setAttribute("width", String(x(high + 1) - x(low)));
+    caption.textContent = inWords(bars.slice(low, high + 1));
+  }
+
+  function clear() {
+    [from, to] = [-1, -1];
+    cursor.setAttribute("width", "0");
+    caption.textContent = usual;
+  }
+
+  let isDragged = false;
+  let isKept = false;
+  /** @type {(event: KeyboardEvent) => void} */
+  function onKey(event) {
+    const last = bars.length - 1;
+    /** @type {Record<string, number>} */
+    const targets = { ArrowRight: to + 1, ArrowLeft: to < 0 ? last : to - 1, Home: 0, End: last };
+    if (event.key === "Escape") { isKept = false; clear(); } else if (event.key in targets) {
+      const target = Math.min(Math.max(targets[event.key], 0), last);
+      show(event.shiftKey && from >= 0 ? from : target, target);
+    } else return;
+    event.preventDefault();
+  }
+  const frame = element("div", {
+    class: "frame-of-steps", tabindex: 0, role: "application", "data-chart": "times of the steps", "aria-label": `times of the steps. ${HINT}`, onkeydown: onKey,
+    onpointerdown: (/** @type {PointerEvent} */ event) => { isDragged = true; isKept = false; const at = barAt(event); show(at, at); frame.setPointerCapture(event.pointerId); },
+    onpointermove: (/** @type {PointerEvent} */ event) => {
+      const at = barAt(event);
+      if (isDragged) show(from, at);
+      else if (!isKept) show(at, at);
+    },
+    onpointerup: () => { isDragged = false; isKept = from !== to; },
+    onpointerleave: () => { if (!isKept && !isDragged) clear(); },
+  }, chart);
+  const kinds = [...new Set(marks.map(({ kind }) => kind))];
+  const legend = element(
+    "ul", { class: "legend" },
+    ...phases.map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), phaseLabel(phase))),
+    ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
+  );
+  const shared = bars.length < groups.length ? "A bar is the mean of neighbouring steps." : "";
+  const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest is ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
+  return element("div", { class: "steps" }, caption, frame, legend, element("p", { class: "remark" }, [HINT, shared, longest].filter(Boolean).join(" ")));
+}
+
+/** @type {(steps: Steps | null, most: number, y: (seconds: number) => number, width: number) => SVGElement[]} */
+function lines(steps, most, y, width) {
+  if (!steps) return [];
+  /** @type {[string, number | null][]} */
+  const levels = [["p50", steps.p50], ["p95", steps.p95]];
+  const known = levels.filter(([, value]) => value !== null && value <= most);
+  let last = Infinity;
+  return known.map(([label, value]) => {
+    const at = y(value ?? 0);
+    const text = Math.min(at + 4, last - 12); // labels of close lines do not overlap
+    last = text;
+    return svg("g", { class: "level" }, svg("line", { x1: LEFT, x2: width - RIGHT, y1: at, y2: at }), svg("text", { x: width - RIGHT + 6, y: text }, `${label}`, svg("title", {}, duration(value))));
+  });
+}
+
+// Positions of bars with a number on the axis.
+/** @type {(bars: number, most: number) => number[]} */
+function ticksOf(bars, most) {
+  const number = Math.max(Math.min(Math.floor(most), bars), 1);
+  return [...new Set(Array.from({ length: number }, (_, at) => Math.floor((at * bars) / number)))];
+}

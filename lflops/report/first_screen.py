@@ -1,0 +1,720 @@
+"""The first screen of a run, as one value that the page, the terminal and the log draw.
+
+Times and the data wait are those of all unprofiled steps of the run, from its ledger. Modules and
+work are those of the last window. Without a ledger, the unprofiled steps of the window stand for
+the run; without a window, only times are known.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops import units
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.step_times import with_recompute
+from lflops.findings.evaluate import findings_of_run
+from lflops.findings.finding import LAST, Finding, least_share, ordered
+from lflops.findings.part_rule import BURST_RATIO
+from lflops.findings.run_rule import RunEvidence, preempted_share
+from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
+from lflops.memory.peak import usable_bytes
+from lflops.profile.module_names import plain
+from lflops.profile.profile import Profile
+from lflops.profile.records import ready_for_threads
+from lflops.profile.series import summed
+from lflops.report.report import Fact, Part, report_of
+from lflops.report.text import WORDS, counted, joined, phase_label
+from lflops.report.verdict import unseen_because
+
+Level = Literal["high", "medium", "low"]
+
+MOST_CARDS = 6
+"""Cards of a screen. Drawings show the first `FIRST_CARDS`, and the others on request."""
+
+FIRST_CARDS = 3
+
+LEAST_SAVING = 0.01
+"""The smallest saving with a card, as a share of the step."""
+
+LARGE_OVERHEAD = 0.05
+"""The share of the step above which overhead comes before a part of the computation."""
+
+PREEMPTED_SHARE = 0.05
+"""The share of the training time without a CPU core above which no issue can be excluded."""
+
+PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
+
+PROVEN_SHARE = 0.65
+"""The share of such findings that were right at least, above which the confidence may be high."""
+
+REGULAR_SHARE = 0.9
+"""The share of equal distances above which stalls are regular."""
+
+FEWEST_STALLS = 3
+"""Stalls that show a rhythm."""
+
+NOT_SAVED = LAST | {"ideal_compute", "no_products"}
+"""Findings that name no time that a run could save."""
+
+VIEWS = WORDS["views"]
+"""The view with the evidence of a finding, by its cause. Findings about modules have another."""
+
+
+class Confidence(Struct, frozen=True, kw_only=True):
+    """How reliable a value is, and why."""
+
+    level: Level
+    why: tuple[str, ...] = ()
+
+
+class Card(Struct, frozen=True, kw_only=True):
+    """One thing to do next.
+
+    Attributes:
+        cause: The name of the finding's rule.
+        title: What costs time, in a few words.
+        seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
+        text: These seconds as a saving, such as `−29.0 ms`.
+        action: What to do. Empty if there is no general advice.
+        sentence: The finding as a sentence.
+        view: The view of the page that shows the evidence.
+        module: The module that this view shows, if the finding is about a module.
+        confidence: How reliable the finding is.
+        is_issue: Whether this is an issue to fix. Otherwise it says where the time goes.
+    """
+
+    cause: str
+    title: str
+    seconds: float | None
+    text: str
+    action: str
+    sentence: str
+    view: str
+    module: str
+    confidence: Confidence
+    is_issue: bool
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """The unprofiled steps that all times rest on.
+
+    Attributes:
+        number: Their number.
+        mean: Their mean in seconds.
+        p50: Seconds that half of them do not exceed.
+        p95: Seconds that 95 % of them do not exceed.
+        source: "run" for all unprofiled steps of the run, "window" for those of the window.
+        said: Number, percentiles and source in words.
+    """
+
+    number: int
+    mean: float
+    p50: float | None
+    p95: float | None
+    source: Literal["run", "window"]
+    said: str
+
+
+class RankShown(Struct, frozen=True, kw_only=True):
+    """A rank as a dot.
+
+    Attributes:
+        lost: Seconds per step that the other ranks wait for it.
+        said: What is known of it, in words.
+    """
+
+    rank: int
+    status: str
+    lost: float
+    said: str
+
+
+class FirstScreen(Struct, frozen=True, kw_only=True):
+    """What is known of a run, in the order in which it is read.
+
+    Attributes:
+        title: The class of the model, or what is known instead.
+        header: Steps, duration, chip and others.
+        confidence: How reliable the figures are.
+        figures: At most four facts.
+        trained: The share of the run's time that was training, as a sentence. Empty without a
+            ledger.
+        steps: The unprofiled steps, or `None` if no step was timed.
+        cards: What to do next, the most urgent first.
+        nothing: Why there is no card. Empty if there is one.
+        phases: The mean step by phase; the parts add up to it.
+        hint: The one line that makes an unknown figure known. Empty if none is unknown.
+        ranks: The ranks of a run with several.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    confidence: Confidence
+    figures: tuple[Fact, ...]
+    trained: str
+    steps: Steps | None
+    cards: tuple[Card, ...]
+    nothing: str
+    phases: tuple[Part, ...]
+    hint: str
+    ranks: tuple[RankShown, ...]
+
+
+class WindowSummary(Struct, frozen=True, kw_only=True):
+    """What the first screen needs of a window.
+
+    Attributes:
+        title: The class of the model.
+        device: The chips.
+        mean: Mean seconds of its unprofiled steps.
+        phases: Mean seconds by phase, which add up to the mean.
+        recomputed: The share of backward that recomputes activations.
+        flops: FLOPs of matmuls in forward and backward, of one rank in one step.
+        peak: FLOP/s that MFU is a share of.
+        hint: How to make the peak known. Empty if it is known.
+        peak_bytes: The peak of live memory.
+        usable_bytes: Memory of the chip that a process can use.
+        rates: Facts that stand for the time trained if there is no ledger.
+        findings: The findings about its step.
+        unseen: Why an issue would not be seen, or `None` if it would.
+        confidence: What the figures rest on.
+        ranks: The ranks, if there are several.
+        profile: The profile without modules: its run and its steps.
+    """
+
+    title: str
+    device: str
+    mean: float | None
+    phases: Mapping[str, float]
+    recomputed: float
+    flops: float | None
+    peak: float | None
+    hint: str
+    peak_bytes: int | None
+    usable_bytes: int | None
+    rates: tuple[Fact, ...]
+    findings: tuple[Finding, ...]
+    unseen: str | None
+    confidence: tuple[str, ...]
+    ranks: tuple[RankShown, ...]
+    profile: Profile
+
+
+ready_for_threads(WindowSummary)
+
+
+def window_summary(analysis: Analysis) -> WindowSummary:
+    """What the first screen needs of a profile."""
+    profile = analysis.profile
+    report = report_of(analysis)
+    times = analysis.step_times
+    reached = analysis.utilization
+    chip = analysis.chip
+    rate = reached.flops_per_second
+    flops = None if rate is None or times.mean is None else rate * times.mean
+    rates = [report.fact(name) for name in ("tokens/s", "samples/s")]
+    devices = dict.fromkeys(rank.device for rank in profile.ranks if rank.device)
+    return WindowSummary(
+        title=profile.modules[""].class_name or "a script",
+        device=" and ".join(devices) or profile.run.device_name,
+        mean=times.mean,
+        phases=times.parts,
+        recomputed=times.recomputed_share,
+        flops=flops,
+        peak=reached.peak_flops_per_second,
+        hint=_hint(analysis),
+        peak_bytes=analysis.peak_bytes,
+        usable_bytes=None if chip is None else usable_bytes(chip),
+        rates=tuple(fact for fact in rates if fact is not None and fact.value is not None),
+        findings=report.verdict.findings,
+        unseen=unseen_because(analysis),
+        confidence=tuple(filter(None, report.verdict.confidence.split("; "))),
+        ranks=tuple(_ranks(analysis)),
+        profile=replace(
+            profile,
+            modules={},
+            op_counts=(),
+            unsupported=(),
+            communication=(),
+            waits=(),
+            memory=None,
+            trace=None,
+            ranks=(),
+            rank_stats=(),
+            rank_comparison=None,
+            unprofiled_comparison=None,
+            notes=(),
+            timelines=(),
+        ),
+    )
+
+
+def _hint(analysis: Analysis) -> str:
+    """How to make the peak known. Empty if it is known, or if nothing was counted or timed."""
+    reached = analysis.utilization
+    if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
+        return ""
+    device = analysis.profile.run.device_name
+    return f'MFU needs the peak of {device}: FlopsMonitor(hardware="measure") measures it'
+
+
+def _ranks(analysis: Analysis) -> Iterator[RankShown]:
+    listed = analysis.profile.ranks
+    if len(listed) < 2:
+        return
+    lost = summed((row.slow_rank, row.seconds_lost) for row in analysis.stragglers.rows)
+    for rank in listed:
+        seconds = lost.get(rank.rank, 0.0)
+        said = f"the others wait {units.duration(seconds)} a step for it" if seconds else ""
+        status = "" if rank.status == "ok" else rank.status
+        yield RankShown(
+            rank=rank.rank,
+            status=rank.status,
+            lost=seconds,
+            said=joined(f"rank {rank.rank}", rank.host, status, said),
+        )
+
+
+class _Times(NamedTuple):
+    """The unprofiled steps: the mean, seconds by phase, and the steps themselves."""
+
+    steps: Steps
+    phases: Mapping[str, float]
+
+
+def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstScreen:
+    """The first screen of a run, from its last window and its ledger."""
+    times = _times(window, ledger)
+    confidence = _confidence(window, ledger)
+    phases = {} if times is None else times.phases
+    cards: list[Card] = []
+    mean = 0.0 if times is None else times.steps.mean
+    for finding in sorted(findings_of(window, ledger), key=_urgency):
+        if _is_saving(finding, mean):
+            cards.append(_card(finding, confidence, ledger))
+    return FirstScreen(
+        title=_title(window),
+        header=tuple(_header(window, ledger)),
+        confidence=confidence,
+        figures=tuple(_figures(window, ledger, times)),
+        trained="" if ledger is None else _trained(ledger),
+        steps=None if times is None else times.steps,
+        cards=tuple(cards[:MOST_CARDS]),
+        nothing="" if cards else _nothing(times, confidence),
+        phases=tuple(_parts(phases)),
+        hint="" if window is None else window.hint,
+        ranks=() if window is None else window.ranks,
+    )
+
+
+def _title(window: WindowSummary | None) -> str:
+    return "A run without a window" if window is None else window.title
+
+
+def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str]:
+    if ledger is not None:
+        yield counted(ledger.steps, "step")
+        yield units.long_duration(ledger.total)
+    if window is not None:
+        run = window.profile.run
+        yield f"{window.device} on {run.host}"
+        if run.world_size > 1:
+            yield counted(run.world_size, "rank")
+        yield joined(run.precision or run.dtype)
+    if ledger is not None:
+        if len(ledger.starts) > 1:
+            yield counted(len(ledger.starts), "start")
+        if ledger.starts[-1].ended != "finished":
+            yield ledger.starts[-1].ended
+        began = datetime.fromtimestamp(ledger.starts[0].begin, UTC)
+        yield f"began {began:%Y-%m-%d %H:%M} UTC"
+    elif window is not None:
+        created = window.profile.run.created[:16].replace("T", " ")
+        yield f"profiled {created} UTC"
+
+
+def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None:
+    """The times of all unprofiled steps of the run, or of the window."""
+    groups = [] if ledger is None else ledger.unprofiled
+    if ledger is not None and groups:
+        return _times_of_run(groups, ledger, window)
+    if window is None or window.mean is None:
+        return None
+    seconds = sorted(
+        step.seconds
+        for step in window.profile.steps
+        if step.is_unprofiled and step.seconds is not None
+    )
+    steps = _steps(
+        len(seconds), window.mean, _quantile(seconds, 0.5), _quantile(seconds, 0.95), "window"
+    )
+    return _Times(steps, with_recompute(window.phases, window.recomputed))
+
+
+def _quantile(rising: Sequence[float], share: float) -> float | None:
+    """The value that a share of the values does not exceed."""
+    if not rising:
+        return None
+    place = max(int(-(-share * len(rising) // 1)) - 1, 0)
+    return rising[place]
+
+
+def _times_of_run(
+    groups: Sequence[StepGroup], ledger: Ledger, window: WindowSummary | None
+) -> _Times:
+    number = sum(group.steps for group in groups)
+    mean = sum(group.seconds for group in groups) / number
+    sums: list[tuple[str, float]] = []
+    for group in groups:
+        sums += group.spent.items()
+    phases = {name: seconds / number for name, seconds in summed(sums).items()}
+    if window is not None:
+        if window.profile.run.device_type not in {"cpu", None}:
+            phases = _on_device(phases, mean, window)
+        phases = with_recompute(phases, window.recomputed)
+    p50 = percentile(ledger.durations, 0.5)
+    p95 = percentile(ledger.durations, 0.95)
+    return _Times(_steps(number, mean, p50, p95, "run"), phases)
+
+
+def _steps(
+    number: int, mean: float, p50: float | None, p95: float | None, source: Literal["run", "window"]
+) -> Steps:
+    said = (
+        f"{counted(number, 'unprofiled step')} of the {source}: p50 {units.duration(p50)}, "
+        f"p95 {units.duration(p95)}, mean {units.duration(mean)}"
+    )
+    return Steps(number=number, mean=mean, p50=p50, p95=p95, source=source, said=said)
+
+
+def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) -> dict[str, float]:
+    """The phases of a step on a device: the data wait of the run, the rest as in the window.
+
+    The ledger has host times, which are launches of kernels.
+    """
+    waited = phases.get("data", 0.0)
+    rest = {name: seconds for name, seconds in window.phases.items() if name != "data"}
+    total = sum(rest.values())
+    if not total:
+        return {**phases}
+    scale = max(mean - waited, 0.0) / total
+    data = {"data": waited} if waited else {}
+    return data | {name: seconds * scale for name, seconds in rest.items()}
+
+
+_ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")
+_LAST = ("optimizer", "other")
+
+
+def _place(phase: str) -> tuple[int, str]:
+    """The place of a phase in a step. Phases that users name are before the optimizer."""
+    if phase in _ORDER:
+        return _ORDER.index(phase), ""
+    if phase in _LAST:
+        return len(_ORDER) + 1 + _LAST.index(phase), ""
+    return len(_ORDER), phase
+
+
+def _parts(phases: Mapping[str, float]) -> Iterator[Part]:
+    """The phases as parts of the mean step, in the order of the step."""
+    mean = sum(phases.values())
+    for name in sorted(phases, key=_place):
+        seconds = phases[name]
+        share = seconds / mean if mean else 0.0
+        yield Part(
+            name=name,
+            label=phase_label(name),
+            seconds=seconds,
+            share=share,
+            text=f"{units.duration(seconds)}, {units.percent(share)}",
+            advice="",
+        )
+
+
+# Figures.
+
+
+def _figures(
+    window: WindowSummary | None, ledger: Ledger | None, times: _Times | None
+) -> Iterator[Fact]:
+    if times is not None:
+        yield _of_step(times.steps)
+    if window is not None and window.flops is not None and times is not None:
+        yield _of_compute(window, window.flops / times.steps.mean)
+    if ledger is not None:
+        yield _time_trained(ledger)
+    elif window is not None:
+        yield from window.rates[:1]
+    if window is not None and window.peak_bytes is not None:
+        yield _of_memory(window.peak_bytes, window.usable_bytes)
+
+
+def _of_step(steps: Steps) -> Fact:
+    number = counted(steps.number, "unprofiled step")
+    return Fact(
+        name="step",
+        label="step",
+        value=steps.mean,
+        unit="s",
+        text=units.duration(steps.mean),
+        remark=f"mean of {number} of the {steps.source}",
+    )
+
+
+def _of_compute(window: WindowSummary, rate: float) -> Fact:
+    if window.peak is None:
+        return Fact(
+            name="achieved",
+            label="achieved",
+            value=rate,
+            unit="FLOP/s",
+            text=units.rate(rate, "FLOP/s"),
+            remark="of an unknown peak",
+        )
+    peak = units.rate(window.peak, "FLOP/s")
+    return Fact(
+        name="MFU",
+        label="MFU",
+        value=rate / window.peak,
+        unit="of peak",
+        text=units.of_peak(rate / window.peak),
+        remark=f"{units.rate(rate, 'FLOP/s')} of {peak}",
+    )
+
+
+def _time_trained(ledger: Ledger) -> Fact:
+    share = trained_share(ledger)
+    return Fact(
+        name="trained",
+        label="time trained",
+        value=share,
+        unit="share",
+        text=units.percent(share),
+        remark=f"of {units.long_duration(ledger.total)}",
+    )
+
+
+def _of_memory(peak: int, usable: int | None) -> Fact:
+    of_chip = "" if usable is None else f"of {units.size(usable)} that the chip has"
+    return Fact(
+        name="peak live memory",
+        label="peak live memory",
+        value=peak,
+        unit="bytes",
+        text=units.size(peak),
+        remark=of_chip,
+    )
+
+
+def trained_share(ledger: Ledger) -> float | None:
+    """The share of the run's time in usual steps of training."""
+    if not ledger.total:
+        return None
+    return ledger.by_group().get("training", 0.0) / ledger.total
+
+
+def _trained(ledger: Ledger) -> str:
+    """The share of the time that was training, and the largest other parts."""
+    others: list[str] = []
+    for group, seconds in ledger.by_group().items():
+        if group != "training" and len(others) < FIRST_CARDS:
+            others.append(f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}")
+    total = units.long_duration(ledger.total)
+    rest = f"; {', '.join(others)}" if others else ""
+    return f"{units.percent(trained_share(ledger))} of {total} was training{rest}."
+
+
+# Confidence.
+
+
+def _confidence(window: WindowSummary | None, ledger: Ledger | None) -> Confidence:
+    if window is None:
+        return Confidence(level="low", why=("no window was profiled", "only the ledger of the run"))
+    why = [] if window.unseen is None else [window.unseen]
+    if ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE:
+        why.append(PREEMPTED)
+    is_low = bool(why)
+    doubts = [text for text in window.confidence if text not in why]
+    why += doubts
+    # The first text says how many steps were timed.
+    level: Level = "low" if is_low else "medium" if len(doubts) > 1 else "high"
+    return Confidence(level=level, why=tuple(why))
+
+
+def _nothing(times: _Times | None, confidence: Confidence) -> str:
+    if times is None:
+        return "No unprofiled step was timed."
+    if confidence.level == "low":
+        return f"Cannot tell whether anything is wrong: {confidence.why[0]}."
+    return "No known issue found."
+
+
+# Findings and cards.
+
+
+def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
+    """The findings about a run, those about a phase with the seconds of all unprofiled steps."""
+    of_step = () if window is None else window.findings
+    found = list(of_step)
+    if ledger is not None:
+        found = _with_run_findings(of_step, ledger, None if window is None else window.profile)
+    times = _times(window, ledger)
+    if ledger is not None and times is not None and times.steps.source == "run":
+        of_window = {} if window is None else with_recompute(window.phases, window.recomputed)
+        found = [_of_all_steps(finding, times, of_window, ledger) for finding in found]
+    return ordered(found)
+
+
+def _with_run_findings(
+    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
+) -> list[Finding]:
+    """Add the findings of the run, and drop those that another finding explains."""
+    # All steps of the run say more about the data wait than those of the window.
+    step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
+    run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
+    of_run = findings_of_run(run)
+    is_in_run = any(finding.cause == "data" for finding in of_run)
+    findings = [*of_run]
+    findings += [each for each in of_step if not (each.cause == "data" and is_in_run)]
+    collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
+    explained = 2 * max(collecting, default=0.0)
+    issues = {finding.cause for finding in findings if finding.is_issue}
+    kept = []
+    for finding in findings:
+        # The garbage collector runs in no phase.
+        is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
+        is_twice = not finding.is_issue and finding.cause in issues
+        if not is_collecting and not is_twice:
+            kept.append(finding)
+    return kept
+
+
+_PHASES = {"recomputed": "recompute"}
+"""The phase that a finding is about, if it does not have the name of the phase."""
+
+
+def _of_all_steps(
+    finding: Finding, times: _Times, of_window: Mapping[str, float], ledger: Ledger
+) -> Finding:
+    """A finding about a whole phase with the seconds of all unprofiled steps; others unchanged."""
+    phase = _PHASES.get(finding.cause, finding.cause)
+    seconds = times.phases.get(phase)
+    if seconds is None:
+        return finding
+    share = seconds / times.steps.mean
+    cost = _cost(share, seconds)
+    if phase == "data":
+        often = _stalls(ledger)
+        sentence = f"{cost} is spent waiting for data{often and f', {often}'}."
+    elif _is_whole(finding, of_window.get(phase)):
+        sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
+    else:
+        return finding
+    return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
+
+
+def _cost(share: float | None, seconds: float | None) -> str:
+    return f"{units.percent(share)} of the step ({units.duration(seconds)})"
+
+
+def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
+    """Whether a finding is about all of a phase of the window."""
+    if finding.of != "step" or finding.rank is not None or not finding.seconds:
+        return False
+    return phase_seconds is not None and math.isclose(finding.seconds, phase_seconds)
+
+
+def _stalls(ledger: Ledger | None) -> str:
+    """How often the loop waits long for data, such as `every 3rd step`. Empty without stalls."""
+    if ledger is None:
+        return ""
+    waits = [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
+    return rhythm(waits)
+
+
+def rhythm(seconds: Sequence[float]) -> str:
+    """How often a time that is usually short is long: `every 3rd step`, `in 7 of 90 steps`.
+
+    Empty if it is about as long in all steps.
+    """
+    if not seconds:
+        return ""
+    rising = sorted(seconds)
+    # A single step may have waited longer than all others.
+    longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
+    long = [place for place, value in enumerate(seconds) if value > longest / 2]
+    usual = rising[: len(rising) - len(long)]
+    if len(long) < FEWEST_STALLS or len(usual) < len(long):
+        return ""
+    if longest < BURST_RATIO * usual[len(usual) // 2]:
+        return ""
+    distances = [after - before for before, after in pairwise(long)]
+    usual_distance = sorted(distances)[len(distances) // 2]
+    if distances.count(usual_distance) >= REGULAR_SHARE * len(distances):
+        return f"every {_ordinal(usual_distance)} step"
+    return f"in {len(long)} of {len(seconds)} steps"
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    is_teen = number % 100 in {11, 12, 13}
+    return f"{number}{'th' if is_teen else endings.get(number % 10, 'th')}"
+
+
+def _is_saving(finding: Finding, mean: float) -> bool:
+    if finding.cause in NOT_SAVED:
+        return False
+    if finding.is_issue or finding.seconds is None:
+        return True
+    return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
+
+
+def _urgency(finding: Finding) -> tuple[bool, bool, float]:
+    """The order of cards: issues, then much time in which the model computes nothing, by cost."""
+    share = 0.0 if finding.share is None else finding.share
+    is_large_overhead = finding.is_overhead and share >= LARGE_OVERHEAD
+    return not finding.is_issue, not is_large_overhead, -(finding.seconds or math.inf)
+
+
+def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:
+    seconds = finding.seconds
+    view = VIEWS.get(finding.cause, "modules" if finding.module else "run")
+    return Card(
+        cause=finding.cause,
+        title=_title_of(finding, ledger),
+        seconds=seconds,
+        text="unknown" if seconds is None else f"−{units.duration(seconds)}",
+        action=finding.fix,
+        sentence=finding.sentence,
+        view=view,
+        module=finding.module,
+        confidence=_confidence_of(finding, of_screen),
+        is_issue=finding.is_issue,
+    )
+
+
+def _title_of(finding: Finding, ledger: Ledger | None) -> str:
+    often = _stalls(ledger) if finding.cause == "data" else ""
+    if often:
+        return f"Data loading stalls {often}"
+    title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
+    if finding.rank is not None:
+        title = f"{title} {finding.rank}"
+    place = f" in {plain(finding.module)}" if finding.module else ""
+    return f"{title[0].upper()}{title[1:]}{place}"
+
+
+def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
+    if finding.right is not None:
+        is_proven = least_share(*finding.right) >= PROVEN_SHARE
+        level: Level = "high" if is_proven and of_screen.level != "low" else "medium"
+        return Confidence(level=level, why=(finding.track_record,))
+    if not finding.is_issue:
+        level = "low" if of_screen.level == "low" else "medium"
+        return Confidence(level=level, why=("below the threshold of an issue",))
+    return Confidence(level=of_screen.level, why=("above the threshold of an issue",))

@@ -1,0 +1,105 @@
+"""The first screen as lines, for a terminal and for the end of the log."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from lflops import units
+from lflops.ledger.account import Ledger
+from lflops.profile.module_names import plain
+from lflops.report.first_screen import FIRST_CARDS, FirstScreen
+from lflops.report.text import counted, joined
+
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+_MOST_BARS = 48
+"""Bars of the step times: the last steps, or in a long run the last groups of steps."""
+
+_SEPARATOR = " · "
+
+
+def first_screen_rows(
+    screen: FirstScreen, ledger: Ledger | None = None
+) -> Iterator[tuple[str, str]]:
+    """Label and text of each row. A row without a label continues the one above."""
+    yield "run", _SEPARATOR.join([screen.title, *screen.header])
+    figures = []
+    for fact in screen.figures:
+        figures.append(f"{fact.label} {joined(fact.text, fact.remark, separator=' ')}")
+    yield from _labelled("figures", figures)
+    if screen.trained:
+        yield "time", screen.trained
+    if screen.steps is not None:
+        yield "step times", screen.steps.said
+    groups = [] if ledger is None else ledger.unprofiled[-_MOST_BARS:]
+    if len(groups) > 1:
+        bars = sparkline([group.seconds / group.steps for group in groups])
+        yield "", f"{bars} the last {counted(sum(group.steps for group in groups), 'step')}"
+    yield from _labelled("do next", list(_cards(screen)))
+    phases = []
+    for part in screen.phases:
+        phases.append(f"{part.label} {part.text.replace(', ', ' (')})")
+    if phases:
+        yield "step by phase", ", ".join(phases)
+    slow = [rank.said for rank in screen.ranks if rank.lost or rank.status != "ok"]
+    yield from _labelled("ranks", slow)
+    if screen.hint:
+        yield "unknown", screen.hint
+    yield (
+        "confidence",
+        joined(screen.confidence.level, "; ".join(screen.confidence.why), separator=": "),
+    )
+
+
+def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
+    """The first screen as Markdown, such as TensorBoard shows."""
+    yield f"**{_escaped(screen.title)}** {_SEPARATOR.join(map(_escaped, screen.header))}"
+    yield ""
+    yield "| | | |"
+    yield "|---|--:|---|"
+    for fact in screen.figures:
+        yield f"| {fact.label} | **{fact.text}** | {_escaped(fact.remark)} |"
+    yield ""
+    if screen.nothing:
+        yield screen.nothing
+    for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
+        action = f" {_escaped(card.action)}." if card.action else ""
+        yield f"{number}. **{_escaped(card.title)}** {card.text} per step.{action}"
+    yield ""
+    for part in screen.phases:
+        yield f"* {part.label}: {part.text}"
+    yield ""
+    why = "; ".join(screen.confidence.why)
+    yield f"Confidence: {screen.confidence.level}. {_escaped(why)}"
+
+
+def _escaped(text: str) -> str:
+    """Text without meaning in Markdown."""
+    return _MARKUP.sub(r"\\\g<0>", plain(text))
+
+
+def _labelled(label: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for index, line in enumerate(lines):
+        yield "" if index else label, line
+
+
+def _cards(screen: FirstScreen) -> Iterator[str]:
+    """The first cards: what each saves at most in a step, its cause and the action."""
+    if screen.nothing:
+        yield screen.nothing
+    for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
+        saving = "saves an unknown time"
+        if card.seconds is not None:
+            saving = f"saves at most {units.duration(card.seconds)} a step"
+        action = f" {card.action}." if card.action else ""
+        yield f"{number}. {card.title}, {saving}.{action}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars from 0 to the largest value."""
+    most = max(values)
+    if not most:
+        return ""
+    last = len(_BARS) - 1
+    return "".join(_BARS[round(value / most * last)] for value in values)

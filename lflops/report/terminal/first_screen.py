@@ -1,0 +1,12 @@
+"""The first screen of a run on a terminal."""
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+
+from lflops.report.terminal.tables import margin, prose
+
+
+def render_rows(rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Draw the rows of a first screen, each with its label in the margin."""
+    return margin((label, prose(text)) for label, text in rows)

@@ -1,0 +1,231 @@
+"""The first screen of a run, by hand from a ledger of a few steps and a window."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import json
+
+from lflops.analysis.analysis import analyze
+from lflops.ledger.account import Ledger, Start, StepGroup, duration_class
+from lflops.profile.profile import Profile
+from lflops.report.first_screen import (
+    FirstScreen,
+    WindowSummary,
+    first_screen,
+    rhythm,
+    window_summary,
+)
+from lflops.report.first_screen_text import first_screen_rows, sparkline
+from lflops.report.payload.payload import encoded_run, payload, run_shown
+from tests.support.profile_pairs import clean, ran
+from tests.support.screens import gpt_training
+
+
+def steps(*waits: float, mode: str = "unprofiled") -> list[StepGroup]:
+    """Steps with 0.2 s of forward, 0.1 s of backward and so many seconds of data wait."""
+    return [
+        StepGroup(
+            first=number,
+            last=number,
+            spent={"data": wait, "forward": 0.2, "backward": 0.1},
+            longest=wait + 0.3,
+            mode=mode,  # type: ignore[arg-type]
+        )
+        for number, wait in enumerate(waits, 3)
+    ]
+
+
+def ledger(groups: Sequence[StepGroup], **seconds: float) -> Ledger:
+    """A run with these steps, and other time by category."""
+    trained = sum(group.seconds for group in groups)
+    waited = sum(group.spent["data"] for group in groups)
+    spent = {"training/data": waited, "training/forward": trained - waited, **seconds}
+    total = sum(spent.values())
+    durations: dict[int, int] = {}
+    for group in groups:
+        if group.mode == "unprofiled":
+            kind = duration_class(group.seconds)
+            durations[kind] = durations.get(kind, 0) + 1
+    return Ledger(
+        seconds=spent,
+        total=total,
+        steps=len(groups),
+        slow_steps=(),
+        starts=(
+            Start(
+                begin=1.7e9, seconds=total, first_step=0, last_step=len(groups), ended="finished"
+            ),
+        ),
+        spans=(),
+        step_groups=tuple(groups),
+        durations=durations,
+    )
+
+
+STALLS = [0.3, 0.0, 0.0] * 10
+"""A stall of 0.3 s in every third step: 0.1 s in the mean step of 0.4 s."""
+
+
+def screen_of(profile: Profile | None, run: Ledger | None) -> FirstScreen:
+    """The first screen of a window, a ledger, or both."""
+    return first_screen(None if profile is None else window_summary(analyze(profile)), run)
+
+
+def values(screen: FirstScreen) -> dict[str, float | None]:
+    """The figures by name."""
+    return {fact.name: fact.value for fact in screen.figures}
+
+
+def test_the_run_comes_before_the_window() -> None:
+    """The window has steps of 0.3 s without a stall. The run has a mean of 0.4 s, of which a quarter is a wait."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
+    screen = screen_of(window, ledger(steps(*STALLS), start_up=12.0))
+    assert screen.steps is not None
+    assert (30, "run") == (screen.steps.number, screen.steps.source)
+    assert pytest.approx({"step": 0.4, "trained": 0.5}) == {
+        name: value for name, value in values(screen).items() if name in {"step", "trained"}
+    }
+    assert pytest.approx([0.1, 0.2, 0.1]) == [part.seconds for part in screen.phases]
+    assert pytest.approx(1.0) == sum(part.share for part in screen.phases)
+    assert pytest.approx(0.3, rel=0.006) == screen.steps.p50
+    assert pytest.approx(0.6, rel=0.006) == screen.steps.p95
+
+
+def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
+    """With its mean cost over all steps, the rhythm, an action, and a link to the steps."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
+    card = screen_of(window, ledger(steps(*STALLS))).cards[0]
+    assert ("data", "Data loading stalls every 3rd step", "run") == (
+        card.cause,
+        card.title,
+        card.view,
+    )
+    assert pytest.approx(0.1) == card.seconds
+    assert "−100 ms" == card.text
+    assert "25.0 % of the step (100 ms) is spent waiting for data, every 3rd step." == card.sentence
+    assert "workers" in card.action
+    assert card.is_issue
+
+
+def test_profiled_steps_and_the_warm_up_are_not_counted() -> None:
+    """Two of 9 s and one of 5 s change nothing."""
+    groups = [
+        *steps(0.0, 0.0),
+        *steps(8.7, 8.7, mode="profiled"),
+        *steps(4.7, mode="warm_up"),
+    ]
+    screen = screen_of(None, ledger(groups))
+    assert screen.steps is not None
+    assert (2, pytest.approx(0.3)) == (screen.steps.number, screen.steps.mean)
+
+
+def test_without_a_ledger_the_window_stands_for_the_run() -> None:
+    """It has one step of 0.2 s, and p95 of ten steps is the longest of them."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.1] * 9, 0.2, forward=1.0))
+    screen = screen_of(window, None)
+    assert screen.steps is not None
+    assert ("window", pytest.approx(0.11), 0.1, 0.2) == (
+        screen.steps.source,
+        screen.steps.mean,
+        screen.steps.p50,
+        screen.steps.p95,
+    )
+    assert "" == screen.trained
+
+
+def test_recomputation_is_a_phase_and_the_phases_add_up() -> None:
+    """A window in which a third of backward recomputes: of 0.1 s in the run, 1/30 s."""
+    window = window_summary(
+        analyze(ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4)))
+    )
+    recomputing = WindowSummary(
+        **{
+            name: getattr(window, name) for name in window.__struct_fields__ if name != "recomputed"
+        },
+        recomputed=1 / 3,
+    )
+    screen = first_screen(recomputing, ledger(steps(0.0, 0.0)))
+    shares = {part.name: part.seconds for part in screen.phases}
+    assert pytest.approx(0.1 / 3) == shares["recompute"]
+    assert pytest.approx(0.1 * 2 / 3) == shares["backward"]
+    assert pytest.approx(0.3) == sum(shares.values())
+
+
+def test_a_known_peak_gives_mfu_over_all_steps_of_the_run() -> None:
+    """The same work in steps that are longer by a factor has an MFU that is lower by it."""
+    window = gpt_training()
+    analysis = analyze(window)
+    alone = values(screen_of(window, None))
+    mean = analysis.step_times.mean
+    assert mean is not None
+    groups = steps(*[2 * mean - 0.3] * 9)
+    of_run = values(screen_of(window, ledger(groups)))
+    assert alone["MFU"] == pytest.approx(analysis.utilization.mfu)
+    assert of_run["MFU"] == pytest.approx((alone["MFU"] or 0.0) / 2)
+    assert of_run["step"] == pytest.approx(2 * mean)
+
+
+def test_an_unknown_peak_shows_the_rate_and_the_line_that_measures_it() -> None:
+    """2 x 100 MACs in 0.3 s."""
+    screen = screen_of(ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0)), None)
+    assert "MFU" not in values(screen)
+    assert values(screen)["achieved"] == pytest.approx(200 / 0.3)
+    assert 'hardware="measure"' in screen.hint
+
+
+def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
+    """Its steps show the stalls."""
+    screen = screen_of(None, ledger(steps(*STALLS)))
+    assert ("A run without a window", "low") == (screen.title, screen.confidence.level)
+    assert "Data loading stalls every 3rd step" == screen.cards[0].title
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([0.3, 0.0, 0.0] * 5, "every 3rd step"),
+        ([0.0, 0.3] * 6, "every 2nd step"),
+        ([0.001] * 30, ""),
+        ([], ""),
+        ([0.3, 0.0, 0.0, 0.0, 0.3, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.3], "in 4 of 12 steps"),
+        ([0.3] + [0.0] * 20, ""),
+        ([0.1, 0.2, 0.15] * 5, ""),
+        (([0.3] + [0.0] * 10) * 4, "every 11th step"),
+    ],
+)
+def test_the_rhythm_of_stalls(seconds: list[float], expected: str) -> None:
+    """Two long waits show no rhythm, and neither do waits that vary."""
+    assert expected == rhythm(seconds)
+
+
+def test_the_page_and_the_terminal_have_the_same_values() -> None:
+    """The tab's server makes it from the payload in the event file."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
+    summary = window_summary(analyze(window))
+    run = ledger(steps(*STALLS), start_up=12.0)
+    screen = first_screen(summary, run)
+    again: dict[str, Any] = json.decode(json.encode(run_shown(summary, run)))
+    assert json.decode(json.encode(screen)) == again["screen"]
+    text = "\n".join(f"{label} {said}" for label, said in first_screen_rows(screen, run))
+    for fact in screen.figures:
+        assert fact.text in text
+    for card in screen.cards[:3]:
+        assert f"{card.title}, saves at most {card.text.removeprefix('−')} a step" in text
+
+
+def test_the_server_reads_the_window_from_its_payload(tmp_path: Any) -> None:
+    """Without a ledger in the folder, the steps are those of the window."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
+    found = json.decode(encoded_run(json.encode(payload(analyze(window))), tmp_path))
+    assert found["ledger"] is None
+    assert [0.3] * 9 == [each["longest"] for each in found["steps"]]
+    assert json.decode(json.encode(screen_of(window, None))) == found["screen"]
+    with pytest.raises(ValueError, match="lacks what the first screen needs"):
+        encoded_run(b"{}", tmp_path)
+
+
+def test_bars_of_a_text_reach_from_0_to_the_largest_value() -> None:
+    """A value of half of it is a bar of half the height."""
+    assert "▁█▁▅" == sparkline([0.0, 1.0, 0.0, 0.5])
+    assert "" == sparkline([0.0, 0.0])

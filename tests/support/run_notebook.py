@@ -1,0 +1,70 @@
+"""Run the notebook of the examples without Jupyter, and write its outputs anew.
+
+    python -m tests.support.run_notebook
+
+A cell's output is its last expression: as text, and as HTML if the value has some.
+"""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.repository import ROOT
+
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+
+
+def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The notebook with the outputs of its cells, which run from top to bottom."""
+    names: dict[str, Any] = {}
+    number = 0
+    cells = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            number += 1
+            value = _run("".join(cell["source"]), names)
+            outputs = [] if value is None else [_output(value, number)]
+            cell = cell | {"execution_count": number, "outputs": outputs}  # noqa: PLW2901
+        cells.append(cell)
+    return notebook | {"cells": cells}
+
+
+def _run(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; return the value of its last line, if that is an expression."""
+    tree = ast.parse(source)
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, "cell", "exec"), names)  # noqa: S102 - our own notebook
+        return None
+    tree.body.pop()
+    exec(compile(tree, "cell", "exec"), names)  # noqa: S102 - our own notebook
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names)  # noqa: S307
+
+
+def _output(value: Any, number: int) -> dict[str, Any]:
+    data = {"text/plain": str(value).splitlines(keepends=True)}
+    if hasattr(value, "_repr_html_"):
+        data["text/html"] = value._repr_html_().splitlines(keepends=True)
+    return {
+        "output_type": "execute_result",
+        "execution_count": number,
+        "metadata": {},
+        "data": data,
+    }
+
+
+def read(path: Path = NOTEBOOK) -> dict[str, Any]:
+    """The notebook as it is stored."""
+    notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return notebook
+
+
+def main() -> None:
+    """Write the outputs into the file."""
+    text = json.dumps(executed(read()), indent=1, ensure_ascii=False)
+    NOTEBOOK.write_text(f"{text}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
