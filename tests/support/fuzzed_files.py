@@ -77,7 +77,7 @@ def originals(folder: Path) -> dict[str, Reader]:
         "profile": Reader("x", [profile], shown),
         "two profiles": Reader("x", [profile], ["diff x x"]),
         "trace": Reader(TRACE, [trace], traced),
-        "compressed trace": Reader(f"{TRACE}.gz", [gzip.compress(trace)], packed_traces),
+        "compressed trace": Reader(f"{TRACE}.gz", [gzip.compress(trace, mtime=0)], packed_traces),
         "trace in gzip": Reader(f"{TRACE}.gz", [trace], packed_traces, is_compressed=True),
         "raw trace": Reader("raw", [trace], ["annotate"]),
         "recorded calls": Reader("calls", [calls], ["annotate"]),
@@ -110,7 +110,7 @@ def damaged(reader: Reader, original: bytes, edits: Sequence[Edit]) -> bytes:
         place = int(edit.at * len(content))
         end = place + edit.removed
         content = content[:place] + edit.added * edit.repeated + content[end:]
-    return gzip.compress(content, 1) if reader.is_compressed else content
+    return gzip.compress(content, 1, mtime=0) if reader.is_compressed else content
 
 
 class Defect(NamedTuple):
