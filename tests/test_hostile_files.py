@@ -104,8 +104,8 @@ ZEROS = bytes(10_000_000)
 @pytest.mark.parametrize("command", ["trace show {}", "trace merge .", "trace compat ."])
 def test_a_gzip_bomb_is_refused(command: str, repeated: bytes, tmp_path: Path) -> None:
     """400 MB in a file of about one megabyte: gzip allows files one after the other."""
-    content = gzip.compress(b'{"traceEvents": [', mtime=0)
-    content += gzip.compress(repeated, mtime=0) * 50
+    begin = gzip.compress(b'{"traceEvents": [', mtime=0)
+    content = begin + gzip.compress(repeated, mtime=0) * 50
     (path := tmp_path / f"{TRACE}.gz").write_bytes(content)
     memory, line = peak_and_line(command.format(path.name), tmp_path)
     assert path.name in line

@@ -64,6 +64,9 @@ Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 MOST_STEPS = 2**53
 """No run has as many steps: a larger number would not fit into a float."""
 
+_LARGEST_CLASS = 10_000
+"""Largest class of a duration that a row may have. It is 10^43 seconds."""
+
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
     """The first line of a file.
@@ -242,6 +245,8 @@ def _is_known(line: Line) -> bool:
     if isinstance(line, StepGroup):
         return max(abs(line.first), abs(line.last), abs(line.steps)) < MOST_STEPS
     if isinstance(line, Row):
+        if any(abs(each) > _LARGEST_CLASS for each in line.durations):
+            return False
         for category in (*line.spent, *line.open):
             group, _, cause = category.partition("/")
             if group not in CATEGORIES or (group == "slow" and cause not in CAUSES):

@@ -66,7 +66,7 @@ def _check(section: Mapping[str, Any]) -> None:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(read(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CountError(f"from_deepspeed: {path}: {error}") from error
     if not isinstance(config, Mapping):
         raise CountError(f"from_deepspeed: {path}: not a JSON object")

@@ -154,11 +154,11 @@ def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(
 
 
 def test_a_text_that_cannot_be_written_is_no_reason_for_a_profile_not_to_be(tmp_path: Path) -> None:
-    """The device takes nothing."""
+    """It is a device."""
     monitor = tolerant(tmp_path, output_file="/dev/full")
     with pytest.warns(
         UserWarning,
-        match="FlopsMonitor: output_file='/dev/full' failed; all else .*is a folder, a pipe or a device",
+        match="output_file=./dev/full. failed; all else .* is a folder, a pipe or a device",
     ) as warned:
         fit(Classifier(), monitor)
     assert ["output_file='/dev/full'"] == of_ours(warned)
