@@ -60,7 +60,7 @@ def check_fake_tensors() -> None:
     _raise_if_wrong(
         {
             "a fake mode makes no fake tensors": type(fake) is tensors.FakeTensor,
-            "a fake tensor has no device": tensors.fake_device(fake).type == "cpu",
+            "a fake tensor has no device": tensors.fake_device(fake).type == "cpu",  # type: ignore[arg-type]
             "modes cannot be listed": only_shapes,
             "fake tensors have values": not has_values,
         }

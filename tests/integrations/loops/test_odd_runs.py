@@ -108,4 +108,4 @@ def test_a_child_that_ends_within_a_step_leaves_the_run_alone(
 ) -> None:
     """It unwinds through the step and the monitor, which have to do nothing in it."""
     ended = warm_python.run(FORKS, tmp_path)
-    assert (0, "{7} 10 10 1 1 ['.jsonl', '']") == (ended.status, ended.out.strip()), ended.err
+    assert (0, "{7} 10 10 1 1 ['.jsonl']") == (ended.status, ended.out.strip()), ended.err
