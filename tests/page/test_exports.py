@@ -158,7 +158,7 @@ def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) 
     All that under the page's own policy.
     """
     seen = page_of(small_profile(), color_scheme="light")
-    drawing = ET.fromstring(exported(seen, seen.page, "The step by phase as SVG")[1])  # noqa: S314 - our own
+    drawing = ET.fromstring(exported(seen, seen.page, "Where the step goes as SVG")[1])  # noqa: S314 - our own
     parts = drawing.findall(f"{SVG}svg/{SVG}svg")
     widths = {
         part.findtext(f"{SVG}title", "").split(":")[0]: float(part.get("width", ""))
@@ -170,7 +170,7 @@ def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) 
         widths["backward"] / widths["forward"],
     )
     assert "var(" not in ET.tostring(drawing, "unicode")
-    picture = imread(BytesIO(exported(seen, seen.page, "The step by phase as PNG")[1]))
+    picture = imread(BytesIO(exported(seen, seen.page, "Where the step goes as PNG")[1]))
     high, long = picture.shape[:2]
     assert (2 * float(drawing.get("width", "")), 2 * float(drawing.get("height", ""))) == (
         pytest.approx(long, abs=1),
@@ -277,7 +277,7 @@ def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> 
     page.keyboard.press("Enter")
     page.locator(".menu button").first.wait_for()
     page.keyboard.press("Tab")
-    assert "The step by phase as SVG" == page.evaluate("document.activeElement.textContent")
+    assert "times of the steps as SVG" == page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Escape")
     assert not page.locator(".menu").is_visible()
     assert "export" == page.evaluate("document.activeElement.textContent")

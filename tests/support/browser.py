@@ -154,7 +154,8 @@ def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]
     def go(given: Profile, **options: Any) -> Seen:
         save(analyze(given), tmp_path / "page.html")
         found = opening((tmp_path / "page.html").as_uri(), **options)
-        found.page.locator(".figures").first.wait_for()
+        # A profile without times has no figures.
+        found.page.locator(".figures").first.wait_for(state="attached")
         return found
 
     return go
