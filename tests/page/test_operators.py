@@ -148,11 +148,10 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
     assert "the modules that ran it are unknown" in seen.page.locator(".within").inner_text()
 
 
-def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> None:
-    """And what does count."""
+def test_where_nothing_was_counted_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:
+    """No empty table."""
     seen = page_of(profile({"": {}}, []))
-    seen.view("Operators")
-    assert "Unknown: this profile has no counts" in seen.page.locator(".message").inner_text()
+    assert 0 == seen.page.get_by_role("tab", name="Operators", exact=True).count()
 
 
 def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:

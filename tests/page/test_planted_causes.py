@@ -106,11 +106,8 @@ def test_the_first_screen_names_the_planted_cause(
     (file,) = tmp_path.glob("*.html")
     page = opening(file.as_uri()).page
     page.set_viewport_size({"width": 1024, "height": 768})
-    verdict = page.locator(".verdict")
-    text, box = (
-        verdict.locator("dd").nth(1).locator("div").first.inner_text(),
-        verdict.bounding_box(),
-    )
+    card = page.locator(".action-card").first
+    text, box = card.locator(".sentence").inner_text(), card.bounding_box()
     assert {cause} == {each for each, sentence in NAMED.items() if sentence in text}, text
     assert box is not None
     assert box["y"] + box["height"] < 768

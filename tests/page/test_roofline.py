@@ -218,11 +218,10 @@ def test_a_roof_that_nothing_is_judged_by_is_dashed(roofline_of: Callable[..., S
     assert "not used as the limit" in seen.page.locator(".roofs li").last.inner_text()
 
 
-def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> None:
-    """And what does count."""
+def test_where_nothing_was_counted_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:
+    """No empty chart."""
     seen = page_of(profile({"": {}}, []))
-    seen.view("Roofline")
-    assert "Unknown: this profile has no counts" in seen.page.locator(".message").inner_text()
+    assert 0 == seen.page.get_by_role("tab", name="Roofline", exact=True).count()
 
 
 def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:

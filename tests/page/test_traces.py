@@ -79,7 +79,7 @@ def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, ser
     button.click()
     shown = frame(seen).frame_locator("iframe.perfetto").locator("body")
     shown.get_by_text(f"{NAMES[0]}: 1000 bytes").wait_for()
-    frame(seen).get_by_text("Waiting for").wait_for(state="hidden")
+    frame(seen).get_by_text(f"Waiting for {PERFETTO}").wait_for(state="hidden")
     assert [PERFETTO] == other_requests(server, seen)
 
 
