@@ -36,6 +36,7 @@ def numbers(seen: Seen) -> list[str]:
 
 def figures(seen: Seen) -> dict[str, str]:
     """Those of the window, by their labels."""
+    seen.page.locator(".of-window .figure").first.wait_for()
     return dict(
         zip(
             *(
