@@ -143,7 +143,8 @@ def test_one_rank_is_shown_where_it_is_known_by_itself(page_of: Callable[..., Se
         "The figures of rank 2 come first. All other figures are those of the whole run."
     ).wait_for()
     assert (
-        "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
+        "all ranks: 2.00 ms to 5.00 ms"
+        == seen.page.locator(".of-window .figure .remark").first.inner_text()
     )
     seen.page.reload()
     seen.page.locator(".figures").first.wait_for()
