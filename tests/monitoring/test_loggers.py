@@ -57,7 +57,7 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
     assert 8 * 8 + 8 == rows["body.0"]["parameters"]
     assert list(media.rglob("memory*.png"))
     pages = [path.read_text() for path in media.rglob("*.html")]
-    assert any("<pre>" in page and "verdict" in page for page in pages)
+    assert any("<pre" in page for page in pages)
     assert any("<script" in page for page in pages)
     assert 99 == wandb_run.summary["lflops/train/parameters"]
     assert {"profile", "trace"} <= kept.keys()  # and its own kind for the table

@@ -253,7 +253,7 @@ def test_show_of_a_folder_begins_with_the_run(
     replace(window, run=of_training).save(tmp_path / "train-0-9.profile.json")
     assert 0 == main(["show", str(tmp_path)])
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith("run Module · 20 steps · 1 min 0 s")
+    assert text.startswith("run Linear · 20 steps · 1 min 0 s")
     assert "step 1.10 s mean of 20 unprofiled steps of the run" in text
     assert "step of window 300 ms" in text
     assert 0 == main(["show", str(tmp_path), "--json"])

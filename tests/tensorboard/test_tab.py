@@ -325,7 +325,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
             writer,
             "asks",
             packed(
-                json.dumps({"lflops": 3, "traces": [{"file": file} for file in REFUSED]}).encode()
+                json.dumps({"lflops": 4, "traces": [{"file": file} for file in REFUSED]}).encode()
             ),
         )
         write(writer, "odd", packed(b'{"lflops":4,"traces":[3,{"file":3},{}]}'))
@@ -408,7 +408,7 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
         (folder / NAME).write_bytes(TRACE)
 
     def named(file: Path) -> bytes:
-        return json.dumps({"lflops": 3, "traces": [{"file": str(file)}]}).encode()
+        return json.dumps({"lflops": 4, "traces": [{"file": str(file)}]}).encode()
 
     with pytest.raises(ValueError, match="is not below the log directory"):
         opened(named(tmp_path / NAME), "0", logs / "run", logs)

@@ -299,7 +299,7 @@ def test_what_cannot_be_matched_says_why(recorder: Recorder, profile: Profile) -
     snapshot = snapshot_of(recorder.snapshot())
     with pytest.raises(ProfileError, match="the profile has no memory"):
         memory_by_module(snapshot, replace(profile, memory=None))
-    with pytest.raises(ProfileError, match="no forward pass, with stacks"):
+    with pytest.raises(ProfileError, match="no forward pass with stacks"):
         memory_by_module(
             snapshot._replace(trace=tuple(each._replace(stack=()) for each in snapshot.trace)),
             profile,
