@@ -24,7 +24,7 @@ from lflops.estimation.equal_blocks import Fold, folded, folds_of, run_alike
 from lflops.estimation.fake_tensors import Fakes, attention_on, values_refused
 from lflops.estimation.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
-from lflops.estimation.unrolling import NotPeriodicError, StepRecord, Unrolling
+from lflops.estimation.unrolling import StepRecord, Unrolling
 from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 from lflops.flop_counter.cpu_kernels import LSTM_LAYER
@@ -361,7 +361,8 @@ class Estimator:
             The same profile as that of the whole model, or `None` if it has to run.
         """
         for kept in KEPT:
-            with contextlib.suppress(NotPeriodicError):
+            # A model may not run with fewer blocks. The whole model raises its own errors.
+            with contextlib.suppress(Exception):
                 return self._from_few_blocks(subjects, fold._replace(kept=kept), setup)
         return None
 

@@ -9,6 +9,7 @@ linear in the number of blocks, and two folded models fix their lines.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -165,22 +166,23 @@ class Unrolling:
         """
         blocks = _absorbed([token.block for token in tokens])
         place_of, storage_at = _places(tokens, blocks)
-        new_numbers: dict[tuple[int, int], int] = {}
+        alive: dict[tuple[int, int], int] = {}
+        births = 0
         for index, shift in self.order(blocks):
             token = tokens[index]
             if token.storage is None:
                 yield index, shift, None
             elif token.is_birth:
-                number = len(new_numbers)
-                new_numbers[token.storage, shift] = number
-                yield index, shift, number
+                alive[token.storage, shift] = births
+                yield index, shift, births
+                births += 1
             else:
                 place = place_of[token.storage]
                 block, freed_shift = self._freed(place.block, blocks[index], shift)
                 storage = token.storage
                 if block != place.block:
                     storage = storage_at.get(Place(block, place.run, place.position), -1)
-                number = new_numbers.get((storage, freed_shift), -1)
+                number = alive.pop((storage, freed_shift), -1)
                 if number < 0:
                     raise NotPeriodicError(f"{blocks[index]} frees {place}")
                 yield index, shift, number
@@ -246,9 +248,8 @@ class Unrolling:
                 if event >= 0:
                     tokens.append(Token(born_in[event], event, is_birth=True))
                 else:
-                    block = _block_of_free(running, born_in[~event])
-                    tokens.append(Token(block, ~event))
-        return tokens, operators
+                    tokens.append(Token(running, ~event))
+        return _with_blocks_of_frees(tokens, dict(enumerate(born_in))), operators
 
     def requests(self, log: AllocationLog) -> list[Request]:
         """Unroll the requests to the allocator."""
@@ -260,8 +261,8 @@ class Unrolling:
                 born_in[request.key] = block
                 tokens.append(Token(block, request.key, is_birth=True))
             else:
-                block = _block_of_free(block, born_in[request.key])
                 tokens.append(Token(block, request.key))
+        tokens = _with_blocks_of_frees(tokens, born_in)
         unrolled: list[Request] = []
         for index, _, storage in self.tokens(tokens):
             request = log.requests[index]
@@ -452,17 +453,32 @@ def _places(
     return place_of, storage_at
 
 
-def _block_of_free(running: int | None, born_in: int | None) -> int | None:
-    """Return the block to which a free belongs.
+def _with_blocks_of_frees(
+    tokens: Iterable[Token], born_in: Mapping[int, int | None]
+) -> list[Token]:
+    """Return the tokens with the block of each free, which is so far the running block.
 
-    A block may free what it or its neighbours allocated. Lists over all blocks are freed by no
-    block, item by item.
+    A block frees what it or its neighbours allocated. Lists over all blocks are freed by no block,
+    item by item: such a free belongs to the block that allocated the item.
     """
-    if running is None:
-        return born_in
-    if born_in is not None and abs(born_in - running) > 1:
-        return born_in
-    return running
+    found: list[Token] = []
+    for (is_free, running), group in groupby(tokens, _kind):
+        items = list(group)
+        if not is_free:
+            found += items
+            continue
+        origins = [born_in[token.storage] for token in items if token.storage is not None]
+        blocks = [block for block in (*origins, running) if block is not None]
+        if running is None or max(blocks) - min(blocks) > 1:
+            pairs = zip(items, origins, strict=True)
+            items = [token._replace(block=origin) for token, origin in pairs]
+        found += items
+    return found
+
+
+def _kind(token: Token) -> tuple[bool, int | None]:
+    """Return whether a token is a free, and its block."""
+    return token.storage is not None and not token.is_birth, token.block
 
 
 def _is_linear(row: Any) -> bool:
