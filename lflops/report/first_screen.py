@@ -664,7 +664,9 @@ def rhythm(seconds: Sequence[float]) -> str:
         return ""
     distances = [after - before for before, after in pairwise(long)]
     usual_distance = sorted(distances)[len(distances) // 2]
-    if distances.count(usual_distance) >= REGULAR_SHARE * len(distances):
+    is_regular = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
+    # Steps in a row are a slow part of the run, not a rhythm.
+    if is_regular and usual_distance > 1:
         return f"every {_ordinal(usual_distance)} step"
     return f"in {len(long)} of {len(seconds)} steps"
 

@@ -233,6 +233,7 @@ def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
         ([0.3] + [0.0] * 20, ""),
         ([0.1, 0.2, 0.15] * 5, ""),
         (([0.3] + [0.0] * 10) * 4, "every 11th step"),
+        ([0.3] * 6 + [0.0] * 14, "in 6 of 20 steps"),
     ],
 )
 def test_the_rhythm_of_stalls(seconds: list[float], expected: str) -> None:
