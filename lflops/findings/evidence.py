@@ -158,7 +158,7 @@ class StepEvidence:
 
     @cached_property
     def operator_times(self) -> OperatorTimes:
-        return OperatorTimes(self.profile)
+        return OperatorTimes(self.profile, self.contention)
 
     @cached_property
     def sleep(self) -> Sleep | None:
@@ -217,6 +217,13 @@ class StepEvidence:
     @property
     def is_cpu_contended(self) -> bool:
         return self.lost_cpu_share >= CONTENDED_SHARE
+
+    @property
+    def contention(self) -> float:
+        """How many times as long a span may take because other programs use the CPU."""
+        if not self.is_cpu_contended:
+            return 1.0
+        return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
 
     @cached_property
     def uncontended_mean(self) -> float:

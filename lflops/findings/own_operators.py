@@ -1,7 +1,8 @@
 """The time of the operators that a module runs itself, next to the time of its Python code.
 
 The traced steps know the time of each operator over the whole step. A module has the share of it
-that its bytes are of all bytes of the operator. Without a trace, only an upper bound is known.
+that its bytes or its MACs are of those of the operator in the step, whichever share is larger.
+Without a trace, only an upper bound is known.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -29,6 +30,9 @@ SECONDS_PER_FLOP = 1e-9
 RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
 """Operators that traces have under the name of the one that they call."""
 
+LEAST_SHOWN = 1e-6
+"""The shortest time of an operator that a sentence states."""
+
 MOST_NAMES = 3
 """Maximum number of operators that a sentence names."""
 
@@ -41,8 +45,9 @@ class OwnOperators:
 
     Attributes:
         traced: Seconds per step of each operator that the trace knows.
-        names: All operators, those with the most time first, then those that move most bytes.
-        seconds: Seconds per step that they need: as traced, or at the most.
+        names: All operators, first those that the trace knows, those with the most time first.
+        seconds: Seconds per step that they need: as traced, or at the most. If other programs use the
+            CPU, they need longer by the factor `contention`.
     """
 
     traced: Mapping[str, float]
@@ -53,8 +58,8 @@ class OwnOperators:
         """The operators in words, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
         words = []
         for name in self.names[:MOST_NAMES]:
-            seconds = self.traced.get(name)
-            took = "" if seconds is None else f" ({units.duration(seconds)})"
+            seconds = self.traced.get(name, 0.0)
+            took = f" ({units.duration(seconds)})" if seconds >= LEAST_SHOWN else ""
             words.append(f"{plain(name)}{took}")
         if len(self.names) > MOST_NAMES:
             words.append("others")
@@ -64,12 +69,20 @@ class OwnOperators:
 class OperatorTimes:
     """The times of the operators of a profile, by module."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, contention: float = 1.0) -> None:
+        """Read the traced seconds and the work of each operator.
+
+        Args:
+            profile: The profile.
+            contention: How many times as long operators take because of other programs.
+        """
+        self._contention = contention
         self._is_on_cpu = profile.run.device_type in {"cpu", None}
         self._by_module: dict[str, list[OpCount]] = {}
         for count in profile.op_counts:
             self._by_module.setdefault(count.module, []).append(count)
         self._moved = summed((_name(count), count.bytes_moved) for count in profile.op_counts)
+        self._macs = summed((_name(count), count.macs) for count in profile.op_counts)
         self._known: dict[str, float] = {}
         for name, seconds in traced_seconds(profile).items():
             self._known[name.removeprefix(ATEN)] = seconds
@@ -80,28 +93,32 @@ class OperatorTimes:
         for module in modules:
             counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
         traced: dict[str, float] = {}
-        seconds = 0.0
+        needed: dict[str, float] = {}
         for count in counts:
             name = _name(count)
             took = self._traced_seconds(count)
             if took is None:
-                seconds += self._most_seconds(count)
+                took = self._most_seconds(count)
             else:
-                seconds += took
                 traced[name] = traced.get(name, 0.0) + took
-            seconds += count.calls * SECONDS_PER_CALL
-        moved = summed((_name(count), count.bytes_moved) for count in counts)
-        names = sorted(moved, key=lambda name: (-traced.get(name, 0.0), -moved[name]))
-        return OwnOperators(traced=traced, names=tuple(names), seconds=seconds)
+            needed[name] = needed.get(name, 0.0) + took
+        names = sorted(needed, key=lambda name: (name not in traced, -needed[name]))
+        calling = sum(count.calls for count in counts) * SECONDS_PER_CALL
+        seconds = sum(needed.values()) + calling
+        return OwnOperators(traced=traced, names=tuple(names), seconds=seconds * self._contention)
 
     def _traced_seconds(self, count: OpCount) -> float | None:
-        """The share of an operator's traced time that its bytes are of all its bytes."""
+        """The part of an operator's traced time that belongs to some of its calls."""
         name = _name(count)
         seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
         moved = self._moved[name]
         if seconds is None or not moved:
             return None
-        return seconds * count.bytes_moved / moved
+        share = count.bytes_moved / moved
+        macs = self._macs[name]
+        if macs:
+            share = max(share, count.macs / macs)
+        return seconds * share
 
     def _most_seconds(self, count: OpCount) -> float:
         """Seconds that an operator without matmuls needs at the most."""

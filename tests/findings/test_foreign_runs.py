@@ -215,6 +215,33 @@ def test_the_share_of_an_operator_is_by_its_bytes() -> None:
     assert "gelu (3.00 ms)" in findings(given)["outside"].sentence
 
 
+def test_the_share_of_an_operator_may_be_by_its_macs() -> None:
+    """B has 9 of the 10 thousand MACs of addmm, and a third of its bytes: 36 of 40 ms are its own."""
+    large = product("b", "addmm", "forward", macs=9000, bytes_moved=500)
+    given = trained(
+        own={("b", "forward"): 40e-3}, cells=[large], operators={"addmm": 40e-3, "gelu": 1e-3}
+    )
+    assert "python" not in findings(given)
+    small = product("b", "addmm", "forward", macs=100, bytes_moved=500)
+    twin = trained(
+        own={("b", "forward"): 40e-3}, cells=[small], operators={"addmm": 4e-3, "gelu": 1e-3}
+    )
+    assert "python" in findings(twin)
+
+
+def test_on_a_busy_machine_operators_take_longer_than_traced() -> None:
+    """Three quarters of the CPU time are others': GELU's 5 traced ms may take 20, and 40 is no reason."""
+    given = trained(own={("b", "forward"): 40e-3}, operators={"gelu": 5e-3})
+    assert "python" in findings(given)
+    steps = []
+    for step in given.steps:
+        if step.kind == "module_timing":
+            steps.append(replace(step, cpu_user=1.0, cpu_system=0.0, cpu_lost=3.0))
+        else:
+            steps.append(step)
+    assert "python" not in findings(replace(given, steps=tuple(steps)))
+
+
 @pytest.mark.parametrize("operators", [None, {"max_pool2d_with_indices": 1e-3, "clamp_min": 1e-3}])
 def test_python_outside_the_layers_is_found(operators: dict[str, float] | None) -> None:
     """The twin: small operators, and 30 ms in forward that they do not need; also without a trace."""

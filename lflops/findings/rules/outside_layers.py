@@ -90,7 +90,7 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     if forward is None or not step.profile.is_counted:
         return step.breakdown is not None
     operators = step.operator_times.of({""}, {"forward"})
-    calling = SECONDS_PER_MODULE * (1 + len(step.children[""]))
+    calling = SECONDS_PER_MODULE * (1 + len(step.children[""])) * step.contention
     python = forward.median + step.seconds_around_model - operators.seconds - calling
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
 

@@ -58,7 +58,8 @@ def _seconds_of_python(
         if operators.names and not operators.traced:
             # How long its operators take is unknown.
             continue
-        usual = SECONDS_PER_MODULE * (1 + len(step.children[name])) + operators.seconds
+        calling = SECONDS_PER_MODULE * (1 + len(step.children[name])) * step.contention
+        usual = calling + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:
             yield step.patterns[name], max(took.median - usual, 0.0)
 
