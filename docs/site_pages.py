@@ -144,7 +144,7 @@ def issue_threshold(rule: Any) -> str:
     """The cost that makes a finding an issue, and how often such a finding was right."""
     threshold = rule.threshold
     if threshold.share is None:
-        return "never; it only says where the time goes."
+        return "never; it only shows where the time goes."
     costs = []
     if threshold.share:
         costs.append(f"{threshold.share * 100:g} % of the time")

@@ -184,7 +184,7 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
     with pytest.raises(
         lflops.CountError,
-        match=r"num_hidden_layers=1000000: models of up to 10,000 layers are estimated",
+        match=r"num_hidden_layers=1000000: pass a configuration with at most 10,000 layers",
     ):
         builder_of(str(folder))
 
