@@ -155,7 +155,7 @@ def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
     folder = saved(tmp_path, "DetrForObjectDetection", image_size=None)
     with pytest.raises(
         lflops.CountError,
-        match=r'has no image_size, .*: add "image_size": \[height, width\] to it$',
+        match=r'has no image_size, .*: add "image_size": \[height, width\] to the configuration$',
     ):
         builder_of(str(folder))(1)
     (folder / "preprocessor_config.json").write_text(

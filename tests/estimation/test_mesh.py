@@ -446,8 +446,8 @@ def test_a_backward_inside_of_forward_has_one_set_of_gradients() -> None:
 
 STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "no function": ({"step": 1}, "step=1: pass a function"),
-    "backward as well": ({"step": print, "backward": True}, "leave backward out"),
-    "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss out"),
+    "backward as well": ({"step": print, "backward": True}, "leave backward= out"),
+    "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss= out"),
     "a rank of none": ({"rank": 1}, "rank=1: pass mesh= as well"),
     "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
     "shapes not given": (

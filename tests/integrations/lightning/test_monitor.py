@@ -432,7 +432,7 @@ WRONG_CONFIGS: list[tuple[Any, str]] = [
     ({}, 'the config has no "flops_profiler" section'),
     (
         {"flops_profiler": {"depth": 2, "top": 1}},
-        "has the unknown keys 'depth', 'top'; known are enabled, ",
+        "has unknown keys: 'depth', 'top'; DeepSpeed accepts enabled, ",
     ),
     (
         {"flops_profiler": {"module_depth": "all"}},

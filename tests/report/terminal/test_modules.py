@@ -528,7 +528,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "tensor_parallel": 1,
                 },
             ),
-            "3.00 k parameters are in experts, 500 are not",
+            "3.00 k parameters are in experts, and 500 are outside of experts",
         ),
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
