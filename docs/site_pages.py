@@ -146,7 +146,7 @@ def issue_threshold(rule: Any) -> str:
 
     threshold = rule.threshold
     if threshold.share is None:
-        return "never; it only says where the time goes."
+        return "never; it only shows where the time goes."
     costs = []
     if threshold.share:
         costs.append(f"{threshold.share * 100:g} % of the time")

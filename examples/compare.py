@@ -1,8 +1,8 @@
-"""Compare a training step with the last good one, for example in CI.
+"""Compare a training step with a saved baseline, for example in CI.
 
 If a limit is broken, the exit status is 1.
 
-python examples/compare.py --baseline good.profile.json   # records it the first time
+python examples/compare.py --baseline good.profile.json   # the first call records the baseline
 python examples/compare.py --baseline good.profile.json --max-memory 5%
 python examples/compare.py --baseline good.profile.json --max-regress 3% --min-mfu 0.35
 """

@@ -1,7 +1,7 @@
 """Train a model without torch.compile, and then with compiled blocks.
 
-Both are counted exactly. A compiled block is one row in the table of times. It takes half a minute
-on two cores, most of it for compilation.
+Both runs are counted exactly. A compiled block is one row in the table of times. The example takes
+half a minute on two cores; most of this time is compilation.
 
 python examples/compiled.py
 lflops show runs/compiled/train-0-*.profile.json

@@ -45,7 +45,7 @@ class LoRA(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention with adapters, and an MLP without, each with a residual connection."""
+    """Attention with adapters, and an MLP without adapters, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()

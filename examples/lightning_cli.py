@@ -1,6 +1,7 @@
 """Train a model with a monitor, both configured in a YAML file.
 
-LightningCLI fills a monitor's arguments, and its schedule's. Some seconds on two cores.
+LightningCLI sets the arguments of the monitor and of its schedule. It takes some seconds on two
+cores.
 
 pip install 'jsonargparse[signatures]'
 python examples/lightning_cli.py fit --config examples/lightning_cli.yaml

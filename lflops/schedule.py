@@ -32,7 +32,7 @@ class Schedule:
         for name, least in _LEAST.items():
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScheduleError(f"{name}={value!r}: give a whole number, {least} or more")
+                raise ScheduleError(f"{name}={value!r}: pass a whole number, {least} or more")
 
 
 class Position(NamedTuple):

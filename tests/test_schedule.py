@@ -124,11 +124,11 @@ def test_windows_that_would_not_be_finished_are_not_begun(repeat: int, windows: 
 
 
 WRONG = [
-    ({"wait": -1}, "wait=-1: give a whole number, 0 or more"),
-    ({"warmup": 1.5}, "warmup=1.5: give a whole number, 0 or more"),
-    ({"active": 0}, "active=0: give a whole number, 1 or more"),
-    ({"repeat": True}, "repeat=True: give a whole number, 0 or more"),
-    ({"skip_first": "2"}, "skip_first='2': give a whole number, 0 or more"),
+    ({"wait": -1}, "wait=-1: pass a whole number, 0 or more"),
+    ({"warmup": 1.5}, "warmup=1.5: pass a whole number, 0 or more"),
+    ({"active": 0}, "active=0: pass a whole number, 1 or more"),
+    ({"repeat": True}, "repeat=True: pass a whole number, 0 or more"),
+    ({"skip_first": "2"}, "skip_first='2': pass a whole number, 0 or more"),
 ]
 
 

@@ -201,8 +201,8 @@ def tree(
     _check_sort(profile, sort, phase)
     if depth < -1:
         raise ValueError(
-            f"depth={depth}: give -1 for all levels, 0 for the model alone, "
-            "or the number of levels to show below it"
+            f"depth={depth}: pass -1 for all levels, 0 for only the model, or the number of levels "
+            "below the model"
         )
     below = below or children(profile.modules)
     if groups is None and fold:
@@ -294,12 +294,12 @@ def has_times(profile: Profile, phase: Phase | None) -> bool:
 
 def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:
     if sort is not None and sort not in SORT_KEYS:
-        raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
+        raise ValueError(f"sort={sort!r}: pass one of {', '.join(SORT_KEYS)}")
     if sort == "time" and not has_times(profile, phase):
         where = "in any phase" if phase is None else f"in {phase}"
         others = ", ".join(SORT_KEYS[:-1])
         raise ValueError(
-            f"sort='time': no module of this profile has a time {where}; give one of {others}"
+            f"sort='time': no module of this profile has a time {where}; pass one of {others}"
         )
 
 

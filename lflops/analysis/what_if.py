@@ -111,7 +111,7 @@ def what_if(
     if not times.mean or times.seconds is None:
         raise ProfileError(
             "what_if: the profile has no unprofiled step: "
-            "give a profile of a training run, or of lflops.measure"
+            "pass a profile of a training run, or of lflops.measure"
         )
     removed = [without] if isinstance(without, str) else without
     factors = {**dict.fromkeys(removed, 0.0), **(scale or {})}
@@ -120,21 +120,21 @@ def what_if(
     for name, factor in factors.items():
         if not _is_number(factor):
             raise ProfileError(
-                f"what_if: scale[{name!r}]={factor!r}: give a factor for its time, 0 or more"
+                f"what_if: scale[{name!r}]={factor!r}: pass a factor for its time, 0 or more"
             )
         step.scale(name, factor)
     if hardware is not None:
         step.change_chip(hardware)
     if not _is_number(batch) or not batch:
         raise ProfileError(
-            f"what_if: batch={batch!r}: give a factor for the number of samples, more than 0"
+            f"what_if: batch={batch!r}: pass a factor for the number of samples, more than 0"
         )
     step.repeat(batch, ERRORS["batch"])
     if accumulation is not None:
         is_whole = _is_number(accumulation) and accumulation == int(accumulation)
         if not is_whole or accumulation < 1:
             raise ProfileError(
-                f"what_if: accumulation={accumulation!r}: give a whole number, at least 1"
+                f"what_if: accumulation={accumulation!r}: pass a whole number, at least 1"
             )
         step.repeat(accumulation / (profile.run.accumulation or 1), ERRORS["phase"])
 
@@ -159,7 +159,9 @@ def _check_overlap(profile: Profile, names: Iterable[str]) -> None:
     for name in names:
         for outer in ancestry(name)[1:]:
             if outer in modules:
-                raise ProfileError(f"what_if: {name!r} is in {outer!r}: give one of the two")
+                raise ProfileError(
+                    f"what_if: {name!r} is inside {outer!r}: pass only one of the two"
+                )
 
 
 def _is_number(value: Any) -> bool:
@@ -201,7 +203,7 @@ class _ChangedStep:
             known = ", ".join([*self.phases, _RECOMPUTE, _COMMUNICATION])
             raise ProfileError(
                 f"what_if: {name!r} is no part of this profile: "
-                f"give the name of a module, or one of {known}"
+                f"pass the name of a module, or one of {known}"
             )
 
     def caveats(self, *, is_resized: bool) -> Iterator[WhatIfCaveat]:
@@ -234,8 +236,8 @@ class _ChangedStep:
         new_speed = new and new.bandwidth_bytes_per_second
         if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
-                "what_if: hardware: the peaks and bandwidths of both chips have to be known, "
-                "and the work has to be counted"
+                "what_if: hardware= needs the peaks and bandwidths of both chips, and a profile "
+                "with counted work"
             )
         moving = speed / new_speed
         after = seconds_at_peak(self._profile.op_counts, new)
@@ -308,6 +310,6 @@ class _ChangedStep:
         if not known and not waiting:
             raise ProfileError(
                 "what_if: 'communication' was not timed: "
-                "give a profile of several ranks with a trace"
+                "pass a profile of several ranks with a trace"
             )
         return max(sum(known), waiting)

@@ -157,7 +157,7 @@ def scope(name: str) -> Iterator[None]:
         ValueError: The name is empty or has a dot in it.
     """
     if not isinstance(name, str) or not name or "." in name:  # type: ignore[redundant-expr,unused-ignore]
-        raise ValueError(f"scope: name={name!r} cannot be: give a name without dots")
+        raise ValueError(f"scope: name={name!r}: pass a name that is not empty and has no dots")
     if torch.compiler.is_compiling():
         yield
         return

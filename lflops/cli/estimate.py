@@ -29,12 +29,12 @@ from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
 
 _TARGET = (
-    "A model by its configuration: a config.json of transformers, its folder, or hf:NAME of a "
-    "model in the local cache; nothing is downloaded. Or PACKAGE.MODULE:BUILD, a function that is "
-    "called with the number of samples and returns (model, batch) or (model, batch, loss). The "
-    "batch is a tuple of the model's arguments, a tensor, or a mapping of keyword arguments; the "
-    "loss is a function from the model's output to a scalar. The module is searched for in the "
-    "current folder first."
+    "The model. Either its configuration: a config.json of transformers, the folder of that file, "
+    "or hf:NAME for a model in the local cache (nothing is downloaded). Or PACKAGE.MODULE:BUILD: a "
+    "function that is called with the number of samples and returns (model, batch) or (model, "
+    "batch, loss). The batch is a tuple of the model's arguments, a tensor, or a mapping of "
+    "keyword arguments; the loss is a function from the model's output to a scalar. The module is "
+    "searched for in the current folder first."
 )
 _AC = (
     "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
@@ -93,8 +93,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A chip that `lflops hardware` lists, or a TOML file: prints whether the step "
-            "fits, and its least time.",
+            help="Print whether the step fits on this chip, and the least time of the step. A chip "
+            "that `lflops hardware` lists, or a TOML file.",
         ),
     ] = None,
     grad_scaler: Annotated[
@@ -114,8 +114,8 @@ def estimate(
         typer.Option(
             metavar="SETTINGS",
             help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF, for example "
-            "expandable_segments:True. The allocator is simulated; for a listed chip, also without "
-            "this option.",
+            "expandable_segments:True. The allocator is simulated. For a listed chip, it is "
+            "simulated without this option too.",
         ),
     ] = None,
     ranks: Annotated[
@@ -123,7 +123,7 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Also compute the memory of each of N ranks under ZeRO 1 to 3.",
+            help="Also compute the memory of each of N ranks under ZeRO stages 1 to 3.",
         ),
     ] = None,
     fsdp: Annotated[
@@ -131,7 +131,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run as one of N ranks on which FSDP2 shards each block and the rest.",
+            help="Run as one of N ranks with FSDP2, which shards each block and the rest of the "
+            "model.",
         ),
     ] = None,
     ddp: Annotated[
@@ -146,7 +147,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="RxN",
-            help="Run as one rank of R replicas that FSDP2 shards over N ranks each, such as 2x8.",
+            help="Run as one rank of HSDP: R replicas of the model, each sharded by FSDP2 over N "
+            "ranks, such as 2x8.",
         ),
     ] = None,
     tp: Annotated[
@@ -154,7 +156,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run as one of N ranks of tensor parallelism by the model's tp_plan.",
+            help="Run as one of N ranks with tensor parallelism, as the model's tp_plan describes "
+            "it.",
         ),
     ] = None,
     seq: Annotated[
@@ -162,8 +165,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens per sample, 512 by default for a configuration. "
-            "Passed to a function as its second argument.",
+            help="Tokens per sample. Default for a configuration: 512. A BUILD function receives "
+            "the number as its second argument.",
         ),
     ] = None,
     dtype: Annotated[
@@ -202,8 +205,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="For a configuration: compute logits and loss in N parts of the sequence, "
-            "which backward recomputes.",
+            help="For a configuration: compute logits and loss in N parts of the sequence. "
+            "Backward recomputes each part.",
         ),
     ] = None,
     compiled_loss: Annotated[
@@ -218,8 +221,8 @@ def estimate(
         bool,
         typer.Option(
             "--offload-activations",
-            help="Move the tensors that backward needs to the host until backward. "
-            "The copies are not timed.",
+            help="Keep the tensors that backward needs on the host until backward uses them. The "
+            "copies are not timed.",
         ),
     ] = False,
     cpu_offload: Annotated[
@@ -274,13 +277,17 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens of the whole training run, for example 1e12: prints the days and "
-            "GPU-hours that follow from the predicted step.",
+            help="Tokens of the whole training run, for example 1e12. The output then has the days "
+            "and GPU-hours of the run, from the predicted step time.",
         ),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0, help="Price of a GPU-hour: prints the cost of --tokens."),
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Price of a GPU-hour. With --tokens, the output has the cost of the run.",
+        ),
     ] = None,
     depth: Annotated[
         int, typer.Option(metavar="N", help="Levels of the tree below the model; -1 for all.")
@@ -389,7 +396,9 @@ def _check_search(memory: str | None, hardware: str | None, *, policy: bool, bat
             )
     elif memory is None and hardware is None:
         option = "--ac best" if policy else "--batch max"
-        raise UsageError(f"{option}: pass --memory, such as 40GB, or --hardware")
+        raise UsageError(
+            f"{option} needs a limit of memory: pass --memory, such as 40GB, or --hardware"
+        )
 
 
 def _check_optimizer(optimizer: str | None, *, grad_scaler: bool, fused: bool, early: bool) -> None:
@@ -523,7 +532,7 @@ class _Estimate(NamedTuple):
         ranks = self.analysis.profile.run.world_size
         where = f" on each of {ranks} ranks" if ranks > 1 else ""
         if not largest:
-            return f"not even one sample{where} fits; these are the figures of one sample"
+            return f"not even one sample{where} fits; the figures below are for one sample"
         return f"largest batch: {largest} samples{where}"
 
 
@@ -540,7 +549,7 @@ def _tokens_of_a_sample(target: str) -> int:
     from lflops.estimation.from_config import TOKENS, is_config
 
     if not is_config(target):
-        raise UsageError("--tokens: pass --seq, the number of tokens per sample")
+        raise UsageError("--tokens needs the number of tokens per sample: pass --seq")
     return TOKENS
 
 
@@ -549,8 +558,8 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
     if ddp is not None:
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
-                "--ddp replicates the whole model: pass --hsdp for replicas of shards, "
-                "or leave --fsdp, --hsdp and --tp out"
+                "--ddp replicates the whole model: pass --hsdp for replicas of shards, or remove "
+                "--fsdp, --hsdp and --tp"
             )
         return {"replica": ddp}
     mesh = {}

@@ -121,8 +121,8 @@ def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None
                 found += 1
     if not found:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: "
-            "give the model with its adapters"
+            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: pass a "
+            "model that already has adapters"
         )
 
 
@@ -220,8 +220,8 @@ def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -
         head = model.get_output_embeddings()
     if head is None:
         raise CountError(
-            f"{caller}: {type(model).__name__} is no transformers language model with labels: "
-            "give its configuration, or build the loss into your function"
+            f"{caller}: {type(model).__name__} is not a transformers language model with labels: "
+            "pass its configuration, or build the loss into your function"
         )
     chunk_loss: Callable[..., Any] = partial(_chunk_loss, head, compiled=compiled)
     if chunks > 1:
@@ -300,7 +300,7 @@ def dtype_of(argument: str, name: str) -> torch.dtype:
     lower = name.lower()
     found = DTYPES.get(SHORT_NAMES.get(lower, lower))
     if found is None:
-        raise CountError(f"{argument}={name!r}: give one of {', '.join((*DTYPES, *SHORT_NAMES))}")
+        raise CountError(f"{argument}={name!r}: pass one of {', '.join((*DTYPES, *SHORT_NAMES))}")
     return found
 
 
@@ -344,8 +344,8 @@ class Changes:
         _check_choice("ac", self.policy, EVERY_POLICY, also="best")
         if self.quantized is not None and self.adapter_rank is None:
             raise CountError(
-                f"quantize={self.quantized!r} is for the frozen layers below adapters: "
-                "give lora as well"
+                f"quantize={self.quantized!r} applies to the frozen layers below adapters: pass "
+                "lora= as well"
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
@@ -378,7 +378,7 @@ class Changes:
 def _check_choice(name: str, value: str | None, known: Sequence[str], also: str = "") -> None:
     if value is not None and value not in known:
         choices = [*known, also] if also else known
-        raise CountError(f"{name}={value!r}: give one of {', '.join(choices)}")
+        raise CountError(f"{name}={value!r}: pass one of {', '.join(choices)}")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -123,7 +123,8 @@ def estimate(
     held = checked_model("estimate", model, args, kwargs, loss, backward=backward, mesh=mesh)
     if optimizer is not None and step is None and not backward:
         raise CountError(
-            "estimate: optimizer is given, but backward=False: give backward=True as well"
+            "estimate: optimizer= needs a backward pass, but backward=False: pass backward=True as "
+            "well"
         )
     ranks = checked_mesh("estimate", mesh)
     estimator = Estimator(
@@ -158,7 +159,7 @@ def checked_model(
     check_pass(caller, args, kwargs, loss, backward=backward)
     if mesh and isinstance(model, nn.Module):
         raise CountError(
-            f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it"
+            f"{caller}: mesh={describe(mesh)} divides the model: pass a function that builds it"
         )
     return [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
 
@@ -178,20 +179,20 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
     if step is None:
         if isinstance(mesh, Mapping) and "pipeline" in mesh:
             raise CountError(
-                f"estimate: mesh={describe(mesh)}: "
-                "give step=, a function that runs your schedule on the stage"
+                f"estimate: mesh={describe(mesh)} has pipeline stages: pass step=, a function that "
+                "runs your pipeline schedule on a stage"
             )
         return
     if not callable(step):
         raise CountError(
-            f"estimate: step={describe(step)}: give a function of the model and its arguments"
+            f"estimate: step={describe(step)}: pass a function of the model and its arguments"
         )
     passed = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
     for name, value in passed.items():
         if value:
             raise CountError(
-                f"estimate: step is given, and {name} as well: "
-                f"leave {name} out, because a step computes its own loss and runs backward"
+                f"estimate: step= and {name}= cannot be combined, because the step computes its "
+                f"own loss and runs backward: leave {name}= out"
             )
 
 
@@ -229,7 +230,7 @@ def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(batch, tuple):
         raise CountError(
             f"{caller}: the batch is {describe(batch)}: "
-            "give a tuple, a tensor, or a mapping of keyword arguments"
+            "pass a tuple, a tensor, or a mapping of keyword arguments"
         )
     return batch, {}
 
@@ -241,7 +242,7 @@ def subject_of(caller: str, made: Any) -> Subject:
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise CountError(
             f"{caller}: the function returned {describe(made)}: "
-            "it has to return (model, batch) or (model, batch, loss)"
+            "it must return (model, batch) or (model, batch, loss)"
         )
     model = made[0]
     batch = made[1]
@@ -439,25 +440,22 @@ class Estimator:
         """Check the options, and return the chip."""
         if only_shapes_run(()):
             raise CountError(
-                f"{self.caller}: a mode that makes tensors fake is open here already: "
-                "call it outside"
+                f"{self.caller}: a mode with fake tensors is already active here: call this "
+                "function outside of it"
             )
         if self.grad_scaler not in (True, False):
             raise CountError(
-                f"{self.caller}: grad_scaler={describe(self.grad_scaler)}: give True or False"
+                f"{self.caller}: grad_scaler={describe(self.grad_scaler)}: pass True or False"
             )
         if self.grad_scaler and self.optimizer is None:
-            raise CountError(
-                f"{self.caller}: grad_scaler=True, "
-                "but there is no optimizer whose gradients it would scale: give optimizer="
-            )
+            raise CountError(f"{self.caller}: grad_scaler=True needs an optimizer: pass optimizer=")
         check_whole(self.caller, "round_to", self.round_to, least=1)
         if self.allocator is not None:
             settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
             raise CountError(
                 f"{self.caller}: hardware={describe(self.hardware)}: "
-                "give a chip's name, a TOML file, or an lflops.Hardware"
+                "pass a chip's name, a TOML file, or an lflops.Hardware"
             )
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
@@ -482,7 +480,7 @@ class Estimator:
         if setup.makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(
-                    f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one"
+                    f"{self.caller}: grad_scaler=True needs a loss to scale: pass loss="
                 )
             stepper = Stepper(
                 self.caller,
@@ -694,7 +692,7 @@ class Meter:
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(
                 f"estimate: progress={describe(progress)}: "
-                "give True, False or a function of (done, total)"
+                "pass True, False or a function of (done, total)"
             )
         self._report = _write if progress is True else progress or None
         self.done = 0

@@ -77,19 +77,19 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError(
             "estimate: the tensors of a scripted module cannot be replaced: "
-            "give the module that it was made from"
+            "pass the module that it was made from"
         )
     for kind, kept, mesh in KEEPERS:
         if kind in kinds:
             raise CountError(
                 f"estimate: {type(module).__name__} has {kept} that cannot be replaced: "
-                f"give the module that it wraps, or a function that builds that module and {mesh}"
+                f"pass the module that it wraps, or a function that builds that module and {mesh}"
             )
     is_fake = all(type(local_part(each)) is FakeTensor for each in module.parameters())
     if "FSDPModule" in kinds and not is_fake:
         raise CountError(
             "estimate: the parameters of a module under fully_shard cannot be replaced: "
-            "give a function that builds the module and shards it"
+            "pass a function that builds the module and shards it"
         )
 
 
@@ -127,8 +127,9 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
         if step_of is not None:
             short = problem.partition(";")[0].removeprefix("it ")
             raise CountError(
-                f"{caller}: the step of {type(step_of).__name__} {short}: give an optimizer with "
-                "the same state that does not, or use lflops.counting around a real step"
+                f"{caller}: the optimizer's step ({type(step_of).__name__}) {short}: pass an "
+                "optimizer with the same state that can run without values, or use "
+                "lflops.counting around a real step"
             ) from error
         parts = (caller, location, problem)
         raise CountError(": ".join(part for part in parts if part)) from error
@@ -138,18 +139,18 @@ def _problem(error: Exception) -> str | None:
     """Describe what fake tensors do not support, and a way around it; `None` for other errors."""
     if isinstance(error, RealParameterError):
         return (
-            "it uses a parameter that does not belong to the model, so its gradient would be "
-            "written: pass a module that holds it, or take it from the model"
+            "it uses a parameter that does not belong to the model, so the estimate would write "
+            "its gradient: pass a module that contains this parameter"
         )
     if isinstance(error, RealOptimizerError):
         return (
             "it steps an optimizer of the real parameters: "
-            "give a function that builds the model together with its optimizers"
+            "pass a function that builds the model together with its optimizers"
         )
     if isinstance(error, NO_FAKE_KERNEL):
         return (
-            f"it runs {error.func}, which does not say what its result looks like: "
-            "register a fake kernel (torch.library.register_fake)"
+            f"it runs {error.func}, but the shape of its result is unknown: register a fake kernel "
+            "(torch.library.register_fake)"
         )
     if isinstance(error, AssertionError) and "metadata mutating" in str(error):
         return (
@@ -159,7 +160,7 @@ def _problem(error: Exception) -> str | None:
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return (
             "it uses CUDA, which is not available here: "
-            "use no device or the device of a tensor, and give the chip as hardware"
+            "name no device, or use the device of a tensor; pass the chip as hardware="
         )
     return _problem_of_values(error)
 
@@ -170,7 +171,7 @@ def _problem_of_values(error: Exception) -> str | None:
     if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
         return (
             "it sends Python objects to other ranks, which do not exist here: "
-            "give each PipelineStage its input_args and output_args"
+            "pass input_args and output_args to each PipelineStage"
         )
     needed: object = None
     if isinstance(error, NEEDS_VALUES):
@@ -185,8 +186,9 @@ def _problem_of_values(error: Exception) -> str | None:
     if needed is None:
         return None
     return (
-        f"it needs the value of a tensor ({needed}); an estimate has shapes alone: avoid it, or "
-        "count a real batch with lflops.count, which has the same memory timeline"
+        f"it needs the value of a tensor ({needed}); an estimate has only shapes: remove this use "
+        "of the value, or count a real batch with lflops.count, which records the same memory "
+        "timeline"
     )
 
 

@@ -116,7 +116,7 @@ def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
             _check_depth(target, value)
         elif "layer" in str(name) and isinstance(value, int) and value > DEEPEST:
             raise CountError(
-                f"{target}: {name}={value}: models of up to {DEEPEST:,} layers are estimated"
+                f"{target}: {name}={value}: pass a configuration with at most {DEEPEST:,} layers"
             )
 
 
@@ -174,7 +174,7 @@ def _shape(target: str, main: str, config: Any, tokens: int) -> tuple[int, ...]:
         return config.max_length, config.num_mel_bins
     raise CountError(
         f"{target}: its configuration has no sizes for {main}: "
-        "give a function that builds the model and its batch"
+        "pass a function that builds the model and its batch"
     )
 
 
@@ -183,8 +183,9 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
     size = getattr(config, "image_size", None) or _processor_size(target)
     if size is None:
         raise CountError(
-            f"{target}: the configuration has no image_size, nor is its "
-            'preprocessor_config.json there: add "image_size": [height, width] to it'
+            f"{target}: the size of images is unknown: the configuration has no image_size, and "
+            "there is no preprocessor_config.json: "
+            'add "image_size": [height, width] to the configuration'
         )
     if isinstance(size, int):
         size = (size, size)
@@ -211,12 +212,13 @@ def _config(target: str, *, remote_code: bool) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise CountError(
-            f"{target}: transformers is not installed, which builds models by their configuration"
+            f"{target}: building a model from its configuration needs transformers: pip install "
+            "transformers"
         ) from error
     name = target.removeprefix(BY_NAME)
     if not target.startswith(BY_NAME) and not Path(name).exists():
         raise CountError(
-            f"{target}: no such file: give a config.json, its folder, "
+            f"{target}: no such file: pass a config.json, its folder, "
             f"or {BY_NAME} and a name in transformers' cache"
         )
     _check_file(Path(name))
@@ -229,9 +231,9 @@ def _config(target: str, *, remote_code: bool) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "remote_code" in str(error):
-            reason += "; it brings its own code: allow that with --trust-remote-code"
+            reason += "; the model has its own code: pass --trust-remote-code to run it"
         raise CountError(
-            f"{target}: transformers has no configuration of it here: {reason}"
+            f"{target}: transformers cannot load this configuration without a download: {reason}"
         ) from error
     config.use_cache = False
     # Without random skipping of layers, a step needs the most.
@@ -249,7 +251,7 @@ def _check_file(path: Path) -> None:
     try:
         read(file)
     except OSError as error:
-        raise CountError(f"{file}: {error.strerror}: give a config.json, or its folder") from error
+        raise CountError(f"{file}: {error.strerror}: pass a config.json, or its folder") from error
 
 
 def _class(config: Any, *, remote_code: bool) -> Callable[[Any], Any]:

@@ -68,7 +68,7 @@ def largest_batch(
     if not callable(make_args):
         raise CountError(
             f"{caller}: make_args={describe(make_args)}: "
-            "give a function from a number of samples to the arguments"
+            "pass a function from a number of samples to the arguments"
         )
     training = loss is not None or optimizer is not None
     held = checked_model(caller, model, (), None, loss, backward=training, mesh=mesh)
@@ -137,7 +137,7 @@ def empty_room(estimator: Estimator) -> MemoryFit:
     empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))
     if empty is None:
         raise CountError(
-            f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known"
+            f"{estimator.caller}: pass memory_bytes=, or hardware= with a known memory"
         )
     return empty
 
@@ -164,8 +164,8 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
         samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
     if low == MAX_BATCH:
         raise CountError(
-            f"{caller}: {low} samples fit, and more: "
-            "check that make_args returns a batch of the size that it is passed"
+            f"{caller}: {low} samples fit, and no limit was found: check that make_args returns "
+            "the requested number of samples"
         )
     return low
 

@@ -68,25 +68,25 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
         return {}
     if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
         raise CountError(
-            f"{caller}: mesh={describe(mesh)}: give ranks by "
+            f"{caller}: mesh={describe(mesh)}: pass the number of ranks of "
             f"{', '.join(map(repr, DIMENSIONS))}, such as {{'data': 8, 'tensor': 4}}"
         )
     for name, ranks in mesh.items():
         if not is_whole(ranks, 1):
             raise CountError(
                 f"{caller}: mesh[{name!r}]={describe(ranks)}: "
-                "give a whole number of ranks, 1 or more"
+                "pass a whole number of ranks, 1 or more"
             )
     is_ddp = "replica" in mesh and "data" not in mesh
     if is_ddp and "tensor" in mesh:
         raise CountError(
             f"{caller}: mesh has 'replica' and 'tensor' without 'data': "
-            "DistributedDataParallel does not support DTensors, give 'data' for 'replica'"
+            "DistributedDataParallel does not support DTensors, pass 'data' instead of 'replica'"
         )
     if is_ddp and "pipeline" in mesh:
         raise CountError(
-            f"{caller}: mesh has 'pipeline' and 'replica': "
-            "DistributedDataParallel of a stage is not estimated, give 'data'"
+            f"{caller}: mesh has 'pipeline' and 'replica': estimates do not support "
+            "DistributedDataParallel in a pipeline stage, pass 'data' instead of 'replica'"
         )
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
@@ -97,7 +97,7 @@ def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     if not is_whole(rank) or rank >= size:
         known = f"mesh={dict(mesh)} has ranks 0 to {size - 1}"
         raise CountError(
-            f"{caller}: rank={describe(rank)}: {known if mesh else 'give the mesh of the rank'}"
+            f"{caller}: rank={describe(rank)}: {known if mesh else 'pass mesh= as well'}"
         )
     return int(rank)
 
@@ -108,8 +108,8 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
         return nullcontext()
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{caller}: mesh={dict(mesh)}, but a process group is open already: "
-            "leave mesh out, and shard the model in the function"
+            f"{caller}: mesh={dict(mesh)}, but a process group exists already: leave mesh= out, "
+            "and shard the model in the function"
         )
     check_fake_group()
     return fake_group(prod(mesh.values()), rank)

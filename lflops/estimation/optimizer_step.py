@@ -36,17 +36,19 @@ def makes_optimizer(
     if not isinstance(asked, str):
         raise CountError(
             f"{caller}: optimizer={describe(asked)}: "
-            "give a name such as 'adamw', or a function from parameters to an optimizer"
+            "pass a name such as 'adamw', or a function from parameters to an optimizer"
         )
     known: dict[str, Callable[..., Optimizer]] = dict.fromkeys(IN_8_BITS, AdamIn8Bits)
     for name, value in vars(torch.optim).items():
         if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer:
             known[name.lower()] = value
     if asked.lower() not in known:
-        raise CountError(f"{caller}: optimizer={asked!r}: give one of {', '.join(sorted(known))}")
+        raise CountError(f"{caller}: optimizer={asked!r}: pass one of {', '.join(sorted(known))}")
     kind = known[asked.lower()]
     if fused and "fused" not in inspect.signature(kind).parameters:
-        raise CountError(f"{caller}: optimizer={asked!r} has no fused implementation: leave it out")
+        raise CountError(
+            f"{caller}: optimizer={asked!r} has no fused implementation: leave fused out"
+        )
     return partial(kind, fused=True) if fused else kind
 
 
@@ -196,8 +198,8 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise CountError(
-            f"{caller}: the number of forwards of {name} depends on the loss, "
-            "which fake tensors do not have: give another optimizer"
+            f"{caller}: the number of forward passes of {name} depends on the loss, "
+            "which fake tensors do not have: pass another optimizer"
         )
     return optimizer
 

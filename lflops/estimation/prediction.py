@@ -176,40 +176,40 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         known: list[str] = []
         for each in rates.families.values():
             known += each.chips
-        yield f"no step times were fitted on {chip.name}, only on {', '.join(known)}"
+        yield f"the prediction does not cover {chip.name}, only {', '.join(known)}"
         return
     yield from _dtype_reasons(profile)
     yield from _kind_reasons(profile)
     unknown = {call.collective for call in profile.communication} - _FITTED_COLLECTIVES
     if unknown:
-        yield f"{min(unknown)} between ranks was not fitted"
+        yield f"the prediction does not cover {min(unknown)} between ranks"
         return
     if not any(op.phase == "backward" for op in profile.op_counts):
-        yield "it only runs forward, and only training steps were fitted"
+        yield "it only runs forward, and the prediction covers only training steps"
     calls = sum(op.calls for op in profile.op_counts)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
         yield (
             f"the host's {calls:,} calls may take longer than the device's work, "
-            "and the speed of hosts was not fitted"
+            "and the prediction does not cover the speed of hosts"
         )
 
 
 def _kind_reasons(profile: Profile) -> Iterator[str]:
     """Yield kinds of models and of training runs that were not fitted."""
     if any(notes_with("cpu_offload", profile.notes)):
-        yield "copies from and to the host were not fitted"
+        yield "the prediction does not cover copies from and to the host"
     if "uint8" in profile.modules[""].dtypes:
-        yield "unpacking quantized weights was not fitted"
+        yield "the prediction does not cover the unpacking of quantized weights"
     if any(module.compiled for module in profile.modules.values()):
-        yield "compiled code was not fitted"
+        yield "the prediction does not cover compiled code"
     if any(_EXPERTS.search(module.class_name) for module in profile.modules.values()):
-        yield "mixtures of experts were not fitted"
+        yield "the prediction does not cover mixtures of experts"
     root = profile.modules[""]
     if root.trainable_parameters < _MOSTLY * root.parameters:
-        yield "training with frozen weights, such as LoRA, was not fitted"
+        yield "the prediction does not cover training with frozen weights, such as LoRA"
     convolutions = sum(op.macs for op in profile.op_counts if "convolution" in op.operator)
     if convolutions > (1 - _MOSTLY) * sum(op.macs for op in profile.op_counts):
-        yield "convolutions were not fitted"
+        yield "the prediction does not cover convolutions"
 
 
 def _dtype_reasons(profile: Profile) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _dtype_reasons(profile: Profile) -> Iterator[str]:
     if not macs:
         yield "it has no matmuls"
     if fitted_macs < _MOSTLY * macs:
-        yield f"matmuls in {other} were not fitted, only in bf16 and fp16"
+        yield f"the prediction does not cover matmuls in {other}, only in bf16 and fp16"
 
 
 def predict(
@@ -342,17 +342,17 @@ class _Step:
     def _distances(self) -> Iterator[tuple[str, float]]:
         """Yield what no fitted step has, and the factor by which it widens the interval."""
         widening = self.rates.widening
-        yield "other code and other versions than the fitted runs", widening.source
+        yield "the fitted runs used other code and other versions", widening.source
         if self.chip.name in self.family.not_fitted:
-            yield f"no step time on {self.chip.name} was fitted", widening.chip
+            yield f"no fitted run used {self.chip.name}", widening.chip
         if not any(call.collective == _GATHERS for call in self.profile.communication):
-            yield "only runs with FSDP were fitted", widening.setting
+            yield "all fitted runs used FSDP", widening.setting
         parameters = self.profile.modules[""].parameters
         fewest = widening.fewest_parameters
         most = widening.most_parameters
         if not fewest <= parameters <= most:
             sizes = f"{units.count(fewest)} to {units.count(most)}"
-            yield f"only models of {sizes} parameters were fitted", widening.setting
+            yield f"all fitted models had {sizes} parameters", widening.setting
 
     def _device(self, op: OpCount) -> tuple[str, float]:
         """Return the kind of an operator, and its seconds on the device."""

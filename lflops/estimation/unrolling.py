@@ -192,13 +192,13 @@ class Unrolling:
         repeated = self._repeated
         if born_in is None:
             if block == repeated:
-                raise NotPeriodicError("a block frees what no block allocated")
+                raise NotPeriodicError("a block frees memory that no block allocated")
             return None, 0
         is_near = block is not None and abs(born_in - block) <= 1
         if is_near:
             number = born_in + shift
         elif born_in == repeated:
-            raise NotPeriodicError("a block frees what a distant one allocated")
+            raise NotPeriodicError("a block frees memory that a distant block allocated")
         else:
             number = born_in + (self._copies if born_in > repeated else 0)
         if number <= repeated:

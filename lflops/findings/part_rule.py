@@ -71,7 +71,7 @@ class NamedPhase(PartRule):
         return plain(self.name)
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        return f"Name what is in {plain(self.name)} with lflops.scope"
+        return f"Name the parts of {plain(self.name)} with lflops.scope"
 
 
 def in_bursts(step: StepEvidence, phase: str) -> str:
@@ -90,4 +90,4 @@ def in_bursts(step: StepEvidence, phase: str) -> str:
     if burst < BURST_RATIO * usual:
         return ""
     often = f"in {len(long)} of {len(known)} steps"
-    return f": {units.duration(burst)} {often}, {units.duration(usual)} in the others"
+    return f": {units.duration(burst)} {often}, {units.duration(usual)} in the other steps"

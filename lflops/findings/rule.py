@@ -214,4 +214,4 @@ def root_itself(class_name: str) -> str:
 
 def others_like(number: int) -> str:
     """The modules that a module is compared with."""
-    return f"the {number} others like it" if number > 1 else "the other one like it"
+    return f"the other {number} identical modules" if number > 1 else "the other identical module"

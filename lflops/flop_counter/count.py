@@ -104,7 +104,7 @@ def counting(
         CountError: No module is passed, or an argument is not a module.
     """
     if not modules:
-        raise CountError("counting: give at least one module")
+        raise CountError("counting: pass at least one module")
     for module in modules:
         check_module("counting", module)
     check_logical("counting: ", logical)
@@ -175,7 +175,8 @@ class Counting:
     def __enter__(self) -> Self:
         if self._entered:
             raise CountError(
-                "counting: this count was entered before, and counts once: make another"
+                "counting: this object was entered before, and it counts only once: create a new "
+                "one"
             )
         self._entered = True
         tensors = [*self._parameters(), *tensors_in(self._batch)]
@@ -240,7 +241,7 @@ class Counting:
     def profile(self) -> Profile:
         """The profile, available after the `with` block."""
         if self._profile is None:
-            raise CountError("counting: the profile is there when the `with` is left")
+            raise CountError("counting: the profile is available when the `with` block has ended")
         return self._profile
 
     def so_far(self) -> tuple[int, int]:
@@ -397,8 +398,8 @@ def ignored_modules(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
         if isinstance(each, str):
             if each not in tree.modules:
                 raise CountError(
-                    f"ignore: there is no module {each!r}; "
-                    "the names are those of model.named_modules()"
+                    f"ignore: the model has no module {each!r}: pass a name from "
+                    "model.named_modules()"
                 )
             fqns.add(each)
         elif isinstance(each, type) and issubclass(each, nn.Module):

@@ -255,7 +255,7 @@ MOST_LOST = 0.03
 """Share of the CPU time that other processes may use while the peaks are measured."""
 
 TAKEN = (
-    'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
+    'pass "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
     "or None"
 )
 
@@ -384,8 +384,7 @@ def measure(
     running = {name: task for name, task in tasks.items() if task is not None}
     if not running:
         raise HardwareError(
-            f"{machine.name}: no product of {', '.join(tasks)} runs "
-            f"in the {free} bytes that are free"
+            f"{machine.name}: no matmul in {', '.join(tasks)} fits into the {free} free bytes"
         )
     copy = _copy(machine, clock, free * COPY_SHARE)
     if copy is not None:
@@ -485,8 +484,8 @@ def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
 
 def _device(device: torch.device | str | None) -> torch.device:
     here = torch.accelerator.current_accelerator(check_available=True)
-    accelerator = ", of which this machine has none" if here is None else f": '{here.type}'"
-    taken = f"give 'cpu', or a device of torch.accelerator{accelerator}"
+    accelerator = ", but this machine has no accelerator" if here is None else f": '{here.type}'"
+    taken = f"pass 'cpu', or a device of torch.accelerator{accelerator}"
     try:
         chosen = torch.device(device or here or "cpu")
     except (RuntimeError, TypeError) as error:
@@ -510,10 +509,10 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     for dtype in wanted:
         if dtype not in machine.dtypes:
             raise HardwareError(
-                f"dtypes has {dtype!r}: on {machine.kind}, the known ones are {', '.join(machine.dtypes)}"
+                f"dtypes has {dtype!r}: on {machine.kind}, use some of {', '.join(machine.dtypes)}"
             )
     if not wanted:
-        raise HardwareError(f"dtypes={dtypes!r}: the known ones are {', '.join(machine.dtypes)}")
+        raise HardwareError(f"dtypes={dtypes!r}: pass some of {', '.join(machine.dtypes)}")
     return wanted
 
 

@@ -68,10 +68,10 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         table = tomllib.loads(read(path).decode())
     except OSError as error:
-        raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
+        raise HardwareError(f"{path}: {error.strerror}: pass a TOML file of chips") from error
     except (ValueError, RecursionError) as error:
         # Invalid TOML, or invalid UTF-8.
-        raise HardwareError(f"{path}: is no TOML file: {error}") from error
+        raise HardwareError(f"{path}: is not a TOML file: {error}") from error
     rows: list[tuple[str, dict[str, Any]]] = []
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
@@ -90,29 +90,29 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
         place = f"{place}, {chip['name']!r}"
     for key, value in chip.items():
         if key not in _KEYS:
-            raise HardwareError(
-                f"{place}: the key {key!r} is unknown: the known ones are {', '.join(_KEYS)}"
-            )
+            raise HardwareError(f"{place}: unknown key {key!r}: use one of {', '.join(_KEYS)}")
         if not _is_valid(key, value):
-            raise HardwareError(f"{place}: {key} = {_short(value)}: give {_accepted(key)}")
+            raise HardwareError(f"{place}: {key} = {_short(value)}: use {_accepted(key)}")
     for key in ("name", "peaks"):
         if key not in chip:
-            raise HardwareError(f"{place}: {key} is missing: give {_accepted(key)}")
+            raise HardwareError(f"{place}: {key} is missing: add {_accepted(key)}")
     for dtype, peak in chip["peaks"].items():
         if dtype not in DTYPES:
             raise HardwareError(
-                f"{place}: peaks has {dtype!r}: the known ones are {', '.join(DTYPES)}"
+                f"{place}: peaks has the unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}"
             )
         if not _is_positive(peak):
-            raise HardwareError(f"{place}: peaks.{dtype} = {_short(peak)}: give FLOP/s, as 312e12")
+            raise HardwareError(
+                f"{place}: peaks.{dtype} = {_short(peak)}: use FLOP/s, such as 312e12"
+            )
 
 
 _ACCEPTED = {
-    "name": "a text",
-    "source": "a text",
-    "names": "a list of texts: the names that drivers report",
-    "peaks": "FLOP/s by dtype, as { bf16 = 312e12 }",
-    "date": "a date without quotes, as 2026-11-20",
+    "name": "a string",
+    "source": "a string",
+    "names": "a list of strings: the names that drivers report",
+    "peaks": "FLOP/s by dtype, such as { bf16 = 312e12 }",
+    "date": "a date without quotes, such as 2026-11-20",
 }
 
 
@@ -319,9 +319,9 @@ def _vendor_in(name: str) -> str:
 def hint(name: str) -> str:
     """Return a sentence about an unknown chip, and what to do in Python."""
     return (
-        f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as "
-        "lflops.Hardware(name=..., peak_flops_per_second={'bf16': ...}, "
-        "bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine's with "
+        f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
+        f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
+        "bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine with "
         "lflops.calibrate()"
     )
 
@@ -333,18 +333,18 @@ def unknown(name: str) -> str:
     if near:
         clause += f" (nearest: {near})"
     if "mig" in _words(name):
-        clause += ", a MIG slice being only a part of its chip"
+        clause += ", because a MIG slice is only a part of its chip"
     return clause
 
 
 def check_new(name: str) -> None:
     """Raise a `HardwareError` if a chip cannot be saved under a name."""
     if not _words(name):
-        raise HardwareError(f"save={name!r}: give a name with letters or digits")
+        raise HardwareError(f"save={name!r}: pass a name with letters or digits")
     if lookup(name) is not None:
         raise HardwareError(
-            f"save={name!r}: there is a chip of that name; "
-            f"give another name, or remove the chip if it is in {own_file()}"
+            f"save={name!r}: a chip with this name exists: pass another name, or remove the chip "
+            f"if it is in {own_file()}"
         )
 
 
@@ -354,8 +354,8 @@ def _only_chip(path: Path) -> Hardware:
     if len(found) != 1:
         listed = f"the chips {', '.join(found)}" if found else "no chip"
         raise HardwareError(
-            f"hardware={str(path)!r} has {listed}: "
-            f"give a file with one, or set {VARIABLE} to the file and give a name"
+            f"hardware={str(path)!r} has {listed}: pass a file with one chip, or set {VARIABLE} to "
+            "the file and pass the name of a chip"
         )
     # `vendor_of` finds the chip from now on.
     _given[path] = table
@@ -379,7 +379,7 @@ def _tables() -> Iterator[_Table]:
     except OSError as error:
         if os.environ.get(VARIABLE):
             raise HardwareError(
-                f"{VARIABLE}={str(path)!r}: {error.strerror}: give a TOML file of chips"
+                f"{VARIABLE}={str(path)!r}: {error.strerror}: pass a TOML file of chips"
             ) from error
     else:
         yield _own(path, stat.st_mtime_ns, stat.st_size)
@@ -409,7 +409,7 @@ def _table_of(path: Path) -> _Table:
         chip = Hardware(row["name"], row["peaks"], source=source, **numbers)
         for name in (row["name"], *row.get("names", ())):
             if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
-                raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
+                raise HardwareError(f"{path}: two chips have the name {name!r}: rename one of them")
     return table
 
 
@@ -445,12 +445,13 @@ def _joined(name: str) -> str:
 def _checked_peaks(peaks: object) -> dict[str, float]:
     if not isinstance(peaks, Mapping) or not peaks:
         raise HardwareError(
-            f"peak_flops_per_second={peaks!r}: give FLOP/s by dtype, as {{'bf16': 312e12}}"
+            f"peak_flops_per_second={peaks!r}: pass FLOP/s by dtype, such as {{'bf16': 312e12}}"
         )
     for dtype, peak in peaks.items():
         if dtype not in DTYPES:
             raise HardwareError(
-                f"peak_flops_per_second has {dtype!r}: the known ones are {', '.join(DTYPES)}"
+                f"peak_flops_per_second has the unknown dtype {dtype!r}: use one of "
+                f"{', '.join(DTYPES)}"
             )
         _check_positive(f"peak_flops_per_second[{dtype!r}]", peak)
     return dict(peaks)
@@ -458,9 +459,9 @@ def _checked_peaks(peaks: object) -> dict[str, float]:
 
 def _check_positive(argument: str, value: object) -> None:
     if not _is_positive(value):
-        raise HardwareError(f"{argument}={value!r}: give a positive, finite number")
+        raise HardwareError(f"{argument}={value!r}: pass a positive, finite number")
 
 
 def _check_text(argument: str, value: object, *, empty: bool = False) -> None:
     if not isinstance(value, str) or not (empty or value.strip()):
-        raise HardwareError(f"{argument}={value!r}: give a text")
+        raise HardwareError(f"{argument}={value!r}: pass a string")

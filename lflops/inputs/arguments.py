@@ -23,8 +23,8 @@ def check_arguments(
     check()
     if only_shapes_run([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
-            f"{caller}: the model's tensors are fake, and nothing would be counted: "
-            "put it on device='meta', which costs no memory either"
+            f"{caller}: the model's tensors are fake, so nothing would be counted: put the model "
+            "on device='meta', which needs no memory either"
         )
 
 
@@ -33,33 +33,35 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
     if isinstance(args, Mapping):
         raise CountError(
             f"{caller}: args is a {type(args).__name__}: "
-            "give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+            "pass kwargs=batch, or args=(batch,) if the model takes the dict itself"
         )
     if isinstance(args, list):
         raise CountError(
             f"{caller}: args is a list: "
-            "give (batch,) if it is one argument, tuple(batch) if it is several"
+            "pass (batch,) if it is one argument, tuple(batch) if it is several"
         )
     if not isinstance(args, tuple):
         raise CountError(
             f"{caller}: args={describe(args)}: "
-            "give a tuple of the model's positional arguments, or one tensor"
+            "pass a tuple of the model's positional arguments, or one tensor"
         )
     if kwargs is not None and not (
         isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     ):
         raise CountError(
-            f"{caller}: kwargs={describe(kwargs)}: give a mapping from names to the model's "
-            "keyword arguments; of several positional ones, args=(x, y)"
+            f"{caller}: kwargs={describe(kwargs)}: pass a mapping from names to the model's "
+            "keyword arguments, or pass positional arguments as args=(x, y)"
         )
     if not isinstance(backward, bool):
-        raise CountError(f"{caller}: backward={describe(backward)}: give True or False")
+        raise CountError(f"{caller}: backward={describe(backward)}: pass True or False")
     if loss is not None and not callable(loss):
         raise CountError(
-            f"{caller}: loss={describe(loss)}: give a function from the output to a scalar"
+            f"{caller}: loss={describe(loss)}: pass a function from the model's output to a scalar"
         )
     if loss is not None and not backward:
-        raise CountError(f"{caller}: loss is given, but backward=False: give backward=True as well")
+        raise CountError(
+            f"{caller}: loss= needs a backward pass, but backward=False: pass backward=True as well"
+        )
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
@@ -70,15 +72,15 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
         builds = f", or lambda: {name}(...), which builds it without memory" if may_build else ""
-        raise CountError(f"{caller}: {name} is a class: give an instance{builds}")
+        raise CountError(f"{caller}: {name} is a class: pass an instance{builds}")
     if not isinstance(module, nn.Module):
-        raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")
+        raise CountError(f"{caller}: {describe(module)} is not a torch.nn.Module")
 
 
 def check_whole(caller: str, name: str, value: Any, *, least: int) -> None:
     if not is_whole(value, least):
         raise CountError(
-            f"{caller}: {name}={describe(value)}: give a whole number, at least {least}"
+            f"{caller}: {name}={describe(value)}: pass a whole number, at least {least}"
         )
 
 
@@ -89,7 +91,7 @@ def check_memory(caller: str, memory_bytes: Any) -> None:
         or not memory_bytes > 0
     ):
         raise CountError(
-            f"{caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes"
+            f"{caller}: memory_bytes={describe(memory_bytes)}: pass a positive number of bytes"
         )
 
 

@@ -279,8 +279,8 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         or not all(map(is_whole, given.values()))
     ):
         raise CountError(
-            f"{caller}: units gave {describe(given)}: "
-            "give {'samples': n, 'tokens': n} or a function that returns it"
+            f"{caller}: units is {describe(given)}: pass {{'samples': n, 'tokens': n}}, "
+            "or a function that returns such a dict"
         )
     fields: dict[str, Any] = {}
     if "samples" in given:
@@ -304,7 +304,7 @@ def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
     if not is_shape:
         raise CountError(
             f"{caller}: input_shape={describe(shape)}: "
-            "give the sizes of one tensor, as (8, 3, 224, 224)"
+            "pass the sizes of one tensor, such as (8, 3, 224, 224)"
         )
     tensors = [*model.parameters(), *model.buffers()]
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]

@@ -48,7 +48,8 @@ CAUSES = {
     "inference": "inference without gradients",
     "logging": "logging",
     "allocator_retry": "the CUDA allocator freed its cache and tried again",
-    "not_scheduled": "the process was not running: others used its cores, or it was stopped",
+    "not_scheduled": "the process was not running: other processes used its cores, or it was "
+    "stopped",
     "swap": "memory was read from disk (major page faults)",
     "other_rank": "waiting for another rank",
     "larger_batch": "a larger batch",

@@ -219,10 +219,11 @@ def read_segment(path: Path) -> Segment | None:
         return None
     head, *others = lines
     if not isinstance(head, Head):
-        raise ProfileError(f"{path}: the first line is not the first line of a ledger")
+        raise ProfileError(f"{path}: this is not a ledger: the first line is not the header of one")
     if head.version != VERSION:
         raise ProfileError(
-            f"{path}: a ledger of version {head.version}; this lflops reads version {VERSION}"
+            f"{path}: the ledger has version {head.version}, but this lflops reads version "
+            f"{VERSION}"
         )
     rows = [line for line in others if isinstance(line, Row)]
     slow = [line for line in others if isinstance(line, SlowStep)]

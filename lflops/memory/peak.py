@@ -466,7 +466,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
         ValueError: There are no ranks, or the model is sharded already.
     """
     if ranks < 1:
-        raise ValueError(f"ranks={ranks}: give at least 1")
+        raise ValueError(f"ranks={ranks}: pass at least 1")
     root = profile.modules[""]
     if root.local_parameter_bytes != root.parameter_bytes:
         raise ValueError(

@@ -294,14 +294,14 @@ class ModelCall:
             if not results:
                 raise CountError(
                     f"{self.caller}: backward=True, but no output requires a gradient: "
-                    "give loss=, or unfreeze what is to be trained"
+                    "pass loss=, or unfreeze the parameters to train"
                 )
             return results
         value: Any = self.loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise CountError(
-                f"{self.caller}: loss gave {describe(value)}: "
-                "it has to give a tensor of one element that requires a gradient"
+                f"{self.caller}: loss returned {describe(value)}: it must return a tensor of one "
+                "element that requires a gradient"
             )
         return [value]
 

@@ -227,8 +227,8 @@ class MonitoredRun:
         """
         if self.store is not None and self._ledger is None:
             warn(
-                "request_window: no window opens: several ranks need the ledger to agree on a step,"
-                " and this monitor keeps none"
+                "request_window: no window opens: with several ranks it needs ledger=True, because "
+                "the ranks agree on a step through the ledger"
             )
         elif self._requests is not None:
             self._requests.ask()
@@ -464,8 +464,9 @@ class MonitoredRun:
             return
         if done > due > 0:
             warn(
-                f"the requested window opens after step {done} on rank {training.rank}, which had"
-                f" passed step {due} of the other ranks"
+                f"on rank {training.rank} the requested window opens after step {done}: when the "
+                f"request arrived, this rank had passed step {due}, where the window of the other "
+                "ranks opens"
             )
         # from now on, the end of any step may open the window
         requests.due = 0

@@ -190,12 +190,12 @@ class WindowPublisher:
 
     def _warn_of_lone_ranks(self) -> None:
         if self.paths is None:
-            kept = "there is no folder for the profiles of the others"
+            kept = "there is no folder for the profiles of the other ranks"
         else:
             kept = f"each rank keeps its own profile in {self.paths.profiles}"
         warn(
-            f"{monitor_name()}: the ranks have no store to reach each other by: {kept}; "
-            "lflops.merge makes one profile of them"
+            f"{monitor_name()}: the ranks have no common store, so their profiles are not merged: "
+            f"{kept}; lflops.merge merges such profiles"
         )
 
     @property
@@ -411,8 +411,8 @@ class WindowPublisher:
             page = self.paths.profile(profile.run).with_suffix(".html")
             where = f" in {page}"
         warn(
-            f"{monitor_name()}: the page{where} and the summary were not done in {seconds:g} s,"
-            " and are left out; all else goes on"
+            f"{monitor_name()}: the page{where} and the summary were not finished in {seconds:g} s "
+            "and are left out; everything else continues"
         )
 
     def _log_prepared(self) -> bool:

@@ -146,7 +146,10 @@ def _compiled_ran_eager(note: Note) -> str:
     modules = f"{note.subject} compiled modules were"
     if note.subject == "1":
         modules = "1 compiled module was"
-    return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
+    return (
+        f"{modules} counted eagerly: the counts are those of the code as written, not of the "
+        f"compiled code"
+    )
 
 
 def _time_scaled(note: Note) -> str:

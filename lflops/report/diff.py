@@ -68,7 +68,7 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
     amounts = f"{units.count(macs.before)} to {units.count(macs.after)}"
     where = _module_with(diff, macs.after - macs.before)
     place = f", all of it in {where}" if where else ""
-    return f"The step does other work: {change} MACs ({amounts}){place}."
+    return f"The work of the step changed: {change} MACs ({amounts}){place}."
 
 
 def _module_with(diff: Diff, added: float) -> str:
@@ -102,7 +102,7 @@ def is_news(diff: Diff) -> bool:
 def _verdict(diff: Diff) -> str:
     step = diff.step
     if step.before is None or step.after is None:
-        return "Times are not compared: one of the two runs has none."
+        return "Times are not compared: one of the two runs has no times."
     times = f"{units.duration(step.before)} before, {units.duration(step.after)} after"
     if step.verdict is None:
         why = reason(step.caveat, diff) if step.caveat else "one of its times is 0"
@@ -112,7 +112,7 @@ def _verdict(diff: Diff) -> str:
     if abs((step.ratio or 1.0) - 1) >= _SMALL_CHANGE:
         return (
             "Cannot tell whether the step is slower or faster, because two runs of the same code "
-            f"differ as much ({interval(step)}): {times}."
+            f"differ by as much ({interval(step)}): {times}."
         )
     return (
         "The step takes as long as before, within the differences between two runs of the same "
@@ -154,7 +154,7 @@ def _change(cause: DiffCause) -> str:
         return f"was {cause.kind}"
     if cause.kind == "work":
         if cause.ratio is None:
-            return "does other work"
+            return "does different work"
         if cause.ratio >= _MULTIPLE:
             return f"does {cause.ratio:.1f}× the work"
         return f"does {_amount(cause.ratio)} work"
@@ -192,10 +192,12 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         return
     if diff.unreliable:
         runs = " and ".join(diff.unreliable)
-        yield f"Modules are not judged: their times are unreliable in the profile {runs}."
+        yield f"Modules are not compared: their times are unreliable in the profile {runs}."
         return
     if diff.whole is None:
-        yield ("Modules are not judged: too few modules have times and the same work in both runs.")
+        yield (
+            "Modules are not compared: too few modules have times and the same work in both runs."
+        )
         return
     undecided = sum(module.news.caveat == "busy" for module in diff.modules)
     if undecided:
@@ -207,8 +209,9 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         yield "No module is slower or faster than the other modules, beyond the noise."
     if _has_another_pace(diff):
         yield (
-            f"All other modules are {_pace(diff.whole.ratio)}, the median of {diff.whole.modules} with the same work: "
-            "the run used another machine, or the load of the machine changed."
+            f"All other modules are {_pace(diff.whole.ratio)} (the median of {diff.whole.modules} "
+            "modules with the same work): the second run used another machine, or the load of the "
+            "machine changed."
         )
 
 

@@ -256,7 +256,7 @@ def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
     for change in changes:
         said = change.finding.sentence
         if change.status == "cannot tell":
-            said += " The other run is too short or too unsteady to show it."
+            said += " The other run is too short or too unsteady to find this issue."
         elif change.status == "still" and change.before is not None:
             said += f" Before it cost {units.duration(change.before)}."
         yield _CHANGE_LABELS.get(change.status, change.status), said

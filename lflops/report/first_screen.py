@@ -270,7 +270,7 @@ def _ranks(analysis: Analysis) -> Iterator[RankShown]:
     lost = summed((row.slow_rank, row.seconds_lost) for row in analysis.stragglers.rows)
     for rank in listed:
         seconds = lost.get(rank.rank, 0.0)
-        said = f"the others wait {units.duration(seconds)} a step for it" if seconds else ""
+        said = f"the other ranks wait {units.duration(seconds)} per step for it" if seconds else ""
         status = "" if rank.status == "ok" else rank.status
         yield RankShown(
             rank=rank.rank,

@@ -85,7 +85,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if found.lost_share is not None and (found.rows or found.is_alternating):
         length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
         less = f"a step would take {length}{units.percent(found.lost_share)} less"
-        yield "imbalance", f"with all ranks as fast as the median one, {less}"
+        yield "imbalance", f"with all ranks as fast as the median rank, {less}"
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
@@ -119,19 +119,18 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
         why = (
             "the lengths of their batches differ"
             if found.lengths_differ
-            else "no rank is the slow one in most of the steps"
+            else "no rank is the slowest in most of the steps"
         )
-        return f"none for itself: ranks take turns in coming last: {why}"
+        return f"no single rank: different ranks arrive last in different steps: {why}"
     if (
         not analysis.is_staged
         and found.step_seconds
         and any(wait.seconds >= _LONG_WAIT_SHARE * found.step_seconds for wait in found.waits)
     ):
         return (
-            "cannot tell: ranks wait for each other, and in no place is one of them slower by more "
-            "than noise"
+            "cannot tell: ranks wait for each other, and in no place is a rank slower beyond noise"
         )
-    return "none: no rank is slower than the others by more than noise"
+    return "none: no rank is slower than the other ranks beyond noise"
 
 
 def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -145,7 +144,7 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
     if row.steps is not None:
         often = f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     if row.since is not None:
-        often += f", from step {row.since} on"
+        often += f", since step {row.since}"
     if row.until is not None:
         often += f", up to step {row.until}"
     where = place_of_rank(row)

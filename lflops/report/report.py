@@ -245,7 +245,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     if ratio is not None:
         remark = f"module-timing {several} over unprofiled {several}"
         if ratio < _FASTER:
-            remark += "; something else slowed the unprofiled ones"
+            remark += "; something else slowed the unprofiled steps"
         yield _fact("observer", ratio, "factor", remark, label="cost of timing")
 
 
@@ -380,7 +380,9 @@ def _no_memory_because(analysis: Analysis) -> str:
         return "no step was counted"
     has_compiled_module = any(module.compiled for module in analysis.profile.modules.values())
     if has_compiled_module or any(notes_with("compiled_unsupported", analysis.profile.notes)):
-        return "compiled code allocated memory that was not seen; run it eagerly to see it"
+        return (
+            "lflops cannot see memory that compiled code allocates; run the code eagerly to see it"
+        )
     return ""
 
 

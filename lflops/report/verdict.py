@@ -47,7 +47,7 @@ CAVEATS = {
         "its kernels are as short as those of identical modules, and layers wait for the driver to "
         "allocate memory"
     ),
-    "scaled": "timing the modules changed their times too much",
+    "scaled": "the hooks that time modules changed the times too much",
 }
 """Why nothing can be said about a module that seems slower than identical modules."""
 
@@ -171,7 +171,7 @@ def unseen_because(analysis: Analysis) -> str | None:
 
 DISTURBED_BY = {
     "new_shapes": ("have batches of new shapes", "pad batches to a few shapes"),
-    "recompiled": ("compile code again", "give torch.compile dynamic=True"),
+    "recompiled": ("compile code again", "pass dynamic=True to torch.compile"),
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
@@ -295,9 +295,10 @@ def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
     factors = time_factors(analysis.profile.notes)
     if are_times_far_off(analysis.profile.notes):
         worst = max(factors, key=_distance_from_one)
+        passes = _units_timed(analysis)
         yield (
-            f"times of modules are unreliable in this run: other {_units_timed(analysis)} took "
-            f"{worst:.2f} times as long as the module-timing ones"
+            f"times of modules are unreliable in this run: unprofiled {passes} took {worst:.2f} "
+            f"times as long as module-timing {passes}"
         )
     elif factors:
         error = max(abs(factor - 1) for factor in factors)

@@ -136,6 +136,6 @@ def _version_problem(version: str) -> str:
     if version == str(VERSION):
         return ""
     return (
-        f"has format {version}, and this lflops reads {VERSION}: show it with the version of "
+        f"has format {version}, but this lflops reads {VERSION}: show it with the version of "
         "lflops that wrote it"
     )

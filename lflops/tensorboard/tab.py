@@ -237,7 +237,7 @@ def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answe
     """Answer a request, unless the browser says that a page of another site makes it."""
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
         return app(environ, start)
-    return _refused(start, _FORBIDDEN, "a page of another site requests this")
+    return _refused(start, _FORBIDDEN, "the request came from a page of another site")
 
 
 def _parameters(environ: dict[str, Any]) -> dict[str, str]:
@@ -351,8 +351,8 @@ def _named(payload: bytes, index: str) -> str:
 
     is_number = index.isascii() and index.isdecimal() and len(index) < 6
     if not is_number:
-        raise LookupError("the summary names no such trace")
+        raise LookupError("the summary lists no such trace")
     file = trace_file(payload, int(index))
     if not _NAME.fullmatch(file.rpartition("/")[2]):
-        raise ValueError("the summary names a file that is not a trace")
+        raise ValueError("the summary lists a file that is not a trace")
     return file

@@ -109,7 +109,7 @@ def record_graphs() -> Callable[[], None]:
     """
     with known_torch():
         if getattr(config, _FUSION_HOOK) is not None:
-            raise differs(f"config.{_FUSION_HOOK} is taken")
+            raise differs(f"config.{_FUSION_HOOK} is already set")
         wanted = {
             _FUSION_HOOK: RecordGraph(),
             _LEVEL: getattr(config, _LEVEL) or _BASIC,

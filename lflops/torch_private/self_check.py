@@ -469,7 +469,7 @@ def _of_modules() -> dict[str, bool]:
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "parts are registered elsewhere": modules.self_parts(parent) == ([child], []),
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
-        "a plain module is taken for a compiled one": not is_compiled,
+        "a plain module is reported as compiled": not is_compiled,
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has a compiled wrapper": modules.compiled_wrapper(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
@@ -480,7 +480,7 @@ def _of_modules() -> dict[str, bool]:
         "hooks cannot be hidden from compilations": _hides_hooks(parent),
         "hooks are registered elsewhere": _are_hooks_found(parent),
         "modules of lflops call other hooks": _are_own_hooks_called(),
-        "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
+        "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
         "the default group has no store": not has_store or torch.distributed.is_initialized(),
     }

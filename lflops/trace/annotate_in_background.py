@@ -122,7 +122,7 @@ class AnnotationProcess:
         try:
             status = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return f"still at work after {seconds:g} s"
+            return f"still running after {seconds:g} s"
         if not self._stderr.closed:
             self._read_failure(status)
         if self._trace.exists():
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
     elif left_out.number:
         status = PARTLY
         sys.stderr.write(
-            f"{left_out.number} of its events, the first because of this: {left_out.first}\n"
+            f"{left_out.number} of its events; the problem of the first one: {left_out.first}\n"
         )
     return status
 

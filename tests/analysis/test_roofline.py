@@ -449,22 +449,22 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
             ["{file}", "--figure", "roof.gif"],
             "figure='roof.gif': the file name must end with one of .svg, .png, .pdf",
         ),
-        (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time goes with --ncu LOG"),
+        (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time needs --ncu LOG"),
         (
             ["--ncu", "{file}", "--gpu-time", "-3"],
-            "gpu_time=-3.0: give a positive number of seconds",
+            "gpu_time=-3.0: pass a positive number of seconds",
         ),
         (
             ["--ncu", "{file}", "--figure", "roof.svg"],
             "--figure draws a profile, not the log that --ncu reads: leave --figure out",
         ),
-        (["{file}", "--ncu-command", "train.py"], "--ncu-command stands alone, or with --json"),
+        (["{file}", "--ncu-command", "train.py"], "--ncu-command can only be combined with --json"),
         (
             ["{file}", "--hardware", "H2000"],
             "hardware='H2000': 'H2000' is not in the table of chips",
         ),
         (["--ncu", "missing.csv"], "missing.csv: No such file or directory"),
-        (["--ncu", "{file}"], "{file}: no kernel with a metric that is read here"),
+        (["--ncu", "{file}"], "{file}: no kernel has a metric that lflops reads"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

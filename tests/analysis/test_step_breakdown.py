@@ -154,7 +154,10 @@ def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) ->
     found = utilization(given_profile)
     assert (pytest.approx(0.1), is_too_low) == (found.mfu, found.is_peak_too_low)
     told = report_of(analyze(given_profile)).verdict
-    named = any("so the peak of chip is too low here" in each for each in (*told.why, *told.also))
+    named = any(
+        "than the peak of chip allows, so this peak is too low" in each
+        for each in (*told.why, *told.also)
+    )
     assert is_too_low == named == any("lflops hardware --measure" in each for each in told.next)
 
 
@@ -567,7 +570,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
         "18.8 % of the step (750 ms) is spent outside all phases, in callbacks, metrics, logging or other code of the loop.",
         "12.5 % of the step (500 ms) is spent waiting for data.",
     ) == told.why
-    assert "Give the optimizer fused=True, or use larger batches." == told.next[0]
+    assert "Pass fused=True to the optimizer, or use larger batches." == told.next[0]
 
 
 def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:

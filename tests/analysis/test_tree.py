@@ -304,7 +304,8 @@ def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where
     """The error says so, and what can be given."""
     with pytest.raises(
         ValueError,
-        match=f"sort='time': no module of this profile has a time {where}; give one of macs, .*, name$",
+        match=f"sort='time': no module of this profile has a time {where}; pass one of macs, .*, "
+        "name$",
     ):
         rows_of(untimed(small_profile()), sort="time", phase=phase)
 
@@ -398,13 +399,13 @@ def test_the_order_is_that_of_the_phase_that_is_asked_for(phase: Any, labels: li
 @pytest.mark.parametrize("rows_of", [tree, flat])
 def test_an_unknown_order_is_named_with_what_is_taken(rows_of: Any) -> None:
     """The error says what was given and what can be."""
-    with pytest.raises(ValueError, match=f"sort='size': give one of {', '.join(SORT_KEYS)}"):
+    with pytest.raises(ValueError, match=f"sort='size': pass one of {', '.join(SORT_KEYS)}"):
         rows_of(small_profile(), sort="size")
 
 
 def test_an_impossible_depth_is_named_with_what_is_taken() -> None:
     """There are no levels above the root."""
-    with pytest.raises(ValueError, match="depth=-2: give -1 for all levels, 0 for the model alone"):
+    with pytest.raises(ValueError, match="depth=-2: pass -1 for all levels, 0 for only the model"):
         tree(small_profile(), depth=-2)
 
 

@@ -161,20 +161,23 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
     [
         (
             {"without": "dat"},
-            "what_if: 'dat' is no part of this profile: give the name of a module, or one of data, forward",
+            (
+                "what_if: 'dat' is no part of this profile: pass the name of a module, or one of "
+                "data, forward"
+            ),
         ),
         ({"without": "1"}, "what_if: '1' was not timed"),
-        ({"without": ["", "0"]}, "what_if: '0' is in '': give one of the two"),
+        ({"without": ["", "0"]}, "what_if: '0' is inside '': pass only one of the two"),
         (
             {"scale": {"data": -1}},
-            "what_if: scale['data']=-1: give a factor for its time, 0 or more",
+            "what_if: scale['data']=-1: pass a factor for its time, 0 or more",
         ),
-        ({"batch": 0}, "what_if: batch=0: give a factor for the number of samples"),
-        ({"accumulation": 1.5}, "what_if: accumulation=1.5: give a whole number, at least 1"),
+        ({"batch": 0}, "what_if: batch=0: pass a factor for the number of samples"),
+        ({"accumulation": 1.5}, "what_if: accumulation=1.5: pass a whole number, at least 1"),
         ({"without": "communication"}, "what_if: 'communication' was not timed"),
         (
             {"hardware": "H200 SXM"},
-            "what_if: hardware: the peaks and bandwidths of both chips have to be known",
+            "what_if: hardware= needs the peaks and bandwidths of both chips",
         ),
     ],
     ids=str,

@@ -60,7 +60,10 @@ def test_the_verdict_is_about_the_step() -> None:
         "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
         "data wait is 5.5× as slow: +45.3 ms per step.",
         "No module is slower or faster than the other modules, beyond the noise.",
-        "All other modules are 18.4 % faster, the median of 4 with the same work: the run used another machine, or the load of the machine changed.",
+        (
+            "All other modules are 18.4 % faster (the median of 4 modules with the same work): the "
+            "second run used another machine, or the load of the machine changed."
+        ),
         "The work is the same, to the last FLOP and byte.",
     ) == headline(diff(ran(MODULES, steps=before), ran(faster, steps=after)))
 
@@ -91,7 +94,10 @@ def test_a_layer_that_does_more_work_and_takes_longer_is_the_cause() -> None:
     )
     found = headline(diff(ran(layers, width=0.01, steps=clean(*[0.032] * 5)), after))
     assert (
-        "The step does other work: +37.5 % MACs (800 to 1.10 k), all of it in layers.2.linear1.",
+        (
+            "The work of the step changed: +37.5 % MACs (800 to 1.10 k), all of it in "
+            "layers.2.linear1."
+        ),
         "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.0 ms before, 44.0 ms after.",
         "layers.2.linear1 does 4.0× the work: +12.0 ms per step.",
     ) == found[:3]
@@ -110,7 +116,7 @@ def test_a_larger_batch_is_named_as_that() -> None:
     assert (
         "The step is 80.0 % slower (+80.0 % to +80.0 %): 100 ms before, 180 ms after.",
         "The batch went from 4 to 8 samples per step, and the work with it. A sample takes 10.0 % less time.",
-        "Modules are not judged: too few modules have times and the same work in both runs.",
+        "Modules are not compared: too few modules have times and the same work in both runs.",
     ) == headline(diff(before, after))
 
 
@@ -137,7 +143,7 @@ def test_module_times_that_their_profile_warns_of_are_not_judged() -> None:
         notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),),
     )
     found = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), warned))
-    assert "Modules are not judged: their times are unreliable in the profile after." in found
+    assert "Modules are not compared: their times are unreliable in the profile after." in found
     assert not [sentence for sentence in found if "encoder.b" in sentence]
 
 
@@ -164,8 +170,8 @@ def test_the_headline_of_a_count_tells_of_work_alone() -> None:
         )
     )
     assert (
-        "The step does other work: +37.5 % MACs (400 to 550).",
-        "Times are not compared: one of the two runs has none.",
+        "The work of the step changed: +37.5 % MACs (400 to 550).",
+        "Times are not compared: one of the two runs has no times.",
         "Added: adapter.",
         "Renamed: encoder.a → encoder.first.",
     ) == headline(diff(before, after))
@@ -187,7 +193,7 @@ def test_what_two_modules_tell_is_not_judged_and_said_so() -> None:
         ran({"a": 2e-3, "b": 1e-3}, steps=clean(3e-3, 3e-3)),
     )
     assert (
-        "Modules are not judged: too few modules have times and the same work in both runs."
+        "Modules are not compared: too few modules have times and the same work in both runs."
         in headline(found)
     )
 

@@ -179,7 +179,7 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
         each in text
         for each in (
             "\npredicted ",
-            "a wide interval: other code and other versions than the fitted runs",
+            "a wide interval: the fitted runs used other code and other versions",
             "\ntokens/s ",
             "GPU-hours",
             "\ncost ",
@@ -531,7 +531,7 @@ def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
     assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", "1"])
     assert capsys.readouterr().out.endswith(
-        "not even one sample fits; these are the figures of one sample\n"
+        "not even one sample fits; the figures below are for one sample\n"
     )
 
 
@@ -575,7 +575,9 @@ def test_offloaded_shards_are_in_the_memory_of_the_host(
             == found.memory.timeline[0].by_category.parameters
             == found.memory.most_by_category["gradients"]
         )
-        assert "copies from and to the host were not fitted" == why_not(found, named("H100"))
+        assert "the prediction does not cover copies from and to the host" == why_not(
+            found, named("H100")
+        )
 
 
 def test_code_of_a_configuration_is_refused(
@@ -588,17 +590,17 @@ def test_code_of_a_configuration_is_refused(
     )
     assert 2 == main(["estimate", str(tmp_path)])
     error = capsys.readouterr().err
-    assert "transformers has no configuration of it here" in error
+    assert "transformers cannot load this configuration without a download" in error
     assert "--trust-remote-code" in error
     assert 1 == error.count("\n")
     assert not (tmp_path / "ran").exists()
 
 
 WRONG = {
-    "no configuration": (["nothing.json"], "nothing.json: no such file: give a config.json"),
+    "no configuration": (["nothing.json"], "nothing.json: no such file: pass a config.json"),
     "not in the cache": (
         ["hf:nobody/nothing"],
-        "hf:nobody/nothing: transformers has no configuration of it here",
+        "hf:nobody/nothing: transformers cannot load this configuration without a download",
     ),
     "an option of configurations": (
         ["planned:build", "--trust-remote-code"],
@@ -607,21 +609,21 @@ WRONG = {
     "takes no tokens": (["planned:build", "--seq", "8"], "and with the tokens of --seq"),
     "no dtype": (
         ["planned:build", "--dtype", "int8"],
-        "dtype='int8': give one of float32, bfloat16, float16",
+        "dtype='int8': pass one of float32, bfloat16, float16",
     ),
     "no policy": (
         ["planned:build", "--ac", "some"],
-        "ac='some': give one of none, selective, selective-op, full, best",
+        "ac='some': pass one of none, selective, selective-op, full, best",
     ),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
     "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: pass the rank, such as r=16"),
     "quantizes what is trained": (
         ["planned:build", "--quantize", "nf4"],
-        "quantize='nf4' is for the frozen layers below adapters",
+        "quantize='nf4' applies to the frozen layers below adapters",
     ),
     "quantizes by no name": (
         ["planned:build", "--lora", "r=2", "--quantize", "int4"],
-        "quantize='int4': give one of nf4, nf4-dq",
+        "quantize='int4': pass one of nf4, nf4-dq",
     ),
     "nothing to adapt": (
         ["planned:nowhere_linear", "--lora", "r=2"],
@@ -629,7 +631,7 @@ WRONG = {
     ),
     "no budget": (
         ["planned:build", "--ac", "best"],
-        "--ac best: pass --memory, such as 40GB, or --hardware",
+        "--ac best needs a limit of memory: pass --memory, such as 40GB, or --hardware",
     ),
     "two that fill": (
         ["planned:build", "--ac", "best", "--batch", "max"],
@@ -637,7 +639,7 @@ WRONG = {
     ),
     "no memory to fill": (
         ["planned:build", "--batch", "max"],
-        "--batch max: pass --memory, such as 40GB, or --hardware",
+        "--batch max needs a limit of memory: pass --memory, such as 40GB, or --hardware",
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
@@ -649,7 +651,7 @@ WRONG = {
     ),
     "computes in no dtype": (
         ["planned:build", "--fsdp", "2", "--mp", "int8"],
-        "mp='int8': give one of float32",
+        "mp='int8': pass one of float32",
     ),
     "a budget for nothing": (
         ["planned:build", "--memory", "40GB"],
@@ -674,7 +676,7 @@ WRONG = {
     "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),
     "gives no model": (
         ["planned:wrong"],
-        "the function returned 3: it has to return (model, batch) or (model, batch, loss)",
+        "the function returned 3: it must return (model, batch) or (model, batch, loss)",
     ),
     "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
     "takes no number": (
@@ -688,12 +690,12 @@ WRONG = {
     "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
     "no loss to scale": (
         ["planned:build", "--optimizer", "sgd", "--grad-scaler"],
-        "grad_scaler=True, but there is no loss to scale",
+        "grad_scaler=True needs a loss to scale",
     ),
     "asks for a value": (["planned:asks", "--backward"], "planned.py:30, in <lambda>"),
     "no optimizer": (
         ["planned:build", "--optimizer", "magic"],
-        "optimizer='magic': give one of adadelta",
+        "optimizer='magic': pass one of adadelta",
     ),
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
     "no samples": (

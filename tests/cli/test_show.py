@@ -144,7 +144,8 @@ def test_times_that_are_not_there_are_no_order(
         shown = capsys.readouterr()
         assert ("", 1) == (shown.out, len(shown.err.splitlines()))
         assert shown.err.startswith(
-            "lflops: sort='time': no module of this profile has a time in any phase; give one of macs, flops"
+            "lflops: sort='time': no module of this profile has a time in any phase; pass one of "
+            "macs, flops"
         )
 
 
@@ -251,10 +252,10 @@ def test_a_file_of_another_version_is_no_wrong_file(
         (["show"], "Missing argument 'FILE'"),
         (["show", "{file}", "--deep"], "No such option: --deep"),
         (["show", "{file}", "--depth", "two"], "Invalid value for '--depth'"),
-        (["show", "{file}", "--depth", "-2"], "depth=-2: give -1 for all levels"),
+        (["show", "{file}", "--depth", "-2"], "depth=-2: pass -1 for all levels"),
         (
             ["show", "{file}", "--sort", "size"],
-            "sort='size': give one of macs, flops, parameters, bytes, name",
+            "sort='size': pass one of macs, flops, parameters, bytes, name",
         ),
         (
             ["show", "{file}", "--phase", "sideways"],

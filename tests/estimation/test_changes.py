@@ -182,7 +182,7 @@ def test_weights_of_four_bits_are_half_a_byte_with_their_scales(kind: str, scale
         each.live_bytes - before[1].parameters - before[1].other >= 4 * WIDTH * WIDTH
         for each in products
     )
-    assert "unpacking quantized weights was not fitted" in (
+    assert "the prediction does not cover the unpacking of quantized weights" in (
         why_not(replace(packed, op_counts=_in_bf16(packed)), named("H100")) or ""
     )
 
@@ -293,6 +293,6 @@ def test_a_compiled_loss_makes_nothing_of_the_logits_but_their_gradient(tmp_path
 def test_only_a_language_model_s_loss_is_chunked() -> None:
     """Another one is named."""
     with pytest.raises(
-        lflops.CountError, match="Linear is no transformers language model with labels"
+        lflops.CountError, match="Linear is not a transformers language model with labels"
     ):
         Changes(chunks=2).applied("estimate", Subject(nn.Linear(2, 2), (), {}, None))

@@ -155,7 +155,7 @@ def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
     folder = saved(tmp_path, "DetrForObjectDetection", image_size=None)
     with pytest.raises(
         lflops.CountError,
-        match=r'has no image_size, .*: add "image_size": \[height, width\] to it$',
+        match=r'has no image_size, .*: add "image_size": \[height, width\] to the configuration$',
     ):
         builder_of(str(folder))(1)
     (folder / "preprocessor_config.json").write_text(
@@ -184,7 +184,7 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
     with pytest.raises(
         lflops.CountError,
-        match=r"num_hidden_layers=1000000: models of up to 10,000 layers are estimated",
+        match=r"num_hidden_layers=1000000: pass a configuration with at most 10,000 layers",
     ):
         builder_of(str(folder))
 

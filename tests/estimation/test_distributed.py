@@ -135,7 +135,10 @@ def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
 KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "shards": (
         in_shards,
-        "the parameters of a module under fully_shard cannot be replaced: give a function that builds",
+        (
+            "the parameters of a module under fully_shard cannot be replaced: pass a function that "
+            "builds"
+        ),
     ),
     "a wrapper": (
         lambda: DistributedDataParallel(whole()),
@@ -143,7 +146,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a wrapper within": (
         lambda: nn.Sequential(DistributedDataParallel(whole())),
-        "give the module that it wraps",
+        "pass the module that it wraps",
     ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),

@@ -430,7 +430,7 @@ def test_what_has_the_address_of_something_unknown_is_known() -> None:
 
 def test_an_estimate_within_another_is_refused() -> None:
     """Also where there is no model yet whose tensors could tell."""
-    with pytest.raises(lflops.CountError, match="is open here already"):
+    with pytest.raises(lflops.CountError, match="is already active here"):
         lflops.estimate(
             Function(lambda x: lflops.estimate(lambda: nn.Linear(3, 3), x)), fixed(2, 3)
         )
@@ -697,7 +697,8 @@ def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
 
     with pytest.raises(
         lflops.CountError,
-        match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or the device of a tensor",
+        match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or use the device of a "
+        r"tensor",
     ):
         lflops.estimate(Cast(), fixed(1, 2), hardware="NVIDIA H200")
     with pytest.warns(UserWarning, match="CUDA is not available"):
@@ -771,7 +772,8 @@ def test_an_optimizer_of_real_parameters_is_refused() -> None:
     model = Steps()
     with pytest.raises(
         lflops.CountError,
-        match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: give a function",
+        match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: pass a "
+        r"function",
     ):
         lflops.estimate(model, sequence())
     assert {} == model.optimizer.state
@@ -818,7 +820,7 @@ def test_a_class_that_needs_no_arguments_is_a_function_that_builds() -> None:
         lflops.estimate(Net, fixed(2, 4))
     )
     with pytest.raises(
-        lflops.CountError, match=r"Linear is a class: give an instance, or lambda: Linear\(\.\.\.\)"
+        lflops.CountError, match=r"Linear is a class: pass an instance, or lambda: Linear\(\.\.\.\)"
     ):
         lflops.estimate(nn.Linear, fixed(2, 4))
 
@@ -957,40 +959,43 @@ def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no module": ({"model": 3}, "3 is no torch.nn.Module"),
+    "no module": ({"model": 3}, "3 is not a torch.nn.Module"),
     "a class": (
         {"model": nn.Linear},
-        "Linear is a class: give an instance, or lambda: Linear(...), which builds it without memory",
+        (
+            "Linear is a class: pass an instance, or lambda: Linear(...), which builds it without "
+            "memory"
+        ),
     ),
-    "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
-    "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
+    "builds none": ({"model": lambda: 3}, "3 is not a torch.nn.Module"),
+    "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: pass backward=True"),
     "no optimizer": (
         {"optimizer": 3, "backward": True},
-        "optimizer=3: give a name such as 'adamw', or a function",
+        "optimizer=3: pass a name such as 'adamw', or a function",
     ),
     "an unknown optimizer": (
         {"optimizer": "adamx", "backward": True},
-        "estimate: optimizer='adamx': give one of adadelta, ",
+        "estimate: optimizer='adamx': pass one of adadelta, ",
     ),
-    "makes none": ({"optimizer": len, "backward": True}, "optimizer returned 2: it has to return"),
+    "makes none": ({"optimizer": len, "backward": True}, "optimizer returned 2: it must return"),
     "no loss to scale": (
         {"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True},
-        "there is no loss to scale: give one",
+        "needs a loss to scale: pass loss=",
     ),
     "no gradients to scale": (
         {"loss": torch.sum, "backward": True, "grad_scaler": True},
-        "there is no optimizer",
+        "grad_scaler=True needs an optimizer",
     ),
     "a scaler itself": (
         {"loss": torch.sum, "backward": True, "grad_scaler": 2},
-        "grad_scaler=2: give True or False",
+        "grad_scaler=2: pass True or False",
     ),
-    "rounded to nothing": ({"round_to": 0}, "round_to=0: give a whole number, at least 1"),
+    "rounded to nothing": ({"round_to": 0}, "round_to=0: pass a whole number, at least 1"),
     "no chip": (
         {"hardware": 3},
-        "hardware=3: give a chip's name, a TOML file, or an lflops.Hardware",
+        "hardware=3: pass a chip's name, a TOML file, or an lflops.Hardware",
     ),
-    "no progress": ({"progress": 3}, "progress=3: give True, False"),
+    "no progress": ({"progress": 3}, "progress=3: pass True, False"),
     "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
 }
 
@@ -1243,7 +1248,9 @@ def test_the_largest_batch_of_a_chip_and_of_a_rank() -> None:
 
 def test_a_batch_that_does_not_grow_is_an_error() -> None:
     """Any number of samples would fit."""
-    with pytest.raises(lflops.CountError, match="largest_batch: 1073741824 samples fit, and more"):
+    with pytest.raises(
+        lflops.CountError, match="largest_batch: 1073741824 samples fit, and no limit was found"
+    ):
         lflops.largest_batch(nn.Linear(3, 3), lambda _: torch.zeros(2, 3), memory_bytes=1e6)
 
 

@@ -368,25 +368,29 @@ class Planless(nn.Linear):
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "no mesh": (whole, 8, "mesh=8: give ranks by 'pipeline', 'replica', 'data', 'tensor'"),
+    "no mesh": (
+        whole,
+        8,
+        "mesh=8: pass the number of ranks of 'pipeline', 'replica', 'data', 'tensor'",
+    ),
     "an unknown dimension": (
         whole,
         {"stage": 2},
-        "give ranks by 'pipeline', 'replica', 'data', 'tensor'",
+        "pass the number of ranks of 'pipeline', 'replica', 'data', 'tensor'",
     ),
     "a pipeline without a schedule": (
         whole,
         {"pipeline": 2},
-        "give step=, a function that runs your schedule",
+        "pass step=, a function that runs your pipeline schedule",
     ),
-    "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: give a whole number of ranks"),
+    "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: pass a whole number of ranks"),
     "half a rank": (whole, {"data": 1.5}, r"mesh\['data'\]=1.5"),
     "replicas of DTensors": (
         whole,
         {"replica": 2, "tensor": 2},
-        "DistributedDataParallel does not support DTensors, give 'data' for 'replica'",
+        "DistributedDataParallel does not support DTensors, pass 'data' instead of 'replica'",
     ),
-    "a module": (Blocks(), {"data": 2}, "divides the model: give a function that builds it"),
+    "a module": (Blocks(), {"data": 2}, "divides the model: pass a function that builds it"),
     "no plan": (
         lambda: Planless(WIDTH, 2),
         {"tensor": 2},
@@ -441,10 +445,10 @@ def test_a_backward_inside_of_forward_has_one_set_of_gradients() -> None:
 
 
 STEPS: dict[str, tuple[dict[str, Any], str]] = {
-    "no function": ({"step": 1}, "step=1: give a function"),
-    "backward as well": ({"step": print, "backward": True}, "leave backward out"),
-    "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss out"),
-    "a rank of none": ({"rank": 1}, "rank=1: give the mesh of the rank"),
+    "no function": ({"step": 1}, "step=1: pass a function"),
+    "backward as well": ({"step": print, "backward": True}, "leave backward= out"),
+    "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss= out"),
+    "a rank of none": ({"rank": 1}, "rank=1: pass mesh= as well"),
     "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
     "shapes not given": (
         {"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1},
@@ -495,7 +499,7 @@ def test_within_a_group_of_the_users_there_is_no_mesh() -> None:
     """It is not closed."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        with pytest.raises(lflops.CountError, match="a process group is open"):
+        with pytest.raises(lflops.CountError, match="a process group exists"):
             estimated(mesh={"data": 2})
         assert distributed.is_initialized()
     finally:

@@ -144,14 +144,14 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
             linear,
             Hardware("other", {"bf16": 1.0}, 1.0),
             RATES,
-            "fitted on other, only on round",
+            "does not cover other, only round",
             id="another chip",
         ),
         pytest.param(
             lambda: linear(dtype=torch.float32),
             chip(),
             RATES,
-            "fp32 were not fitted",
+            "does not cover matmuls in fp32",
             id="another dtype",
         ),
         pytest.param(
@@ -188,13 +188,13 @@ def test_kinds_of_training_that_were_not_fitted_are_not_predicted() -> None:
     parameters = found.modules[""].parameters
     assert parameters == 64 * 32
     experts = with_root(found, class_name="OlmoeSparseMoeBlock")
-    assert why_not(experts, chip(), RATES) == "mixtures of experts were not fitted"
+    assert why_not(experts, chip(), RATES) == "the prediction does not cover mixtures of experts"
     adapters = with_root(found, trainable_parameters=parameters // 2)
     assert "frozen weights" in (why_not(adapters, chip(), RATES) or "")
     image = torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16)
     layer = nn.Conv2d(3, 4, 3, dtype=torch.bfloat16)
     convolution = lflops.estimate(layer, image, backward=True)
-    assert why_not(convolution, chip(), RATES) == "convolutions were not fitted"
+    assert why_not(convolution, chip(), RATES) == "the prediction does not cover convolutions"
 
 
 def test_an_interval_widens_with_each_thing_that_was_not_fitted() -> None:
@@ -224,7 +224,7 @@ def test_compiled_code_is_not_predicted() -> None:
         found, modules={name: replace(each, compiled=True) for name, each in found.modules.items()}
     )
     assert why_not(found, chip(), RATES) is None
-    assert why_not(compiled, chip(), RATES) == "compiled code was not fitted"
+    assert why_not(compiled, chip(), RATES) == "the prediction does not cover compiled code"
 
 
 def test_the_shipped_rates_are_shares() -> None:

@@ -407,7 +407,7 @@ def test_cannot_tell_is_no_headline() -> None:
             ("new_shapes",),
             ": 6 of 9 steps have batches of new shapes (pad batches to a few shapes)",
         ),
-        (("recompiled",), ": 6 of 9 steps compile code again (give torch.compile dynamic=True)"),
+        (("recompiled",), ": 6 of 9 steps compile code again (pass dynamic=True to torch.compile)"),
         ((), ""),
     ],
 )

@@ -531,7 +531,7 @@ def test_a_slip_in_a_chip_s_figures_is_seen(
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "nearest: RTX 4090)"),
         (
             "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-            "nearest: A100 SXM 80GB), a MIG slice being only a part of its chip",
+            "nearest: A100 SXM 80GB), because a MIG slice is only a part of its chip",
         ),
         ("AMD Instinct MI300", "nearest: MI300X, MI300A"),
         ("rtx4090", "nearest: RTX 4090"),
@@ -549,27 +549,27 @@ GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"name": ""}, "name='': give a text"),
-        ({"name": None}, "name=None: give a text"),
-        ({"source": 3}, "source=3: give a text"),
-        ({"peak_flops_per_second": {}}, "peak_flops_per_second={}: give FLOP/s by dtype"),
+        ({"name": ""}, "name='': pass a string"),
+        ({"name": None}, "name=None: pass a string"),
+        ({"source": 3}, "source=3: pass a string"),
+        ({"peak_flops_per_second": {}}, "peak_flops_per_second={}: pass FLOP/s by dtype"),
         (
             {"peak_flops_per_second": 312e12},
-            "peak_flops_per_second=312000000000000.0: give FLOP/s by dtype",
+            "peak_flops_per_second=312000000000000.0: pass FLOP/s by dtype",
         ),
         (
             {"peak_flops_per_second": {"bfloat16": 1e12}},
-            "peak_flops_per_second has 'bfloat16': the known ones are fp64, fp32, tf32, fp16, bf16",
+            "peak_flops_per_second has the unknown dtype 'bfloat16': use one of fp64, fp32, tf32, fp16, bf16",
         ),
         (
             {"peak_flops_per_second": {"bf16": "312e12"}},
-            "peak_flops_per_second['bf16']='312e12': give a positive, finite number",
+            "peak_flops_per_second['bf16']='312e12': pass a positive, finite number",
         ),
-        ({"peak_flops_per_second": {"bf16": True}}, "peak_flops_per_second['bf16']=True: give"),
-        ({"peak_flops_per_second": {"bf16": 0}}, "peak_flops_per_second['bf16']=0: give"),
-        ({"bandwidth_bytes_per_second": -1.0}, "bandwidth_bytes_per_second=-1.0: give"),
-        ({"bandwidth_bytes_per_second": math.inf}, "bandwidth_bytes_per_second=inf: give"),
-        ({"memory_bytes": math.nan}, "memory_bytes=nan: give"),
+        ({"peak_flops_per_second": {"bf16": True}}, "peak_flops_per_second['bf16']=True: pass"),
+        ({"peak_flops_per_second": {"bf16": 0}}, "peak_flops_per_second['bf16']=0: pass"),
+        ({"bandwidth_bytes_per_second": -1.0}, "bandwidth_bytes_per_second=-1.0: pass"),
+        ({"bandwidth_bytes_per_second": math.inf}, "bandwidth_bytes_per_second=inf: pass"),
+        ({"memory_bytes": math.nan}, "memory_bytes=nan: pass"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(argument: dict[str, Any], message: str) -> None:

@@ -76,7 +76,7 @@ def test_the_variable_names_another_file(
     monkeypatch.setenv("LFLOPS_CHIPS", str(other))
     with pytest.raises(
         HardwareError,
-        match=r"LFLOPS_CHIPS='.*other\.toml': No such file or directory: give a TOML file of chips",
+        match=r"LFLOPS_CHIPS='.*other\.toml': No such file or directory: pass a TOML file of chips",
     ):
         lookup("Green")
     other.write_text('[[x]]\nname = "Red"\npeaks = { fp32 = 1e12 }\n')
@@ -105,56 +105,57 @@ def test_a_file_with_one_chip_is_taken_in_place_of_a_name(
     path.write_text(MINE)
     with pytest.raises(
         HardwareError,
-        match="has the chips Blue 9, Green: give a file with one, or set LFLOPS_CHIPS to the file and give a name",
+        match="has the chips Blue 9, Green: pass a file with one chip, or set LFLOPS_CHIPS to the "
+        "file and pass the name of a chip",
     ):
         named(str(path))
     path.write_text("")
-    with pytest.raises(HardwareError, match="has no chip: give a file with one"):
+    with pytest.raises(HardwareError, match="has no chip: pass a file with one chip"):
         named(str(path))
     assert 2 == main(["hardware", str(tmp_path / "none.toml")])
     assert capsys.readouterr().err.endswith(
-        "none.toml: No such file or directory: give a TOML file of chips\n"
+        "none.toml: No such file or directory: pass a TOML file of chips\n"
     )
 
 
 WRONG = [
-    ("[[a]]\nname = 3\npeaks = {}", "[[a]] number 1: name = 3: give a text"),
+    ("[[a]]\nname = 3\npeaks = {}", "[[a]] number 1: name = 3: use a string"),
     (
         '[[a]]\nname = "x"',
-        "[[a]] number 1, 'x': peaks is missing: give FLOP/s by dtype, as { bf16 = 312e12 }",
+        "[[a]] number 1, 'x': peaks is missing: add FLOP/s by dtype, such as { bf16 = 312e12 }",
     ),
-    ("[[a]]\npeaks = { bf16 = 1 }", "[[a]] number 1: name is missing: give a text"),
-    ('[[a]]\nname = "x"\npeaks = 312e12', "'x': peaks = 312000000000000.0: give FLOP/s by dtype"),
+    ("[[a]]\npeaks = { bf16 = 1 }", "[[a]] number 1: name is missing: add a string"),
+    ('[[a]]\nname = "x"\npeaks = 312e12', "'x': peaks = 312000000000000.0: use FLOP/s by dtype"),
     (
         '[[a]]\nname = "x"\npeaks = { bfloat16 = 1 }',
-        "'x': peaks has 'bfloat16': the known ones are fp64, fp32, tf32, fp16, bf16",
+        "'x': peaks has the unknown dtype 'bfloat16': use one of fp64, fp32, tf32, fp16, bf16",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = "312e12" }',
-        "'x': peaks.bf16 = '312e12': give FLOP/s, as 312e12",
+        "'x': peaks.bf16 = '312e12': use FLOP/s, such as 312e12",
     ),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: give FLOP/s"),
+    ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: use FLOP/s"),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nmemory = 3',
-        "'x': the key 'memory' is unknown: the known ones are name, names, peaks",
+        "'x': unknown key 'memory': use one of name, names, peaks",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nbandwidth = inf',
-        "'x': bandwidth = inf: give a positive number",
+        "'x': bandwidth = inf: use a positive number",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nnames = "x"',
-        "'x': names = 'x': give a list of texts",
+        "'x': names = 'x': use a list of strings",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\ndate = "today"',
-        "'x': date = 'today': give a date without quotes, as 2026-11-20",
+        "'x': date = 'today': use a date without quotes, such as 2026-11-20",
     ),
     ('[a]\nname = "x"', "a = {'name': 'x'}: write a chip below [[a]], with a name and peaks"),
-    ("peaks == 3", "is no TOML file: "),
+    ("peaks == 3", "is not a TOML file: "),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\n[[b]]\nname = "X"\npeaks = { bf16 = 2 }',
-        "two chips have the name 'X': give each its own",
+        "two chips have the name 'X': rename one of them",
     ),
 ]
 
@@ -220,10 +221,10 @@ def test_a_name_is_saved_once(own: Path) -> None:
     before = own.read_text()
     for name in ("Green", "blue 9", "H200"):
         with pytest.raises(
-            HardwareError, match=f"save='{name}': there is a chip of that name; give another name"
+            HardwareError, match=f"save='{name}': a chip with this name exists: pass another name"
         ):
             save(name, Hardware("x", {"bf16": 1e12}))
-    with pytest.raises(HardwareError, match="save='-': give a name with letters or digits"):
+    with pytest.raises(HardwareError, match="save='-': pass a name with letters or digits"):
         save("-", Hardware("x", {"bf16": 1e12}))
     assert before == own.read_text()
 
@@ -249,7 +250,7 @@ def test_the_shell_measures_and_saves(
 
     monkeypatch.setattr("lflops.hardware.calibrate.calibrate", None)  # calling it would fail
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
-    assert "there is a chip of that name" in capsys.readouterr().err
+    assert "a chip with this name exists" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])
     assert "--save adds the figures of --measure: add --measure" in capsys.readouterr().err
 

@@ -41,7 +41,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "model, a class": (
         lambda: lflops.count(Net, x),
         lflops.CountError,
-        ["count: Net is a class: give an instance"],
+        ["count: Net is a class: pass an instance"],
     ),
     "model, a function": (
         lambda: lflops.count(len, x),
@@ -52,20 +52,26 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: lflops.count(net, {"x": x}),
         lflops.CountError,
         [
-            "count: args is a dict: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+            (
+                "count: args is a dict: pass kwargs=batch, or args=(batch,) if the model takes the "
+                "dict itself"
+            )
         ],
     ),
     "args, a list": (
         lambda: lflops.count(net, [x]),
         lflops.CountError,
         [
-            "count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"
+            (
+                "count: args is a list: pass (batch,) if it is one argument, tuple(batch) if it is "
+                "several"
+            )
         ],
     ),
     "backward, a number": (
         lambda: lflops.count(net, x, backward=1),
         lflops.CountError,
-        ["count: backward=1: give True or False"],
+        ["count: backward=1: pass True or False"],
     ),
     "backward, a tensor": (
         lambda: lflops.count(net, x, backward=x),
@@ -75,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "counting a class": (
         lambda: lflops.counting(Net),
         lflops.CountError,
-        ["counting: Net is a class: give an instance"],
+        ["counting: Net is a class: pass an instance"],
     ),
     "args, nothing": (
         lambda: lflops.count(net, None),
@@ -125,7 +131,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "loss, a float": (
         lambda: lflops.count(net, x, backward=True, loss=lambda _: 0.0),
         lflops.CountError,
-        ["count", "loss gave 0.0", "tensor of one element", "gradient"],
+        ["count", "loss returned 0.0", "tensor of one element", "gradient"],
     ),
     "loss, without a gradient": (
         lambda: lflops.count(net, x, backward=True, loss=lambda out: out.detach().sum()),
@@ -135,7 +141,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "loss, nothing": (
         lambda: lflops.count(net, x, backward=True, loss=lambda out: None),
         lflops.CountError,
-        ["count", "loss gave None", "tensor"],
+        ["count", "loss returned None", "tensor"],
     ),
     "nothing to train": (
         lambda: lflops.count(nn.Linear(4, 2).requires_grad_(requires_grad=False), x, backward=True),
@@ -181,17 +187,17 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "scope, without a name": (
         lambda: enter_scope(""),
         ValueError,
-        ["scope", "name=''", "without dots"],
+        ["scope", "name=''", "has no dots"],
     ),
     "scope, with a dot": (
         lambda: enter_scope("a.b"),
         ValueError,
-        ["scope", "name='a.b'", "without dots"],
+        ["scope", "name='a.b'", "has no dots"],
     ),
     "scope, a number": (
         lambda: enter_scope(3),
         ValueError,
-        ["scope", "name=3", "name without dots"],
+        ["scope", "name=3", "pass a name that is not empty and has no dots"],
     ),
     "operator, text": (
         lambda: lflops.register_formula("aten::mm", lambda *_, out: 1),
@@ -295,7 +301,7 @@ PRETENDED: dict[str, Callable[[], object]] = {
 def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
     """No operator runs on them, so all figures would be zero."""
     with pytest.raises(
-        lflops.CountError, match="fake, and nothing would be counted: put it on device='meta'"
+        lflops.CountError, match="fake, so nothing would be counted: put the model on device='meta'"
     ):
         call()
 
@@ -402,7 +408,9 @@ def test_there_is_no_profile_before_the_end() -> None:
     for context in (None, counted):
         with (
             context or torch.no_grad(),
-            pytest.raises(lflops.CountError, match="the profile is there when the `with` is left"),
+            pytest.raises(
+                lflops.CountError, match="the profile is available when the `with` block has ended"
+            ),
         ):
             _ = counted.profile
     assert counted.profile.total() == 0
@@ -412,6 +420,6 @@ def test_a_count_counts_once() -> None:
     """To enter it again is an error: two loops are two counts."""
     with lflops.counting(net) as counted:
         net(x)
-    with pytest.raises(lflops.CountError, match="make another"), counted:
+    with pytest.raises(lflops.CountError, match="create a new one"), counted:
         net(x)
     assert 3 * 48 == counted.profile.total()

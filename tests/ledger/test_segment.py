@@ -68,11 +68,11 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
     [
         (
             b'{"kind":"row","end":1,"spent":{}}\n',
-            "the first line is not the first line of a ledger",
+            "this is not a ledger: the first line is not the header of one",
         ),
         (
             b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n',
-            "a ledger of version 9; this lflops reads version 1",
+            "the ledger has version 9, but this lflops reads version 1",
         ),
     ],
 )

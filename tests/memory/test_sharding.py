@@ -138,7 +138,7 @@ def test_each_strategy_fits_or_does_not() -> None:
 def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:
     """A model that is sharded already is one too: its memory is a rank's."""
     assert () == sharded(profile(ROWS, ()), RANKS)
-    with pytest.raises(ValueError, match="ranks=0: give at least 1"):
+    with pytest.raises(ValueError, match="ranks=0: pass at least 1"):
         sharded(trained(), 0)
     rows = dict(trained().modules) | {
         "": module_profile(parameters=1000, parameter_bytes=ALL, local_parameter_bytes=ALL // 4)

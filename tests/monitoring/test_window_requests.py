@@ -295,7 +295,10 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
     }
     with lflops.monitor(model, **settings) as monitor:
         for step in range(30):
-            words = "opens after step 11 on rank 0, which had passed step 5 of the other ranks"
+            words = (
+                "on rank 0 the requested window opens after step 11: when the request arrived, "
+                "this rank had passed step 5"
+            )
             with (
                 pytest.warns(UserWarning, match=words) if step == 10 else nullcontext(),
                 monitor.step(torch.ones(4, 8)),
@@ -320,7 +323,9 @@ def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
         log=lambda _: None,
     ) as monitor:
         monitor._run.store = object()
-        with pytest.warns(UserWarning, match="no window opens: several ranks need the ledger"):
+        with pytest.warns(
+            UserWarning, match="no window opens: with several ranks it needs ledger=True"
+        ):
             monitor.request_window()
         monitor._run.store = None
         for step in range(30):

@@ -444,5 +444,5 @@ def test_what_has_no_comparison_is_refused() -> None:
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.self_macs": ["x"]}}]
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.self_macs": None}}]
     for changed in ({"lflops": 2}, *(json.decode(good) | each for each in wrong)):
-        with pytest.raises(ValueError, match=r"^lack what a comparison needs: "):
+        with pytest.raises(ValueError, match=r"^lack data that a comparison needs: "):
             compared_windows(good, json.encode(changed))

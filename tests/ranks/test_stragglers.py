@@ -343,11 +343,13 @@ def test_who_waits_for_whom_is_said() -> None:
 
 
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
-    """4 of 100 ms; where no rank is slower than the others by more than noise, nothing."""
+    """4 of 100 ms; where no rank is slower than the other ranks beyond noise, nothing."""
     line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))[
         "imbalance"
     ]
-    assert "with all ranks as fast as the median one, a step would take 96.0 ms, 4.0 % less" == line
+    assert (
+        "with all ranks as fast as the median rank, a step would take 96.0 ms, 4.0 % less" == line
+    )
     assert "imbalance" not in said(
         compared(rank_comparison=comparison(excess("head"), lost_seconds=None))
     )
@@ -356,7 +358,7 @@ def test_what_the_run_loses_altogether_is_one_sentence() -> None:
 
 def test_equal_ranks_are_said_to_be_equal() -> None:
     """Half a millisecond is below a hundredth of the step."""
-    expected = "none: no rank is slower than the others by more than noise"
+    expected = "none: no rank is slower than the other ranks beyond noise"
     assert expected == said(compared(excess("head", (0.5e-3,) * 6)))["slow ranks"]
 
 

@@ -266,7 +266,7 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     given = trained(cells=again)
     assert [("backward_twice", 10e-3)] == faults(given)
     assert (
-        "Backward multiplies 4.0× as much as forward, where twice is usual"
+        "Backward has 4.0× as many MACs as forward, while twice as many are usual"
         in explain(given).findings[0].sentence
     )
 
@@ -366,10 +366,13 @@ def test_time_of_a_module_without_operators_is_python() -> None:
     found = explain(of_block(4)).findings[0]
     assert (
         "block",
-        "11.3 % of the step (3.85 ms) is spent in block (Sequential) itself, which runs no operator",
+        (
+            "11.3 % of the step (3.85 ms) is spent in block (Sequential) itself, although it runs "
+            "no operators"
+        ),
     ) == (
         found.module,
-        found.sentence.partition(" of its")[0],
+        found.sentence.partition(": in")[0],
     )
     assert "no_products" not in {each.cause for each in explain(of_block(4)).findings}
     assert [] == faults(of_block(1))
@@ -570,7 +573,7 @@ def test_a_training_in_float64_could_take_half() -> None:
     given = trained()
     assert [("dtype", 15e-3)] == faults(replace(given, run=replace(given.run, dtype="float64")))
     assert (
-        "The model multiplies in float64"
+        "The matmuls of the model run in float64"
         in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].sentence
     )
 
@@ -600,7 +603,7 @@ def test_tf32_is_slower_than_bfloat16() -> None:
     for peaks, saved in (({"tf32": 4000.0, "bf16": 16_000.0}, 9e-3), ({"tf32": 4000.0}, None)):
         given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
         assert saved == dict(faults(given)).get("tensor_cores")
-        said = "The model multiplies in tf32. By the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
+        said = "The matmuls of the model run in tf32. According to the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
         assert (saved is not None) == any(said == each.sentence for each in explain(given).findings)
 
 
@@ -1066,7 +1069,7 @@ def test_the_shell_prints_it_in_three_forms(
     sentence = "37.7 % of the step (20.0 ms) is spent waiting for data."
     assert f"why         {sentence}" in printed()
     assert re.search(
-        rf"1\. {re.escape(sentence)} Give the DataLoader more workers",
+        rf"1\. {re.escape(sentence)} Use more DataLoader workers",
         printed("--format", "markdown"),
     )
     assert ("found", sentence) == (

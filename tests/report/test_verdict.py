@@ -75,7 +75,7 @@ def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
     assert (
         "100.0 % of the step (40.0 ms) is spent outside all phases, because the watched model was never called.",
     ) == found.why
-    assert ("Give lflops the model that the loop calls.",) == found.next
+    assert ("Pass the model that the loop calls to lflops.",) == found.next
 
 
 def test_a_model_whose_methods_are_called_directly_is_not_said_to_be_never_called() -> None:
@@ -102,7 +102,8 @@ def test_more_than_the_peak_is_no_achievement() -> None:
     """
     found = report_of(analyze(blocks({}, {"forward": 4}))).verdict
     over = (
-        "No step can exceed the peak, so the peak of abacus is too low here, and MFU is too high."
+        "A step is faster than the peak of abacus allows, so this peak is too low, and MFU is too "
+        "high."
     )
     assert ("A step takes 4.00 ms, at 200.0 % MFU.", over) == (found.said, found.why[-1])
     assert ("Measure the peak again on an idle machine: lflops hardware --measure.",) == found.next
@@ -116,7 +117,7 @@ def test_a_slow_block_is_named() -> None:
     found = report_of(analyze(blocks({"blocks.2.fc": 26.0}, {"forward": 40}))).verdict
     assert "A step takes 40.0 ms, at 20.0 % MFU." == found.said
     assert (
-        "blocks.2.fc takes 13.0× as long as the 3 others like it, which costs 60.0 % of the step (24.0 ms).",
+        "blocks.2.fc takes 13.0× as long as the other 3 identical modules, which costs 60.0 % of the step (24.0 ms).",
     ) == found.why
     assert {"10.0 % of the step (4.00 ms) is", "Another 10.0 % of the step (4.00 ms) is"} == {
         each[: each.index(" is") + 3] for each in found.also
@@ -135,7 +136,7 @@ def test_a_module_with_more_operators_is_named_with_both_numbers() -> None:
         (name, "forward"): 22e-3 if name == "blocks.1.fc" else 2e-3 for name in LAYERS
     }
     found = clocked(profile(rows, cells, run=given.run, steps=given.steps), own)
-    why = "blocks.1.fc runs 100 operators, while the 3 others like it run 1 each: 55.6 % of the step (20.0 ms) more."
+    why = "blocks.1.fc runs 100 operators, while the other 3 identical modules run 1 each: this costs 55.6 % of the step (20.0 ms)."
     assert why == told(found)[1][0]
 
 
@@ -152,7 +153,7 @@ def test_a_layer_in_a_wider_dtype_is_named() -> None:
             for each in given.op_counts
         ),
     )
-    why = "blocks.3.fc multiplies in float64, while the 3 others like it use float32: 38.5 % of the step (10.0 ms) more."
+    why = "The matmuls of blocks.3.fc run in float64, while the other 3 identical modules use float32: this costs 38.5 % of the step (10.0 ms)."
     assert why == told(wide)[1][0]
     rows = {"": {"class_name": "Model"}, "head": {"class_name": "Linear"}}
     head = [
@@ -160,7 +161,7 @@ def test_a_layer_in_a_wider_dtype_is_named() -> None:
     ]
     steps = blocks({}, {"data": 8, "forward": 8}).steps
     alone = clocked(profile(rows, head, run=given.run, steps=steps), {("head", "forward"): 8e-3})
-    why = "head multiplies in float64, while the model trains in float32: at least 25.0 % of the step (4.00 ms)."
+    why = "The matmuls of head run in float64, while the model trains in float32: this costs at least 25.0 % of the step (4.00 ms)."
     assert why == told(alone)[1][1]
 
 
@@ -183,7 +184,7 @@ def test_work_outside_of_the_layers_is_the_models_own() -> None:
 
 def test_more_threads_than_cores_come_first() -> None:
     """What they cost is unknown; as many threads as cores are none."""
-    why = "torch computes with 8 threads on 2 cores: they take turns, which makes all times longer."
+    why = "torch computes with 8 threads on 2 cores: the threads take turns, which makes all times longer."
     assert why == told(blocks({}, {"data": 24, "forward": 16}, threads=8, cores=2))[1][0]
     assert why not in told(blocks({}, {"data": 24, "forward": 16}, threads=2, cores=2))[1]
 
@@ -227,7 +228,7 @@ def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
         found.why,
         found.also,
     )
-    assert "other steps took 0.25 times as long as the module-timing ones" in found.confidence
+    assert "unprofiled steps took 0.25 times as long as module-timing steps" in found.confidence
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
     [
         (
             (60.0, 0.5, 0.5, 60.0, 0.5),
-            "60.0 % of the step (24.3 ms) is spent waiting for data: 60.0 ms in 2 of 5 steps, 500 µs in the others.",
+            "60.0 % of the step (24.3 ms) is spent waiting for data: 60.0 ms in 2 of 5 steps, 500 µs in the other steps.",
         ),
         ((20.0, 30.0, 22.0, 28.0, 21.5), "60.0 % of the step (24.3 ms) is spent waiting for data."),
     ],

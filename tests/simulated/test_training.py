@@ -186,6 +186,6 @@ def test_calibrate_finds_the_planted_peaks(tmp_path: Path, monkeypatch: pytest.M
     ):
         lflops.calibrate("simulated:9")
     with pytest.raises(
-        HardwareError, match=r"device='cuda': give 'cpu', or a device of .*: 'simulated'"
+        HardwareError, match=r"device='cuda': pass 'cpu', or a device of .*: 'simulated'"
     ):
         lflops.calibrate("cuda")

@@ -56,10 +56,10 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
     "foreign of run bad is not a summary of lflops",
-    "future of run bad has format 1, and this lflops reads 4: show it with the version of lflops that wrote it",
+    "future of run bad has format 1, but this lflops reads 4: show it with the version of lflops that wrote it",
     "large of run bad, step 0 is not a summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
-    "newer of run bad, step 0 has format 12, and this lflops reads 4: show it with the version of lflops that wrote it",
+    "newer of run bad, step 0 has format 12, but this lflops reads 4: show it with the version of lflops that wrote it",
     "other of run bad, step 0 is not a summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
@@ -184,7 +184,7 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
     )
     assert (
         422,
-        b"these windows lack what a comparison needs: Object missing required field `modules`",
+        b"these windows lack data that a comparison needs: Object missing required field `modules`",
     ) == (
         status,
         body,
@@ -340,12 +340,12 @@ REFUSED = {
     f"../../{NAME}": (403, b"the trace is not below the log directory"),
     f"out_{NAME}": (403, b"the trace is not below the log directory"),
     f"linked/{NAME}": (403, b"the trace is not below the log directory"),
-    "../../../../../../../../etc/passwd": (403, b"the summary names a file that is not a trace"),
-    "/etc/passwd": (403, b"the summary names a file that is not a trace"),
-    "weights.pt": (403, b"the summary names a file that is not a trace"),
+    "../../../../../../../../etc/passwd": (403, b"the summary lists a file that is not a trace"),
+    "/etc/passwd": (403, b"the summary lists a file that is not a trace"),
+    "weights.pt": (403, b"the summary lists a file that is not a trace"),
     f"folder_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
     f"pipe_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
-    f"a\r\nb: c{NAME}": (403, b"the summary names a file that is not a trace"),
+    f"a\r\nb: c{NAME}": (403, b"the summary lists a file that is not a trace"),
     f"missing_{NAME}": (
         404,
         b"the trace does not exist, or not yet: it is written in the background",
@@ -425,7 +425,7 @@ def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected:
     status, headers, body = traced.get("windows", headers={"Sec-Fetch-Site": site})
     assert expected == status
     assert "same-origin" == headers["Cross-Origin-Resource-Policy"]
-    assert (expected == 403) == (body == b"a page of another site requests this")
+    assert (expected == 403) == (body == b"the request came from a page of another site")
 
 
 def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
@@ -433,7 +433,7 @@ def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
     values = b"{}," * (LARGEST // 3 - 100)
     payload = b'{"lflops":4,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
     tracemalloc.start()
-    with pytest.raises(LookupError, match="names no such trace"):
+    with pytest.raises(LookupError, match="lists no such trace"):
         trace_file(payload, 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

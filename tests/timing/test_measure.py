@@ -463,24 +463,24 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "model": (
         lambda: lflops.measure(nn.Linear, x),
         Error,
-        ["measure: Linear is a class: give an instance"],
+        ["measure: Linear is a class: pass an instance"],
     ),
     "args": (lambda: lflops.measure(net, [x]), Error, ["measure: args is a list", "(batch,)"]),
     "kwargs": (lambda: lflops.measure(net, x, 3), Error, ["measure: kwargs=3", "mapping"]),
     "backward": (
         lambda: lflops.measure(net, x, backward=1),
         Error,
-        ["measure: backward=1: give True or False"],
+        ["measure: backward=1: pass True or False"],
     ),
     "loss": (
         lambda: lflops.measure(net, x, loss=torch.sum),
         Error,
-        ["measure: loss is given, but backward=False"],
+        ["measure: loss= needs a backward pass, but backward=False"],
     ),
     "loss, of many": (
         lambda: measure(net, x, backward=True, loss=lambda out: out),
         Error,
-        ["measure: loss gave a tensor", "one element"],
+        ["measure: loss returned a tensor", "one element"],
     ),
     "nothing to train": (
         lambda: measure(nn.Identity(), x, backward=True),
@@ -515,27 +515,27 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "units, a number": (
         lambda: lflops.measure(net, x, units=3),
         Error,
-        ["measure: units gave 3", "{'samples': n, 'tokens': n}"],
+        ["measure: units is 3", "{'samples': n, 'tokens': n}"],
     ),
     "units, another name": (
         lambda: lflops.measure(net, x, units={"images": 3}),
         Error,
-        ["measure: units gave {'images': 3}", "'samples'"],
+        ["measure: units is {'images': 3}", "'samples'"],
     ),
     "units, no number": (
         lambda: lflops.measure(net, x, units={"samples": "3"}),
         Error,
-        ["measure: units gave {'samples': '3'}"],
+        ["measure: units is {'samples': '3'}"],
     ),
     "units, negative": (
         lambda: lflops.measure(net, x, units=lambda _: {"tokens": -1}),
         Error,
-        ["measure: units gave {'tokens': -1}"],
+        ["measure: units is {'tokens': -1}"],
     ),
     "units, nothing": (
         lambda: lflops.measure(net, x, units=lambda _: None),
         Error,
-        ["measure: units gave None"],
+        ["measure: units is None"],
     ),
     "hardware, a typo": (
         lambda: lflops.measure(net, x, hardware="H10"),

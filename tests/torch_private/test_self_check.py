@@ -153,7 +153,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         modules,
         "is_compiled",
         lambda module: True,
-        "taken for a compiled one",
+        "reported as compiled",
     ),
     "nothing is heard of compilations": (
         modules.Compilations,
@@ -178,7 +178,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         distributed,
         "flat_parts",
         lambda module: [module],
-        "taken for a sharded one",
+        "reported as sharded",
     ),
 }
 

@@ -133,7 +133,7 @@ def _check_names(names: Sequence[str]) -> None:
     known = set(names)
     parents = {name.rpartition(".")[0] for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
-        raise ValueError("the names are no tree of modules")
+        raise ValueError("the names of the modules do not form a tree")
 
 
 def module_patterns(run: ComparedRun) -> dict[str, str]:

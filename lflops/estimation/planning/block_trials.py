@@ -194,7 +194,8 @@ class BlockTrials:
             readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
         except ValueError as error:
             raise CountError(
-                f"{self._estimator.caller}: {error}: the loss needs a gradient of some parameter"
+                f"{self._estimator.caller}: {error}: the loss must depend on a parameter that "
+                "requires a gradient"
             ) from error
         flops: list[int] = []
         times: list[int] = []

@@ -29,8 +29,8 @@ def plan(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A model, as for lflops estimate: a config.json, its folder, hf:NAME, or "
-            "PACKAGE.MODULE:BUILD.",
+            help="The model, in the same form as for lflops estimate: a config.json, its folder, "
+            "hf:NAME, or PACKAGE.MODULE:BUILD.",
         ),
     ],
     *,
@@ -45,7 +45,7 @@ def plan(
     batch: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Samples of a step over all GPUs; the default is 16 for each GPU."
+            metavar="N", help="Samples of a step over all GPUs. Default: 16 for each GPU."
         ),
     ] = None,
     seq: Annotated[
@@ -53,8 +53,8 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens per sample, by default 512 for a configuration. A BUILD function gets "
-            "them as its second argument.",
+            help="Tokens per sample. Default for a configuration: 512. A BUILD function receives "
+            "the number as its second argument.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -84,7 +84,7 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Bandwidth of a GPU to other hosts in bytes/s, such as 50e9; the default is the "
+            help="Bandwidth of a GPU to other hosts in bytes/s, such as 50e9. Default: the "
             "bandwidth of the vendor's reference hosts.",
         ),
     ] = None,
@@ -94,12 +94,15 @@ def plan(
             metavar="N", help="Number of GPUs in a host. Tensor parallelism stays within a host."
         ),
     ] = 8,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Most lines of each table.")] = 12,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The maximum number of rows in each table.")
+    ] = 12,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Run the Python code that comes with a configuration, which is refused otherwise.",
+            help="Run Python code that comes with a configuration. Without this option it is "
+            "refused.",
         ),
     ] = False,
     save: Annotated[
@@ -141,7 +144,8 @@ def plan(
     if save is not None:
         if found.profile is None:
             raise UsageError(
-                f"--save {save}: there is no profile: every configuration that fits is a pipeline"
+                f"--save {save}: there is no profile to save: every configuration that fits uses a "
+                "pipeline"
             )
         found.profile.save(save)
     tokens = seq or (TOKENS if is_config(target) else None)
@@ -173,7 +177,7 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
     yield ""
     yield _time_table(found.configurations[:top], found.batch, tokens)
     if first.reason:
-        yield text(f"Besides the model's work, {first.name} needs {first.reason}.")
+        yield text(f"In addition to the model's work, {first.name} needs {first.reason}.")
     if first.predicted is not None and first.predicted.widened:
         yield prose(f"Wide intervals: {', '.join(first.predicted.widened)}.", "dim")
     more = _more(found.configurations, top)
@@ -199,7 +203,7 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
     yield prose(f"not predicted: {'; '.join(reasons.values())}")
     yield _bound_table(rows)
     if rows[0].reason:
-        yield text(f"Besides the model's work, {rows[0].name} needs {rows[0].reason}.")
+        yield text(f"In addition to the model's work, {rows[0].name} needs {rows[0].reason}.")
     remark = "These are lower bounds and do not rank the meshes. --json has all configurations."
     yield text(f"{remark} {_more(list(best), top)}".rstrip(), "dim")
 

@@ -167,7 +167,7 @@ CHECKED = 3
 TIE = 0.8
 # Causes that take less than this share of a step are not named.
 MINOR = 0.02
-_PIPELINE_NOT_FITTED = "communication between pipeline stages was not fitted"
+_PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipeline stages"
 
 
 class Corners(NamedTuple):
@@ -294,18 +294,18 @@ def plan(
     check_whole(caller, "devices_per_host", devices_per_host, least=1)
     if precision not in PRECISIONS:
         raise CountError(
-            f"{caller}: precision={describe(precision)}: give one of {', '.join(PRECISIONS)}"
+            f"{caller}: precision={describe(precision)}: pass one of {', '.join(PRECISIONS)}"
         )
     if not callable(build):
         raise CountError(
             f"{caller}: build={describe(build)}: "
-            "give a function from a number of samples to (model, batch) or (model, batch, loss)"
+            "pass a function from a number of samples to (model, batch) or (model, batch, loss)"
         )
     makes = makes_optimizer(caller, optimizer)
     if makes is None:
         raise CountError(
             f"{caller}: optimizer=None: "
-            "give a name such as 'adamw', or a function from parameters to an optimizer"
+            "pass a name such as 'adamw', or a function from parameters to an optimizer"
         )
     chip = named(hardware) if isinstance(hardware, str) else hardware
     dtype, computing = PRECISIONS[precision]
@@ -395,8 +395,8 @@ class _Search:
         fewest_data_ranks = gpus // degrees[-1]
         if all(self._batch % (gpus // ranks) for ranks in degrees):
             raise CountError(
-                f"plan: batch={self._batch}: no mesh of gpus={gpus} divides it: "
-                f"give a multiple of {fewest_data_ranks}"
+                f"plan: batch={self._batch}: no mesh of gpus={gpus} can divide it evenly: pass a "
+                f"multiple of {fewest_data_ranks}"
             )
         unsharded: Mesh = {"replica": gpus} if gpus > 1 else {}
         # The first estimate shows the blocks and the attention heads of the model.
@@ -650,7 +650,7 @@ class _Search:
         if found is None:
             raise CountError(
                 f"plan: hardware={self._chip.name!r}: its memory is unknown: "
-                "give an lflops.Hardware with memory_bytes"
+                "pass an lflops.Hardware with memory_bytes"
             )
         return found
 

@@ -59,7 +59,7 @@ class Compilation(RunRule):
     threshold = Threshold(share=0.05)
     verb = "is spent on"
     phrase = "compilation"
-    fix = "Pad inputs to a few shapes, or give torch.compile dynamic=True"
+    fix = "Pad inputs to a few shapes, or pass dynamic=True to torch.compile"
 
     def is_confirmed(self, run: RunEvidence) -> bool:
         return run.recompiles
@@ -73,7 +73,7 @@ class BetweenEpochs(RunRule):
     verb = "is spent"
     phrase = "between epochs"
     fix = (
-        "Save, log and evaluate less often between epochs; if the DataLoader has workers, give it "
+        "Save, log and evaluate less often between epochs; if the DataLoader has workers, set "
         "persistent_workers=True"
     )
 

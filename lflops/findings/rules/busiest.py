@@ -53,7 +53,7 @@ class BusiestModule(StepRule):
         "The most time is spent in {where}{class}: {cost}. Without a known peak, lflops cannot "
         "tell how fast it could be."
     )
-    fix_without_peak = 'Give the peak of this chip: hardware="measure" measures it'
+    fix_without_peak = 'Pass the peak of this chip: hardware="measure" measures it'
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable

@@ -41,7 +41,7 @@ class LightningCollectives(PartRule):
     verb = "is spent"
     phrase = "waiting for other ranks in Lightning's collectives"
     fix = (
-        "Look in the Ranks view for the rank that comes last; metrics that are logged with "
+        "Look in the Ranks view for the rank that arrives last; metrics that are logged with "
         "sync_dist=True wait for all ranks as well"
     )
 

@@ -20,7 +20,7 @@ class DataWait(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = "waiting for data"
-    fix = "Give the DataLoader more workers, persistent_workers=True, or cheaper transforms"
+    fix = "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         return super().judged_seconds(candidate, step) - handover_seconds(step.profile)

@@ -19,7 +19,7 @@ class HostToDeviceCopy(PartRule):
     threshold = Threshold(share=0.10)
     verb = "is spent"
     phrase = "copying batches to the device"
-    fix = "Give the DataLoader pin_memory=True, or the batch smaller dtypes"
+    fix = "Pass pin_memory=True to the DataLoader, or use smaller dtypes in the batch"
 
     phrase_on_cpu = "preparing batches, after they are fetched and before forward"
     fix_on_cpu = (

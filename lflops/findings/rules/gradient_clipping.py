@@ -24,7 +24,7 @@ class GradientClipping(PartRule):
     )
     fix_of_custom_loop = (
         "Clip with torch.nn.utils.clip_grad_norm_(..., foreach=True) instead of a loop over "
-        "parameters, and read no gradient in each step"
+        "parameters, and do not read gradients in every step"
     )
 
     def phrase_for(self, step: StepEvidence) -> str:

@@ -14,10 +14,13 @@ class GrowingMemory(RunRule):
 
     name = "memory"
     threshold = Threshold(share=0.0)
-    fix = "Look for what is kept from step to step: losses with their graphs, outputs in a list"
+    fix = (
+        "Look for objects that are kept from step to step, such as losses with their graphs, or "
+        "outputs in a list"
+    )
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         growth = memory_growth(run.ledger)
         if growth is not None:
-            said = f"Memory of the process grows by {units.size(growth)} an hour."
+            said = f"The memory of the process grows by {units.size(growth)} per hour."
             yield Finding(cause=self.name, sentence=said, of="run", fix=self.fix, is_issue=True)

@@ -21,7 +21,7 @@ class IdleDevice(PartRule):
     threshold = Threshold(share=0.20)
     share_with_host_syncs = 0.10
     phrase = "idle time of the device"
-    fix = "Give the device fewer and larger kernels: larger batches, torch.compile, CUDA graphs"
+    fix = "Launch fewer and larger kernels: use larger batches, torch.compile or CUDA graphs"
     fix_with_host_syncs = (
         "Keep .item(), .cpu(), and conditions on tensors and prints of tensors out of the step: "
         "each of them waits for the device"

@@ -22,7 +22,7 @@ class AnomalyMode(NotedSetting):
 
     name = "anomaly_mode"
     sentence = "Anomaly detection is on, which makes steps longer."
-    fix = "Switch torch.autograd.set_detect_anomaly off"
+    fix = "Turn torch.autograd.set_detect_anomaly off"
     right = (8, 8)
 
 
@@ -43,12 +43,12 @@ class GraphBreaks(NotedSetting):
 
     name = "graph_breaks"
     sentence = (
-        "torch.compile breaks the graph in {places:place}: Python runs there, and nothing is "
-        "fused across it."
+        "torch.compile breaks the graph in {places:place}: Python runs there, and no kernel is "
+        "fused across the break."
     )
     fix = (
-        "Run with TORCH_LOGS=graph_breaks, which prints where and why: prints, .item(), calls that "
-        "cannot be traced"
+        "Run with TORCH_LOGS=graph_breaks to see the places and reasons, such as prints, .item(), "
+        "and calls that cannot be traced"
     )
 
 
@@ -56,6 +56,9 @@ class FindUnusedParameters(NotedSetting):
     """DistributedDataParallel looks for unused parameters in each step, and all are used."""
 
     name = "find_unused"
-    sentence = "DistributedDataParallel looks for unused parameters in each step, and all are used."
-    fix = "Leave find_unused_parameters=True out"
+    sentence = (
+        "DistributedDataParallel looks for unused parameters in each step, but all parameters are "
+        "used."
+    )
+    fix = "Remove find_unused_parameters=True"
     right = (8, 8)

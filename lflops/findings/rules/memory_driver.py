@@ -13,8 +13,8 @@ class AllocatingMemory(PartRule):
     threshold = Threshold(share=LEAST_ALLOCATING_SHARE)
     phrase = "waiting for the driver to allocate or free memory"
     fix = (
-        "Leave torch.cuda.empty_cache() out of the step; if it is not there, reduce the memory "
-        "that the step needs"
+        "Remove torch.cuda.empty_cache() from the step. If the step does not call it, reduce the "
+        "memory that the step needs"
     )
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str:

@@ -27,7 +27,7 @@ class IdealCompute(PartRule):
 
     name = "ideal_compute"
     phrase = "useful matrix multiplication"
-    fix = "Multiply in a lower precision"
+    fix = "Run the matmuls in a lower precision"
 
 
 class RecomputedMatmuls(PartRule):
@@ -96,7 +96,7 @@ class InefficientKernels(PartRule):
     label = "inefficient kernels"
     verb = "is lost to"
     phrase = "inefficient kernels"
-    fix = "Use larger batches, or give {where} fewer and larger kernels (torch.compile)"
+    fix = "Use larger batches, or let {where} run fewer and larger kernels (torch.compile)"
 
     def phrase_for(self, step: StepEvidence) -> str:
         unknown = () if step.breakdown is None else step.breakdown.inside_rest
@@ -111,7 +111,7 @@ class ForwardOutsideModules(PartRule):
 
     name = "forward"
     phrase = "forward outside the layers"
-    fix = "Count ignored modules, and name the rest with lflops.scope"
+    fix = "Do not ignore modules with ignore=, and name the other code with lflops.scope"
 
 
 class BackwardOutsideModules(PartRule):

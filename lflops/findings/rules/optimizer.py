@@ -34,7 +34,7 @@ class SlowOptimizer(PartRule):
     name = "optimizer"
     threshold = Threshold(share=0.10)
     phrase = "optimizer work"
-    fix = "Give the optimizer fused=True, or use larger batches"
+    fix = "Pass fused=True to the optimizer, or use larger batches"
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)

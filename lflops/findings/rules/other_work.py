@@ -30,7 +30,7 @@ class OtherWork(PartRule):
     )
 
     phrase_if_never_called = "outside all phases, because the watched model was never called"
-    fix_if_never_called = "Give lflops the model that the loop calls"
+    fix_if_never_called = "Pass the model that the loop calls to lflops"
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         macs = summed((count.phase, count.macs) for count in step.profile.op_counts)

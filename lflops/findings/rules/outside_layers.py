@@ -100,8 +100,8 @@ def _in_operators(step: StepEvidence) -> str:
     forward = step.root.forward
     if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:
         return (
-            f": {units.count(forward.self_macs)} MACs run there without a backward pass, as those "
-            "of a reference model do"
+            f": {units.count(forward.self_macs)} MACs run there without a backward pass, like "
+            "those of a reference model"
         )
     operators = step.operator_times.of({""}, {"forward", "backward"})
     return f", in {operators.listed()}" if operators.names else ""

@@ -11,8 +11,8 @@ class PeakTooLow(StepRule):
 
     name = "peak"
     sentence = (
-        "No {part} can exceed the peak, so the peak of {hardware} is too low here, and MFU is too "
-        "high."
+        "A {part} is faster than the peak of {hardware} allows, so this peak is too low, and MFU "
+        "is too high."
     )
     fix = "Measure the peak again on an idle machine: lflops hardware --measure"
 

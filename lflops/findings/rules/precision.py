@@ -26,14 +26,18 @@ class WideDtype(ModuleRule):
 
     name = "dtype"
     threshold = Threshold(share=0.0)
-    sentence = "{where} multiplies in {dtype}, while {others} use {usual_dtype}: {cost} more."
+    sentence = (
+        "The matmuls of {where} run in {dtype}, while {others} use {usual_dtype}: this costs "
+        "{cost}."
+    )
     fix = "Cast the parameters and inputs of {where} to {usual_dtype}"
     right = (15, 15)
 
     sentence_of_single_module = (
-        "{where} multiplies in {dtype}, while the model trains in {usual_dtype}: at least {cost}."
+        "The matmuls of {where} run in {dtype}, while the model trains in {usual_dtype}: this "
+        "costs at least {cost}."
     )
-    sentence_of_model = "The model multiplies in {dtype}: at least {cost}."
+    sentence_of_model = "The matmuls of the model run in {dtype}: this costs at least {cost}."
     fix_of_model = (
         "Train in {usual_dtype} unless you need {dtype}: model.to(torch.{usual_dtype}), and the "
         "batch as well"
@@ -101,7 +105,10 @@ class UnusedTensorCores(StepRule):
 
     name = "tensor_cores"
     threshold = Threshold(share=0.10)
-    sentence = "The model multiplies in {dtype}. By the chip's peaks, {faster} saves {cost}."
+    sentence = (
+        "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} saves "
+        "{cost}."
+    )
     fix = (
         "Train in bfloat16, for example with torch.autocast. To keep float32, allow TF32: "
         "torch.set_float32_matmul_precision('high')"

@@ -36,7 +36,7 @@ class PythonCode(StepRule):
             return
         most = max(by_pattern, key=by_pattern.__getitem__)
         modules = [step.profile.modules[name] for name in step.modules_at(most)]
-        beyond = "which runs no operator of its own"
+        beyond = "although it runs no operators"
         if any(module.forward.self_calls for module in modules):
             beyond = "beyond the time of its operators"
         facts: Facts = {"class": in_brackets(modules[0].class_name), "beyond": beyond}

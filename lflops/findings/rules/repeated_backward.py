@@ -30,7 +30,8 @@ class RepeatedBackward(StepRule):
     name = "backward_twice"
     threshold = Threshold(share=0.05)
     sentence = (
-        "Backward multiplies {ratio:times} as much as forward, where twice is usual: {cost} more."
+        "Backward has {ratio:times} as many MACs as forward, while twice as many are usual: this "
+        "costs {cost}."
     )
     fix = "Call backward once, on the sum of the losses, unless you need gradients of gradients"
     right = (7, 7)

@@ -36,7 +36,9 @@ class MoreOperators(ModuleRule):
 
     name = "calls"
     threshold = Threshold(share=0.0)
-    sentence = "{where} runs {calls} operators, while {others} run {usual_calls} each: {cost} more."
+    sentence = (
+        "{where} runs {calls} operators, while {others} run {usual_calls} each: this costs {cost}."
+    )
     fix = "Replace the loop in {where} by a few large operators, or compile it"
     right = (8, 8)
 

@@ -93,8 +93,8 @@ class AlternatingStragglers(StepRule):
 
     name = "turns"
     threshold = Threshold(share=0.20)
-    sentence = "Ranks take turns in being the slowest: {cost} is waiting."
-    fix = "Give all ranks batches of about the same length in each step"
+    sentence = "The slowest rank changes from step to step: {cost} is spent waiting."
+    fix = "In each step, use batches of about the same length on all ranks"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         stragglers = step.stragglers

@@ -45,7 +45,7 @@ class Swapping(RunRule):
     name = "swap"
     threshold = Threshold(share=0.05)
     phrase = "slow steps in which memory was read from disk (major page faults)"
-    fix = "Use less memory: what is read from disk does not fit"
+    fix = "Use less memory: pages are read from disk because they do not fit into memory"
 
 
 class AllocatorRetries(RunRule):
@@ -63,7 +63,7 @@ class SlowStepsOfOtherRanks(RunRule):
     name = "other_rank"
     threshold = Threshold(share=0.05)
     phrase = "slow steps in which this rank waited for another rank"
-    fix = "Look at the rank that the others wait for: the Ranks view shows its phases"
+    fix = "Look at the rank that the other ranks wait for: the Ranks view shows its phases"
     same_as = frozenset({"rank", "communication"})
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
@@ -76,7 +76,7 @@ class LargerBatches(RunRule):
     name = "larger_batch"
     threshold = Threshold(share=0.05)
     phrase = "slow steps with a larger batch"
-    fix = "Give all batches about the same size"
+    fix = "Use batches of about the same size"
 
 
 class UnexplainedSlowSteps(OnceAllowedRule):

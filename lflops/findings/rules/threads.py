@@ -17,8 +17,8 @@ class TooManyThreads(StepRule):
     name = "threads"
     threshold = Threshold(share=0.0)
     sentence = (
-        "torch computes with {threads} threads on {cores} cores: they take turns, which makes all "
-        "times longer."
+        "torch computes with {threads} threads on {cores} cores: the threads take turns, which "
+        "makes all times longer."
     )
     fix = (
         "Use no more threads than cores: torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}"
@@ -40,8 +40,11 @@ class ComputingThread(StepRule):
 
     name = "thread"
     threshold = Threshold(share=0.10)
-    sentence = "Another thread of this process computes while the training waits: {cost}."
-    fix = "Move its work into another process: Python runs one thread at a time"
+    sentence = (
+        "Another thread of this process computes while the training thread waits: this costs "
+        "{cost}."
+    )
+    fix = "Move the work of that thread into another process: Python runs only one thread at a time"
     right = (7, 7)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

@@ -16,12 +16,12 @@ class FrozenLayers(StepRule):
     name = "frozen"
     threshold = Threshold(share=0.0)
     sentence = (
-        "{frozen:percent} of the matmuls in forward are in frozen layers, through which no "
-        "gradient goes: they learn nothing."
+        "{frozen:percent} of the matmuls in forward are in frozen layers, and no gradient passes "
+        "through these layers: they learn nothing."
     )
     fix = (
-        "Call requires_grad_(True) on them. If they should stay frozen, compute their outputs once "
-        "and keep them"
+        "Call requires_grad_(True) on these layers. If they should stay frozen, compute their "
+        "outputs once and keep the outputs"
     )
     right = (8, 8)
 
@@ -44,8 +44,8 @@ class UnusedLayer(StepRule):
 
     name = "unused"
     threshold = Threshold(share=0.05)
-    sentence = "{where} runs forward, and no gradient goes back through it: {cost}."
-    fix = "Leave {where} out if nothing reads its output"
+    sentence = "{where} runs forward, but no gradient flows back through it: this costs {cost}."
+    fix = "Remove {where} if nothing reads its output"
     right = (8, 8)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

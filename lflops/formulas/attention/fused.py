@@ -164,7 +164,9 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
     if isinstance(offsets, Values):
         lengths = [end - begin for begin, end in pairwise(offsets)]
         if any(length < 0 for length in lengths):
-            raise ValueError(f"sequences begin before the last one ends: {tuple(offsets)[:8]}")
+            raise ValueError(
+                f"a sequence begins before the previous one ends: {tuple(offsets)[:8]}"
+            )
         return _Lengths(lengths)
     # The sum of squares is largest if as many sequences as possible have the largest length.
     tokens = shape[0]

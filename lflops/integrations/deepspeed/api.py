@@ -76,7 +76,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     _check_printing(caller, module_depth, top_modules)
     check_whole(caller, "warm_up", warm_up, least=0)
     if mode not in {"forward", "generate"}:
-        raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
+        raise CountError(f"{caller}: mode={describe(mode)}: pass 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
         raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
     if input_shape is None:
@@ -85,14 +85,11 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     else:
         positional = (tensor_of_shape(caller, model, input_shape),)
         hint = (
-            f"{caller}: input_shape= gives a floating-point tensor; "
-            "a model that takes others, as token ids, needs args="
+            f"{caller}: input_shape= creates a floating-point tensor; for other inputs, such as "
+            "token ids, pass args="
         )
     if not positional and not kwargs:
-        raise CountError(
-            f"{caller}: there is nothing to call the model with: "
-            "give input_shape=, args= or kwargs="
-        )
+        raise CountError(f"{caller}: the model has no input: pass input_shape=, args= or kwargs=")
     measure_passes = measure if mode == "forward" else measure_generate
     with _evaluating(model, hint):
         profile = measure_passes(
@@ -201,7 +198,7 @@ class FlopsProfiler:
         if not any(module.calls for module in profile.modules.values()):
             raise CountError(
                 f"{_PROFILER}: no forward has run since start_profile(): "
-                "call the model before asking or printing"
+                "call the model before you read or print the profile"
             )
         if self.ds_engine is None:
             return profile

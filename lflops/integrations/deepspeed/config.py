@@ -53,14 +53,16 @@ def _check(section: Mapping[str, Any]) -> None:
     unknown = ", ".join(sorted(repr(key) for key in section.keys() - _TYPES.keys()))
     if unknown:
         raise CountError(
-            f'from_deepspeed: "{_SECTION}" has the unknown keys {unknown}; '
-            f"known are {', '.join(_TYPES)}"
+            f'from_deepspeed: "{_SECTION}" has unknown keys: {unknown}; '
+            f"DeepSpeed accepts {', '.join(_TYPES)}"
         )
     for key, value in section.items():
         accepted = _TYPES[key]
         is_unwanted_bool = isinstance(value, bool) and accepted is not bool
         if is_unwanted_bool or not isinstance(value, accepted):
-            raise CountError(f"from_deepspeed: {key}={describe(value)} is not what DeepSpeed takes")
+            raise CountError(
+                f"from_deepspeed: {key}={describe(value)} is not accepted by DeepSpeed"
+            )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

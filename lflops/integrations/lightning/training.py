@@ -262,6 +262,6 @@ def _local(trainer: Any, folder: str) -> str | None:
         _NAMED.add(trainer)
         say(
             f"lflops: the run is logged to {folder}, so lflops writes no files; "
-            "set a folder of this machine with FlopsMonitor(dirpath=...)"
+            "set a folder on this machine with FlopsMonitor(dirpath=...)"
         )
     return None

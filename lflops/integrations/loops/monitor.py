@@ -112,7 +112,7 @@ def monitor(
 
 def _check_number(name: str, value: Any, least: int) -> None:
     if not is_whole(value, least):
-        raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+        raise CountError(f"{name}={describe(value)}: pass a whole number, {least} or more")
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class LoopMonitor:
             CountError: The stage is unknown.
         """
         if name not in STAGES[1:]:
-            raise CountError(f"stage={name!r}: give one of {', '.join(map(repr, STAGES[1:]))}")
+            raise CountError(f"stage={name!r}: pass one of {', '.join(map(repr, STAGES[1:]))}")
         with self.stage_in(name, "validation" if name == "validate" else name):
             yield
 
@@ -299,7 +299,7 @@ class LoopMonitor:
             CountError: The category is unknown.
         """
         if category not in BLOCKS:
-            raise CountError(f"category={category!r}: give one of {', '.join(map(repr, BLOCKS))}")
+            raise CountError(f"category={category!r}: pass one of {', '.join(map(repr, BLOCKS))}")
         if category.startswith("checkpoint"):
             self.mark("checkpoint")
         return self._phases.within(category)
@@ -330,7 +330,8 @@ class LoopMonitor:
         """
         if self._run is NO_RUN:
             raise CountError(
-                "monitor: its run has not begun, so no cleanup can be added: use it in a `with`"
+                "monitor: the run has not started, so no cleanup can be added: use the monitor in "
+                "a `with` block"
             )
         return self._run.cleanup
 
@@ -503,7 +504,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
         models = dict(model)
     if not models or not all(isinstance(each, nn.Module) for each in models.values()):
         raise CountError(
-            f"model={describe(model)}: give an nn.Module, or several by name, for example "
+            f"model={describe(model)}: pass an nn.Module, or several by name, for example "
             "{'generator': g, 'critic': c}"
         )
     return {name: compiled_wrapper(each) for name, each in models.items()}
@@ -515,7 +516,7 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
     for each in given:
         if not isinstance(each, Optimizer):
             raise CountError(
-                f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list"
+                f"optimizer={describe(each)}: pass a torch.optim.Optimizer, or several in a list"
             )
         # Accelerate's optimizer contains the optimizer that has hooks.
         if type(each).__name__ == "AcceleratedOptimizer":

@@ -67,7 +67,8 @@ def settings_of(text: str) -> AllocatorSettings:
     """
     if not isinstance(text, str):
         raise CountError(
-            f"allocator={text!r}: give the text of PYTORCH_ALLOC_CONF, as expandable_segments:True"
+            f"allocator={text!r}: pass a string in the format of PYTORCH_ALLOC_CONF, such as "
+            "expandable_segments:True"
         )
     given: dict[str, str] = {}
     # Commas inside brackets separate divisions.
@@ -78,14 +79,14 @@ def settings_of(text: str) -> AllocatorSettings:
         if not value.strip():
             raise CountError(
                 f"allocator={text!r}: {part.strip()!r} has no value: "
-                "give name:value, as expandable_segments:True"
+                "pass name:value, such as expandable_segments:True"
             )
         given[name.strip()] = value.strip()
     unknown = given.keys() - _READERS.keys() - IGNORED
     if unknown:
         known = ", ".join(sorted(_READERS))
         raise CountError(
-            f"allocator={text!r}: {min(unknown)!r} is unknown: the known ones are {known}"
+            f"allocator={text!r}: unknown setting {min(unknown)!r}: use one of {known}"
         )
     values = {}
     for name, value in given.items():
@@ -96,7 +97,7 @@ def settings_of(text: str) -> AllocatorSettings:
 
 
 def _refused(text: str, name: str, value: str, taken: str) -> CountError:
-    return CountError(f"allocator={text!r}: {name}={value}: give {taken}")
+    return CountError(f"allocator={text!r}: {name}={value}: pass {taken}")
 
 
 def _truth(text: str, name: str, value: str) -> bool:
@@ -146,7 +147,7 @@ def _divisions(text: str, name: str, value: str) -> tuple[int, ...]:
 
 def _power(text: str, name: str, value: str, number: str) -> int:
     if not number.isdecimal() or int(number) < 1 or int(number) & (int(number) - 1):
-        raise _refused(text, name, value, "powers of two, as 4 or [256:1,512:2,>:4]")
+        raise _refused(text, name, value, "powers of two, such as 4 or [256:1,512:2,>:4]")
     return int(number)
 
 

@@ -39,16 +39,16 @@ def memory(
         typer.Option(
             metavar="N",
             min=0,
-            help="The device; the default is the device that ran out of memory, or else the "
-            "fullest.",
+            help="The device. Default: the device that ran out of memory, otherwise the fullest "
+            "device.",
         ),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The chip: a name from `lflops hardware`, or a TOML file. Its memory shows the "
-            "share of other processes.",
+            help="The chip, to find the memory that other processes use: a name from `lflops "
+            "hardware`, or a TOML file.",
         ),
     ] = None,
     html: Annotated[
@@ -82,10 +82,10 @@ def memory(
     if html is not None and as_json:
         raise UsageError("--json writes no page: leave --html out")
     if html is not None and html.resolve() == file.resolve():
-        raise UsageError(f"--html {html}: this is the snapshot, give another place")
+        raise UsageError(f"--html {html}: this file is the snapshot: pass another path")
     if profile is not None and after is not None:
         raise UsageError(
-            f"--profile {profile}: modules are named in one snapshot: leave {after} out"
+            f"--profile {profile}: modules can be named in only one snapshot: leave {after} out"
         )
     if after is not None and (html is not None or hardware is not None):
         raise UsageError(

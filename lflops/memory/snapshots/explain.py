@@ -426,7 +426,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     "process_limit": Explanation(
         "This process reached its own limit: the device had {bytes} free",
         "raise torch.cuda.set_per_process_memory_fraction, or per_process_memory_fraction in "
-        "PYTORCH_ALLOC_CONF; if neither is set, the limit of MPS, the vGPU or the container",
+        "PYTORCH_ALLOC_CONF; if neither is set, raise the limit of MPS, the vGPU or the container",
     ),
     "other_process": Explanation(
         "Another process holds {bytes} of this device",

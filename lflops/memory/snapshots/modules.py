@@ -67,7 +67,8 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
         """Yield a table with at most `most` rows, sorted by the bytes at the last moment."""
         share = units.percent(self.matched_share)
         yield (
-            f"by module of the profile ({share} of what forward and backward allocate is matched)"
+            f"by module of the profile ({share} of the bytes that forward and backward allocate "
+            f"are matched)"
         )
         headings = "".join(f"{moment:>14}" for moment in self.moments)
         yield f"  {headings}"
@@ -116,8 +117,8 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
-            f"the profile matches {units.percent(share)} of the step at the peak: "
-            "is it of this model, batch and precision?"
+            f"the profile matches {units.percent(share)} of the step at the peak: check that it "
+            "has the same model, batch and precision"
         )
     moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].place)
     return MemoryByModule(matched_share=share, moments=moments)

@@ -79,7 +79,7 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
             return
         place = _after_text(content, place, most_memo)
         if clock() > latest:
-            raise pickle.UnpicklingError("has so many texts that checking them takes too long")
+            raise pickle.UnpicklingError("has so many strings that checking them takes too long")
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
         content = read(path, LARGEST_FILE)
     except OSError as error:
         raise ProfileError(
-            f"{path}: {error.strerror or error}; give a file of torch.cuda.memory._dump_snapshot"
+            f"{path}: {error.strerror or error}; pass a file of torch.cuda.memory._dump_snapshot"
         ) from error
     try:
         check(content)
@@ -61,12 +61,12 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
         if str(error).startswith("has "):
             raise ProfileError(
                 f"{path}: {error}: "
-                "only plain containers, texts and numbers are read, because a pickle can run code"
+                "only plain containers, strings and numbers are read, because a pickle can run code"
             ) from None
-        raise ProfileError(f"{path}: is no pickle: {error}") from None
+        raise ProfileError(f"{path}: is not a pickle file: {error}") from None
     except _DAMAGED as error:
         raise ProfileError(
-            f"{path}: is no pickle, or a damaged one: {type(error).__name__}"
+            f"{path}: is not a pickle file, or is damaged: {type(error).__name__}"
         ) from None
 
 
@@ -188,7 +188,7 @@ def snapshot_of(
     if isinstance(content, list):
         content = {"segments": content}
     if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
-        raise ProfileError("is no torch snapshot: it has no list of segments")
+        raise ProfileError("is not a memory snapshot of torch: it has no list of segments")
     traces = reader.listed(content.get("device_traces", []), "device_traces")
     segments = [
         reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])

@@ -62,14 +62,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
-            raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
+            raise ScheduleError(f"schedule={describe(self.schedule)}: pass an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:
             raise ScheduleError(
-                "warmup=0 leaves no step to count in: give warmup >= 1, or count=False"
+                "warmup=0 leaves no step for counting: pass warmup >= 1, or count=False"
             )
         if not isinstance(self.hardware, Hardware | str | None):
             raise HardwareError(
-                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name,"
+                f"hardware={describe(self.hardware)}: pass 'auto', 'measure', a chip's name,"
                 " a TOML file, an lflops.Hardware, or None"
             )
         if not isinstance(self.hardware, str):
@@ -89,11 +89,11 @@ class Settings:
         """
         for name, is_valid, valid in self._rules():
             if not is_valid:
-                raise CountError(f"{name}={describe(getattr(self, name))}: give {valid}")
+                raise CountError(f"{name}={describe(getattr(self, name))}: pass {valid}")
         if self.looks_inside_compiled and not self.trace:
             raise CountError(
-                "trace=False leaves nothing to divide compiled code by: give trace=True,"
-                " or compiled='row'"
+                "compiled='modules' needs a trace, but trace=False: pass trace=True, or "
+                "compiled='row'"
             )
         check_logical("", self.logical)
 
@@ -165,7 +165,7 @@ class Settings:
         except OSError as error:
             raise CountError(
                 f"dirpath={str(self.dirpath)!r}: {error.strerror}:"
-                " give a folder that can be written"
+                " pass a folder that can be written"
             ) from error
 
     @property
@@ -227,14 +227,14 @@ def settings_of(line: str) -> dict[str, Any]:
     for setting in filter(None, re.split(r",(?=[^,=]*=)", line)):
         name, equals, text = map(str.strip, setting.partition("="))
         if name not in known:
-            raise CountError(f"{name!r} is no setting; these are: {', '.join(known)}")
+            raise CountError(f"{name!r} is not a setting: use one of {', '.join(known)}")
         valid, read = _reader_of(defaults[name])
         if not equals:
-            raise CountError(f"{name} has no value: give {valid}, as in {name}=…")
+            raise CountError(f"{name} has no value: pass {valid}, as in {name}=…")
         try:
             given[name] = _SPECIAL.get(name, read)(text)
         except (KeyError, ValueError) as error:
-            raise CountError(f"{name}={text!r}: give {valid}") from error
+            raise CountError(f"{name}={text!r}: pass {valid}") from error
     schedule = {name: given.pop(name) for name in schedule_defaults if name in given}
     if schedule:
         settings = given | {"schedule": Schedule(**schedule)}
@@ -259,7 +259,7 @@ def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
     if isinstance(default, float):
         return "a number", float
     if isinstance(default, tuple):
-        return "text, or several with commas between them", _several
+        return "one word, or several words with commas between them", _several
     return "text or none", lambda text: None if text.lower() == "none" else text
 
 

@@ -404,7 +404,7 @@ def _logger_of(given: Any) -> Any:
     if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
         return RunLogger(given)
     raise CountError(
-        f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with "
+        f"logger={describe(given)}: pass a SummaryWriter, a run of wandb, or an object with "
         "log_metrics(values, step=...)"
     )
 
@@ -676,7 +676,7 @@ def log_run(
     """Log the first screen of the run. A run without a window is logged only if it lost time."""
     if window is None and not has_losses(ledger):
         return
-    lines = ["lflops: the run is over"]
+    lines = ["lflops: the run has ended"]
     for label, text in first_screen_rows(first_screen(window, ledger), ledger):
         lines.append(f"{label:<14}  {plain(text)}")
     if paths is not None:

@@ -163,7 +163,7 @@ class TracedMode(StepMode):
         values = {} if tracer.error is None else {"error": tracer.error}
         note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
         self._notes.append(note)
-        warn(f"{monitor_name()}: {sentence(note)}; all else goes on")
+        warn(f"{monitor_name()}: {sentence(note)}; everything else continues")
 
 
 class TraceAnnotations:
@@ -217,7 +217,7 @@ class TraceAnnotations:
             failure = process.finish()
         except OSError as error:
             warn(
-                f"{monitor_name()}: {process.into} was not written; all else goes on: "
+                f"{monitor_name()}: {process.into} was not written, everything else continues: "
                 f"{type(error).__name__}: {error}"
             )
         self._processes.remove(process)

@@ -6,7 +6,7 @@ import { duration, exact, percent, phaseLabel, signed } from "../lib/format.js";
 const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
-const BINNED = "A column with several ranks shows the slowest of them in each row, so it looks slower than any single rank.";
+const BINNED = "A column with several ranks shows the slowest of them in each row, so the column looks slower than any single rank.";
 const WAITING = "* Ranks wait for each other here. The rank with the longest time waits, and the straggler looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 

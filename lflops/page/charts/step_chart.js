@@ -8,7 +8,7 @@ import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 
 const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 18, 36];
 const NARROWEST = 3; // pixels of a bar
-const HINT = "Point at a bar, or drag over several. Arrow keys move, Shift with them selects, Escape ends.";
+const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
 /** @type {Record<string, [string, string]>} */
 const SIGNS = { window: ["◆", "profiled window"], checkpoint: ["▲", "checkpoint"], validation: ["●", "validation"], crash: ["✕", "restart"] };

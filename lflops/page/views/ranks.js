@@ -20,7 +20,7 @@ const OLDER = "Unknown: this profile has no times by rank. An earlier version of
 const UNTIMED = "Unknown: no module has times of two ranks. "
   + "FlopsMonitor measures them in the steps after the active steps, and lflops.measure in its other passes.";
 const COMPARED = "The self time of each rank in a module, or in a phase outside the modules: the median over the steps. The rows with the largest "
-  + "differences are shown. A cell is hatched if the rank reported no time.";
+  + "differences are shown. A hatched cell means that the rank reported no time.";
 const HIGHEST = 460;
 
 /** @type {Format} */

@@ -30,7 +30,7 @@ function drawView(payload, { state, remember, go }) {
   /** @type {(phase: string) => boolean} */
   const isOff = (phase) => (state.off || "").split(",").includes(phase);
   const picture = element("div", {
-    class: "picture", role: "group", tabindex: 0, "aria-label": "points: arrow keys go from one to the next, Enter opens its module",
+    class: "picture", role: "group", tabindex: 0, "aria-label": "points: arrow keys go from point to point, Enter opens the module",
     onkeydown: (/** @type {KeyboardEvent} */ event) => walk(event),
   });
   const unzoom = element("button", { type: "button", onclick: () => { state.zoom = ""; draw(); } }, "reset zoom");

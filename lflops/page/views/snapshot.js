@@ -66,7 +66,7 @@ function peakMap(data, state, showStack) {
       }));
       const known = tiles.reduce((sum, { value }) => sum + value, 0);
       const value = state.map ? known : Number(data.by_category.find(([category]) => category === name)?.[1] ?? known);
-      if (value > known) tiles.push({ label: "smaller ones", value: value - known, colour: "var(--rest)", title: `smaller ones of ${words(name)}: ${size(value - known)}`, act: () => {} });
+      if (value > known) tiles.push({ label: "smaller ones", value: value - known, colour: "var(--rest)", title: `smaller tensors of ${words(name)}: ${size(value - known)}`, act: () => {} });
       return { label: `${words(name) || "no stack"} ${size(value)}`, value, tiles };
     });
     container.replaceChildren(treemap(groups, chartWidth(), 320, "alive at the peak"));

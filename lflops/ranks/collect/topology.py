@@ -143,8 +143,8 @@ def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int
         coordinates[rank] = {_kind(kind): at for kind, at in of_rank.items()}
         if coordinates[rank].keys() != coordinates[0].keys():
             raise CountError(
-                f"topology({rank}) has {_listed(coordinates[rank])}, topology(0)"
-                f" {_listed(coordinates[0])}: return the same kinds for all ranks"
+                f"topology({rank}) has {_listed(coordinates[rank])}, but topology(0) has "
+                f"{_listed(coordinates[0])}: return the same kinds for all ranks"
             )
     for kind in coordinates[0]:
         values = {each[kind] for each in coordinates.values()}

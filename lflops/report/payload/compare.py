@@ -116,7 +116,7 @@ def compared_windows(before: bytes, after: bytes) -> bytes:
         with gc_paused():
             return json.encode(_shown(compare(_read(before), _read(after))))
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"lack what a comparison needs: {error}") from None
+        raise ValueError(f"lack data that a comparison needs: {error}") from None
 
 
 def _shown(comparison: Comparison) -> ComparisonShown:

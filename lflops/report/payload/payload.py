@@ -317,7 +317,7 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
     except ProfileError as error:
         raise ValueError(f"has an unreadable ledger: {error}") from None
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"lacks what the first screen needs: {error}") from None
+        raise ValueError(f"lacks data that the first screen needs: {error}") from None
 
 
 def ledger_in(folder: Path) -> Ledger | None:

@@ -223,11 +223,11 @@ class _Modules:
         if any(line.times > 1 for line in self._lines):
             has_times = any(column.heading.endswith("time") for column in layout.columns)
             times = ", times too" if has_times else ""
-            yield f"×N: N equal modules; the figures are those of all N{times}"
+            yield f"×N: N identical modules; the figures are those of all N together{times}"
         if self._idle:
             are = "is" if self._idle == 1 else "are"
             modules = counted(self._idle, "module")
-            yield f"{modules} without self work and parameters {are} not listed"
+            yield f"{modules} without self work or parameters {are} not listed"
         too_deep = sum(_level(line) > layout.deepest for line in self._lines)
         if too_deep:
             rows = counted(too_deep, "row")

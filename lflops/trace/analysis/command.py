@@ -63,7 +63,8 @@ Folder = Annotated[
 ]
 HardwareOption = typer.Option(
     metavar="NAME",
-    help="Chip to compare with, or a TOML file; by default, the chip that the trace names.",
+    help="The chip to compare with, by its name, or a TOML file. Default: the chip that the trace "
+    "names.",
 )
 TopOption = typer.Option(metavar="N", min=1, help="Rows of each table.")
 HtmlOption = typer.Option(
@@ -73,12 +74,12 @@ ShowJsonOption = typer.Option(
     "--json",
     help=(
         "Print one JSON object: traces (a list with device, idle, steps, categories, kernels, "
-        "operators and more for each trace) and ranks. Times are integers of nanoseconds; "
-        "unknown is null."
+        "operators and more for each trace) and ranks. Times are whole nanoseconds. Unknown values "
+        "are null."
     ),
 )
 IntoOption = typer.Option(
-    metavar="FILE", help=f"File to write; by default, {MERGED} in the same folder."
+    metavar="FILE", help=f"The file to write. Default: {MERGED} in the same folder."
 )
 MergeJsonOption = typer.Option(
     "--json", help="Print one JSON object: file, ranks, events, damaged and clocks."

@@ -270,7 +270,7 @@ class _Reader:
             if number:
                 self._unread["none"] += number
         for begun in self._begun.values():
-            self._unread.update(event.cat or "begun, but not ended" for event in begun)
+            self._unread.update(event.cat or "started, but not ended" for event in begun)
         self._trace.unread = dict(self._unread)
         # lflops added the module slices, which may lie outside the recording.
         moments = [item for item in self._trace.on_host() if not _is_module_slice(item)]

@@ -69,8 +69,8 @@ CAUSES: dict[Cause, IdleCause] = {
     "python": IdleCause("Python", "while the host runs Python between operators", _FEWER_KERNELS),
     "launch_latency": IdleCause(
         "launch latency",
-        "between a launch and its start",
-        "launch further ahead of the device: avoid synchronisation, use CUDA graphs",
+        "between the launch of a kernel and its start",
+        "launch work further ahead of the device: avoid synchronization, use CUDA graphs",
     ),
     "queued": IdleCause("queued work", "between kernels that were already queued"),
     "not_recorded": IdleCause("not recorded", "for reasons that the trace does not show"),
@@ -153,7 +153,10 @@ def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
             "accumulate gradients over more batches, or send smaller dtypes."
         )
     elif state == "exposed_copies":
-        yield "To reduce copying: copy from pinned memory with non_blocking=True, ahead of its use."
+        yield (
+            "To reduce copying: copy from pinned memory with non_blocking=True, before the data is "
+            "needed."
+        )
     elif summary.idle:
         advice = CAUSES[_largest_cause(summary)].next
         if advice:
@@ -183,8 +186,8 @@ def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
 
 _LOSSES = {
     "idle": "idle",
-    "exposed_communication": "communication that overlaps with no computation",
-    "exposed_copies": "copying that overlaps with nothing",
+    "exposed_communication": "communication that does not overlap with computation",
+    "exposed_copies": "copying that does not overlap with computation",
 }
 
 
@@ -313,7 +316,7 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
-            yield f"{rank} keeps its own clock: it shares no collective with the ranks before it"
+            yield f"{rank} is not shifted: it shares no collective with the ranks before it"
             continue
         sign = "-" if clock.moved < 0 else ""
         collectives = counted(clock.collectives, "shared collective")
@@ -336,17 +339,20 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         yield "not counted", f"{', '.join(parts)}: shapes were not recorded or are not sufficient"
     if summary.utilization is not None and _has_compiled_backward(summary):
         sentence = (
-            "backward is compiled, so the trace does not show what it recomputes: "
-            "the MFU includes it"
+            "backward is compiled, so the trace does not show which work is recomputed: the MFU "
+            "includes recomputed work"
         )
         yield ("compiled", sentence)
     if summary.has_stack:
-        yield "recording", "Python stacks slow the host: without them the device is idle less"
+        yield (
+            "recording",
+            "recording Python stacks slows the host: without it, the device is idle less often",
+        )
     if summary.negative:
         yield "clock", f"{counted(summary.negative, 'event')} of negative length, treated as 0"
     if summary.unlaunched:
         work = counted(summary.unlaunched, "device event")
-        yield "no launch", f"{work} without a recorded launch: no operator includes them"
+        yield "no launch", f"{work} without a recorded launch: their time belongs to no operator"
     if summary.damaged:
         events = counted(summary.damaged, "event")
         yield "left out", f"{events} that cannot be read: {plain(summary.damage)}"

@@ -38,7 +38,7 @@ def show_kernels(
     """Show the kernels in a `log`, or print the command that counts a `script`."""
     if script is not None:
         if (file, log, figure, gpu_time, hardware) != (None,) * 5:
-            raise UsageError("--ncu-command stands alone, or with --json")
+            raise UsageError("--ncu-command can only be combined with --json")
         words = command(shlex.split(script))
         if as_json:
             write_json({"command": words})
@@ -46,9 +46,9 @@ def show_kernels(
             typer.echo(shlex.join(words))
         return
     if log is None:
-        raise UsageError(f"gpu_time={gpu_time}: --gpu-time goes with --ncu LOG")
+        raise UsageError(f"gpu_time={gpu_time}: --gpu-time needs --ncu LOG")
     if gpu_time is not None and not 0 < gpu_time < math.inf:
-        raise UsageError(f"gpu_time={gpu_time}: give a positive number of seconds")
+        raise UsageError(f"gpu_time={gpu_time}: pass a positive number of seconds")
     if figure is not None:
         raise UsageError(
             "--figure draws a profile, not the log that --ncu reads: leave --figure out"
@@ -96,8 +96,8 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     unknown = [dtype for dtype, flops in by_dtype.items() if flops is None]
     if unknown:
         remark = (
-            f"FLOPs unknown: no count (n/a) of {', '.join(unknown)}; "
-            "--ncu-command asks for all that is read"
+            f"FLOPs unknown: the log has no count (n/a) of {', '.join(unknown)}; --ncu-command "
+            "requests all metrics that lflops reads"
         )
         remarks.append(prose(remark, "dim"))
     return Group(table, *remarks)

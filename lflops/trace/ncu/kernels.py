@@ -192,8 +192,8 @@ def read(
             launches.append(launch)
     if not launches:
         raise LflopsError(
-            "no kernel with a metric that is read here: "
-            "give what the command of lflops roofline --ncu-command writes"
+            "no kernel has a metric that lflops reads: pass the log of the command that lflops "
+            "roofline --ncu-command prints"
         )
     groups = grouped(launches, lambda launch: (launch.name, _module_of(launch, modules)))
     kernels = []

@@ -294,16 +294,16 @@ def test_an_estimate_under_a_policy_of_torchs_is_what_a_real_step_keeps(policy: 
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
-    "no budget": ({}, "give memory_bytes, or the hardware whose memory is known"),
-    "no size": ({"memory_bytes": "40GB"}, "memory_bytes='40GB': give a positive number of bytes"),
+    "no budget": ({}, "pass memory_bytes=, or hardware= with a known memory"),
+    "no size": ({"memory_bytes": "40GB"}, "memory_bytes='40GB': pass a positive number of bytes"),
     "no blocks": (
         {"model": nn.Sequential(nn.Linear(HIDDEN, 3)), "memory_bytes": 1e9},
         "Sequential has no blocks",
     ),
-    "no module": ({"model": 3, "memory_bytes": 1e9}, "3 is no torch.nn.Module"),
+    "no module": ({"model": 3, "memory_bytes": 1e9}, "3 is not a torch.nn.Module"),
     "a mesh of what is built": (
         {"mesh": {"data": 2}, "memory_bytes": 1e9},
-        "give a function that builds it",
+        "pass a function that builds it",
     ),
 }
 

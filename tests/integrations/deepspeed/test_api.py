@@ -188,20 +188,23 @@ def test_the_input_is_of_the_models_dtype() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "there is nothing to call the model with: give input_shape=, args= or kwargs="),
-        ({"input_shape": 3}, r"input_shape=3: give the sizes of one tensor"),
-        ({"input_shape": ()}, r"input_shape=\(\): give the sizes"),
-        ({"input_shape": (2, 5), "mode": "train"}, r"mode='train': give 'forward' or 'generate'"),
+        ({}, "the model has no input: pass input_shape=, args= or kwargs="),
+        ({"input_shape": 3}, r"input_shape=3: pass the sizes of one tensor"),
+        ({"input_shape": ()}, r"input_shape=\(\): pass the sizes"),
+        ({"input_shape": (2, 5), "mode": "train"}, r"mode='train': pass 'forward' or 'generate'"),
         (
             {"input_shape": (2, 5), "module_depth": -2},
-            r"module_depth=-2: give a whole number, at least -1",
+            r"module_depth=-2: pass a whole number, at least -1",
         ),
         (
             {"input_shape": (2, 5), "top_modules": -1},
-            r"top_modules=-1: give a whole number, at least 0",
+            r"top_modules=-1: pass a whole number, at least 0",
         ),
-        ({"input_shape": (2, 5), "warm_up": 0.5}, r"warm_up=0.5: give a whole number, at least 0"),
-        ({"input_shape": (2, 5), "ignore_modules": ["nowhere"]}, "there is no module 'nowhere'"),
+        ({"input_shape": (2, 5), "warm_up": 0.5}, r"warm_up=0.5: pass a whole number, at least 0"),
+        (
+            {"input_shape": (2, 5), "ignore_modules": ["nowhere"]},
+            "the model has no module 'nowhere'",
+        ),
         ({"args": [torch.ones(2, 5)], "mode": "generate"}, r"Block has no generate\(\)"),
     ],
 )
@@ -219,7 +222,10 @@ def test_a_shape_for_a_model_of_token_ids_is_hinted_at() -> None:
     with pytest.raises(RuntimeError) as failed:
         get_model_profile(nn.Embedding(5, 3), (2, 3))
     assert [
-        "get_model_profile: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args="
+        (
+            "get_model_profile: input_shape= creates a floating-point tensor; for other inputs, "
+            "such as token ids, pass args="
+        )
     ] == getattr(failed.value, "__notes__", [])
     with pytest.raises(RuntimeError) as failed:
         get_model_profile(nn.Embedding(5, 3), args=[torch.rand(2, 3)])
@@ -275,7 +281,7 @@ def test_a_generation_of_one_call_has_no_parts(capsys: pytest.CaptureFixture[str
 
 def test_a_model_that_is_none_is_refused() -> None:
     """By both."""
-    with pytest.raises(CountError, match="is a class: give an instance"):
+    with pytest.raises(CountError, match="is a class: pass an instance"):
         get_model_profile(Block, (2, 3, hidden))  # type: ignore[arg-type]
     with pytest.raises(CountError, match="FlopsProfiler: 3 is no"):
         FlopsProfiler(3)
@@ -413,7 +419,7 @@ def test_its_report_says_by_how_much_counting_slows_the_latency(
     assert "Profile Summary at step 5:" in printed
     assert (
         f"{prof.profile.run.observer_ratio:.2f} x as long; measured counting overhead is subtracted, a few µs per operator remain"
-        == figures(printed)["observer's cost: counting made the pass"]
+        == figures(printed)["cost of counting: it made the pass"]
     )
     assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (prof.flops, prof.macs, prof.params)
 

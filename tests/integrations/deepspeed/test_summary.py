@@ -224,13 +224,13 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     figures = labelled(
         counted_alone := blocks(steps=(Step(index=0, kind="counting", seconds=5e-4, phases={}),))
     )
-    assert ("500 us", "the counted pass alone") == (
+    assert ("500 us", "only the counted pass") == (
         figures["fwd latency"],
-        figures["the latencies rest on"],
+        figures["the latencies come from"],
     )
     slow = labelled(replace(counted_alone, run=replace(counted_alone.run, observer_ratio=3.0)))
     said = "3.00 x as long; measured counting overhead is subtracted, a few µs per operator remain"
-    assert said == slow["observer's cost: counting made the pass"]
+    assert said == slow["cost of counting: it made the pass"]
 
 
 SHARDED = {"parameters": 322, "local_parameters": 161, "class_name": "Net"}
@@ -294,8 +294,8 @@ def test_stages_are_one_model_and_no_gpus_work() -> None:
     )
     lines = labelled(merge([first, last]))
     assert ("178", "160 MACs") == (
-        lines["params of model, its stages together"],
-        lines["fwd MACs of model, its stages together"],
+        lines["params of model, all stages together"],
+        lines["fwd MACs of model, all stages together"],
     )
     assert UNKNOWN == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"]
     assert "fwd MACs per GPU" not in lines
@@ -341,7 +341,7 @@ def test_stages_that_are_spread_are_told_as_the_whole_model() -> None:
         stages.append(replace(one, modules=rows))
     lines = labelled(merge(stages))
     assert ("320 MACs", "640") == (
-        lines["fwd MACs of model, its stages together"],
+        lines["fwd MACs of model, all stages together"],
         lines["fwd flops of model = 2 * fwd MACs of model"],
     )
 
@@ -370,7 +370,7 @@ def test_beneath_stand_the_phases_of_a_step_with_their_shares() -> None:
         figures["bwd flops per GPU"],
         figures["step flops per GPU"],
     )
-    assert "1 unprofiled step" == figures["the latencies rest on"]
+    assert "1 unprofiled step" == figures["the latencies come from"]
     assert (
         "2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == figures["peak live memory"]
     )
@@ -397,7 +397,7 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     assert "node0_0.pt.trace.json.gz" == figures["trace"]
     assert (
         "aten::addmm  15.0 µs, calls: 1"
-        == figures["most self time, on the device, as traced, in a batch"]
+        == figures["most self time on the device in a traced batch"]
     )
     (addmm,) = traced.trace.operators if traced.trace else ()
     on_host = replace(
@@ -408,8 +408,7 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     figures = labelled(replace(traced, trace=on_host))
     assert ("a", "b") == (figures["trace of rank 0"], figures["trace of rank 1"])
     assert (
-        "aten::addmm  50.0 µs, calls: 1"
-        == figures["most self time, on the host, as traced, in a batch"]
+        "aten::addmm  50.0 µs, calls: 1" == figures["most self time on the host in a traced batch"]
     )
 
 
@@ -483,7 +482,7 @@ def test_several_steps_have_quartiles() -> None:
         figures["forward latency"],
     )
     assert "3.00 ms, 2.00 ms to 4.00 ms" == figures["the median step and its quartiles"]
-    assert "5 unprofiled steps" == figures["the latencies rest on"]
+    assert "5 unprofiled steps" == figures["the latencies come from"]
 
 
 def test_what_timing_modules_costs_is_said() -> None:
@@ -520,7 +519,7 @@ def test_a_depth_is_the_last_that_is_shown(depth: int, levels: int) -> None:
 
 def test_a_depth_that_cannot_be_is_refused() -> None:
     """Also before any other part is written."""
-    with pytest.raises(ValueError, match=r"depth=-2: give -1 for all depths"):
+    with pytest.raises(ValueError, match=r"depth=-2: pass -1 for all depths"):
         summary(analyze(blocks()), module_depth=-2)
 
 

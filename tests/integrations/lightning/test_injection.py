@@ -109,17 +109,18 @@ def test_without_the_variable_there_is_none(
 
 
 WRONG = {
-    "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, ",
-    "maybe": "LFLOPS='maybe': 'maybe' is no setting; these are: wait",
-    "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': give a whole number",
-    "active=0": "LFLOPS='active=0': active=0: give a whole number, 1 or more",
-    "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step to count in",
-    "track": "LFLOPS='track': track has no value: give true or false, as in track=…",
-    "track=maybe": "LFLOPS='track=maybe': track='maybe': give true or false",
+    "activ=5": "LFLOPS='activ=5': 'activ' is not a setting: use one of wait, warmup, active, "
+    "repeat, skip_first, ",
+    "maybe": "LFLOPS='maybe': 'maybe' is not a setting: use one of wait",
+    "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': pass a whole number",
+    "active=0": "LFLOPS='active=0': active=0: pass a whole number, 1 or more",
+    "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step for counting",
+    "track": "LFLOPS='track': track has no value: pass true or false, as in track=…",
+    "track=maybe": "LFLOPS='track=maybe': track='maybe': pass true or false",
     "hardware=H2000": "LFLOPS='hardware=H2000': hardware='H2000': 'H2000' is not in the table of chips",
-    "on_error=ignore": "LFLOPS='on_error=ignore': on_error='ignore': give 'warn' or 'raise'",
-    "schedule=5": "LFLOPS='schedule=5': 'schedule' is no setting",
-    "units=len": "LFLOPS='units=len': 'units' is no setting",
+    "on_error=ignore": "LFLOPS='on_error=ignore': on_error='ignore': pass 'warn' or 'raise'",
+    "schedule=5": "LFLOPS='schedule=5': 'schedule' is not a setting",
+    "units=len": "LFLOPS='units=len': 'units' is not a setting",
 }
 
 
@@ -250,12 +251,13 @@ def test_a_line_is_read_by_what_the_defaults_are(line: str) -> None:
 
 
 NOT_SAID = {
-    "trace_ranks=first": "trace_ranks='first': give 'zero', 'all', or a list of ranks",
-    "trace_ranks=0,one": "trace_ranks='0,one': give 'zero', 'all', or a list of ranks",
-    "stages=train,fit": "stages=('train', 'fit'): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
-    "top_modules=1.5": "top_modules='1.5': give a whole number",
-    "gather_timeout=much": "gather_timeout='much': give a number",
-    "trace=none": "trace='none': give true or false",
+    "trace_ranks=first": "trace_ranks='first': pass 'zero', 'all', or a list of ranks",
+    "trace_ranks=0,one": "trace_ranks='0,one': pass 'zero', 'all', or a list of ranks",
+    "stages=train,fit": "stages=('train', 'fit'): pass some of 'train', 'validate', 'test', "
+    "'predict', in a tuple or a list",
+    "top_modules=1.5": "top_modules='1.5': pass a whole number",
+    "gather_timeout=much": "gather_timeout='much': pass a number",
+    "trace=none": "trace='none': pass true or false",
 }
 
 

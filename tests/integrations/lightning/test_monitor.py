@@ -178,52 +178,52 @@ def test_a_resumed_run_is_profiled_from_where_it_goes_on(tmp_path: Path) -> None
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"count": "yes"}, "count='yes': give True, False, or a Profile"),
-    ({"module_depth": -2}, "module_depth=-2: give a whole number, -1 or more"),
-    ({"top_modules": 1.5}, "top_modules=1.5: give a whole number, 0 or more"),
-    ({"module_scalars": -1}, "module_scalars=-1: give a whole number, 0 or more"),
-    ({"module_scalars": True}, "module_scalars=True: give a whole number, 0 or more"),
-    ({"detailed": 1}, "detailed=1: give True or False"),
-    ({"track": None}, "track=None: give True or False"),
-    ({"html": "page"}, "html='page': give True or False"),
-    ({"output_file": 3}, "output_file=3: give a path, or None"),
+    ({"count": "yes"}, "count='yes': pass True, False, or a Profile"),
+    ({"module_depth": -2}, "module_depth=-2: pass a whole number, -1 or more"),
+    ({"top_modules": 1.5}, "top_modules=1.5: pass a whole number, 0 or more"),
+    ({"module_scalars": -1}, "module_scalars=-1: pass a whole number, 0 or more"),
+    ({"module_scalars": True}, "module_scalars=True: pass a whole number, 0 or more"),
+    ({"detailed": 1}, "detailed=1: pass True or False"),
+    ({"track": None}, "track=None: pass True or False"),
+    ({"html": "page"}, "html='page': pass True or False"),
+    ({"output_file": 3}, "output_file=3: pass a path, or None"),
     (
         {"dirpath": __file__},
-        f"dirpath={__file__!r}: Not a directory: give a folder that can be written",
+        f"dirpath={__file__!r}: Not a directory: pass a folder that can be written",
     ),
     (
         {"dirpath": f"{__file__}/below"},
-        "/below': Not a directory: give a folder that can be written",
+        "/below': Not a directory: pass a folder that can be written",
     ),
-    ({"dirpath": True}, "dirpath=True: give a path, or None"),
-    ({"units": {"samples": 3}}, "units={'samples': 3}: give a function from a batch"),
-    ({"on_error": "ignore"}, "on_error='ignore': give 'warn' or 'raise'"),
-    ({"trace": 1}, "trace=1: give True or False"),
-    ({"record_shapes": None}, "record_shapes=None: give True or False"),
-    ({"profile_memory": "yes"}, "profile_memory='yes': give True or False"),
-    ({"with_stack": 0}, "with_stack=0: give True or False"),
-    ({"compiled": True}, "compiled=True: give 'row' or 'modules'"),
+    ({"dirpath": True}, "dirpath=True: pass a path, or None"),
+    ({"units": {"samples": 3}}, "units={'samples': 3}: pass a function from a batch"),
+    ({"on_error": "ignore"}, "on_error='ignore': pass 'warn' or 'raise'"),
+    ({"trace": 1}, "trace=1: pass True or False"),
+    ({"record_shapes": None}, "record_shapes=None: pass True or False"),
+    ({"profile_memory": "yes"}, "profile_memory='yes': pass True or False"),
+    ({"with_stack": 0}, "with_stack=0: pass True or False"),
+    ({"compiled": True}, "compiled=True: pass 'row' or 'modules'"),
     (
         {"compiled": "modules", "trace": False},
-        "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'",
+        "compiled='modules' needs a trace, but trace=False: pass trace=True, or compiled='row'",
     ),
     (
         {"stages": "train"},
-        "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+        "stages='train': pass some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
     ),
     (
         {"stages": ["fit"]},
-        "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+        "stages=['fit']: pass some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
     ),
     (
         {"activities": ["xpu"]},
-        "activities=['xpu']: give some of 'cpu', 'device', in a tuple or a list",
+        "activities=['xpu']: pass some of 'cpu', 'device', in a tuple or a list",
     ),
-    ({"activities": None}, "activities=None: give some of 'cpu', 'device', in a tuple or a list"),
-    ({"trace_ranks": "one"}, "trace_ranks='one': give 'zero', 'all', or a list of ranks"),
-    ({"trace_ranks": [-1]}, "trace_ranks=[-1]: give 'zero', 'all', or a list of ranks"),
-    ({"trace_ranks": [True]}, "trace_ranks=[True]: give 'zero', 'all', or a list of ranks"),
-    ({"ignore_modules": ["nobody"]}, "ignore: there is no module 'nobody'"),
+    ({"activities": None}, "activities=None: pass some of 'cpu', 'device', in a tuple or a list"),
+    ({"trace_ranks": "one"}, "trace_ranks='one': pass 'zero', 'all', or a list of ranks"),
+    ({"trace_ranks": [-1]}, "trace_ranks=[-1]: pass 'zero', 'all', or a list of ranks"),
+    ({"trace_ranks": [True]}, "trace_ranks=[True]: pass 'zero', 'all', or a list of ranks"),
+    ({"ignore_modules": ["nobody"]}, "ignore: the model has no module 'nobody'"),
 ]
 
 
@@ -241,11 +241,12 @@ def test_a_wrong_argument_is_a_misconfiguration(arguments: dict[str, Any], messa
 def test_a_schedule_without_a_step_to_count_in_is_refused() -> None:
     """At once, and only where something is to be counted."""
     with pytest.raises(
-        ScheduleError, match="warmup=0 leaves no step to count in: give warmup >= 1, or count=False"
+        ScheduleError,
+        match="warmup=0 leaves no step for counting: pass warmup >= 1, or count=False",
     ):
         FlopsMonitor(Schedule(warmup=0))
     assert [] == FlopsMonitor(Schedule(warmup=0), count=False).profiles
-    with pytest.raises(ScheduleError, match=r"schedule=5: give an lflops\.Schedule"):
+    with pytest.raises(ScheduleError, match=r"schedule=5: pass an lflops\.Schedule"):
         FlopsMonitor(5)  # type: ignore[arg-type]
 
 
@@ -253,7 +254,7 @@ def test_a_schedule_without_a_step_to_count_in_is_refused() -> None:
     ("hardware", "message"),
     [
         ("H2000", "hardware='H2000': 'H2000' is not in the table of chips"),
-        (312e12, "hardware=312000000000000.0: give 'auto', 'measure', a chip's name, a TOML file"),
+        (312e12, "hardware=312000000000000.0: pass 'auto', 'measure', a chip's name, a TOML file"),
     ],
 )
 def test_an_unknown_chip_is_refused_when_the_monitor_is_made(hardware: Any, message: str) -> None:
@@ -382,7 +383,7 @@ def test_a_schedule_that_cannot_be_is_refused_in_a_config(tmp_path: Path) -> Non
     }
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"trainer": {"callbacks": [config]}}), "utf-8")
-    with pytest.raises(ValueError, match="active=0: give a whole number, 1 or more"):
+    with pytest.raises(ValueError, match="active=0: pass a whole number, 1 or more"):
         LightningCLI(
             Classifier, run=False, args=["--config", str(path)], seed_everything_default=False
         )
@@ -431,10 +432,13 @@ WRONG_CONFIGS: list[tuple[Any, str]] = [
     ({}, 'the config has no "flops_profiler" section'),
     (
         {"flops_profiler": {"depth": 2, "top": 1}},
-        "has the unknown keys 'depth', 'top'; known are enabled, ",
+        "has unknown keys: 'depth', 'top'; DeepSpeed accepts enabled, ",
     ),
-    ({"flops_profiler": {"module_depth": "all"}}, "module_depth='all' is not what DeepSpeed takes"),
-    ({"flops_profiler": {"profile_step": True}}, "profile_step=True is not what DeepSpeed takes"),
+    (
+        {"flops_profiler": {"module_depth": "all"}},
+        "module_depth='all' is not accepted by DeepSpeed",
+    ),
+    ({"flops_profiler": {"profile_step": True}}, "profile_step=True is not accepted by DeepSpeed"),
     ("/nowhere.json", "/nowhere.json: "),
 ]
 

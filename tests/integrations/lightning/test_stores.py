@@ -42,8 +42,7 @@ def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Pa
     assert (["ok", "missing"], True) == ([each.status for each in first.ranks], first.run.partial)
     (line,) = warned
     assert (
-        f"each rank keeps its own profile in {tmp_path}; lflops.merge makes one profile of them"
-        in line
+        f"each rank keeps its own profile in {tmp_path}; lflops.merge merges such profiles" in line
     )
     assert ([], []) == (nothing, silence)
     window = f"train-0-{first.run.step}"

@@ -481,7 +481,7 @@ def we_fail(folder: Path) -> None:
 
 def time_is_up(folder: Path) -> None:
     """The run ends, and waits long enough."""
-    with pytest.warns(UserWarning, match="is a trace without the modules: still at work after 0 s"):
+    with pytest.warns(UserWarning, match="is a trace without the modules: still running after 0 s"):
         fit(Classifier(), tracing_into(folder, schedule=BRIEF))
 
 

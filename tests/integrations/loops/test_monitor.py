@@ -291,15 +291,15 @@ def test_without_a_logger_nothing_is_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": 3}, r"model=3: give an nn.Module"),
-        ({"model": {}}, r"model=\{\}: give an nn.Module"),
-        ({"optimizer": "adam"}, r"optimizer='adam': give a torch.optim.Optimizer"),
-        ({"accumulation": 0}, r"accumulation=0: give a whole number, 1 or more"),
-        ({"steps": 1.5}, r"steps=1.5: give a whole number, 1 or more"),
-        ({"log_every": -1}, r"log_every=-1: give a whole number, 0 or more"),
-        ({"logger": 7}, r"logger=7: give a SummaryWriter"),
+        ({"model": 3}, r"model=3: pass an nn.Module"),
+        ({"model": {}}, r"model=\{\}: pass an nn.Module"),
+        ({"optimizer": "adam"}, r"optimizer='adam': pass a torch.optim.Optimizer"),
+        ({"accumulation": 0}, r"accumulation=0: pass a whole number, 1 or more"),
+        ({"steps": 1.5}, r"steps=1.5: pass a whole number, 1 or more"),
+        ({"log_every": -1}, r"log_every=-1: pass a whole number, 0 or more"),
+        ({"logger": 7}, r"logger=7: pass a SummaryWriter"),
         ({"scheduel": 7}, r"'scheduel' is not an argument of lflops.monitor"),
-        ({"trace": 7}, r"trace=7: give True or False"),
+        ({"trace": 7}, r"trace=7: pass True or False"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
@@ -312,7 +312,7 @@ def test_a_stage_that_is_not_known_is_named() -> None:
     """With those that are."""
     with (
         lflops.monitor(model(), log=quiet) as monitor,
-        pytest.raises(CountError, match="stage='training': give one of 'validate'"),
+        pytest.raises(CountError, match="stage='training': pass one of 'validate'"),
         monitor.stage("training"),
     ):
         pass

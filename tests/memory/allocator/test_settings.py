@@ -30,18 +30,18 @@ def test_divisions_are_one_number_or_a_list_by_size() -> None:
 
 
 WRONG = {
-    "unknown": ("max_split:128", "'max_split' is unknown: the known ones are expandable_segments"),
-    "no value": ("expandable_segments", "'expandable_segments' has no value: give name:value"),
-    "no truth": ("expandable_segments:yes", "expandable_segments=yes: give True or False"),
+    "unknown": ("max_split:128", "unknown setting 'max_split': use one of expandable_segments"),
+    "no value": ("expandable_segments", "'expandable_segments' has no value: pass name:value"),
+    "no truth": ("expandable_segments:yes", "expandable_segments=yes: pass True or False"),
     "too small": (
         "max_split_size_mb:20",
-        "max_split_size_mb=20: give a whole number of MiB above 20",
+        "max_split_size_mb=20: pass a whole number of MiB above 20",
     ),
     "no share": (
         "garbage_collection_threshold:2",
-        "garbage_collection_threshold=2: give a share between 0 and 1",
+        "garbage_collection_threshold=2: pass a share between 0 and 1",
     ),
-    "no power": ("roundup_power2_divisions:3", "roundup_power2_divisions=3: give powers of two"),
+    "no power": ("roundup_power2_divisions:3", "roundup_power2_divisions=3: pass powers of two"),
 }
 
 

@@ -44,7 +44,7 @@ def test_a_wrong_call_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Exit status 2."""
     (tmp_path / "text").write_text("no pickle")
     for args, said in (
-        ([str(tmp_path / "text")], "is no pickle"),
+        ([str(tmp_path / "text")], "is not a pickle"),
         ([str(tmp_path / "none")], "No such file"),
         (["x", "--hardware", "y"], "'y'"),
     ):

@@ -42,7 +42,7 @@ def test_a_bomb_is_refused(content: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "bomb.pickle").write_bytes(content)
     tracemalloc.start()
     with pytest.raises(
-        ProfileError, match="only plain containers, texts and numbers are read, because"
+        ProfileError, match="only plain containers, strings and numbers are read, because"
     ):
         load_plain(path)
     _, peak = tracemalloc.get_traced_memory()

@@ -67,7 +67,7 @@ def test_a_pickle_that_runs_code_is_refused_by_name_and_runs_nothing(
     file.write_bytes(pickle.dumps(content, protocol))
     with pytest.raises(
         ProfileError,
-        match=r"snapshot\.pickle: has (subprocess|commands)\.run: only plain containers, texts",
+        match=r"snapshot\.pickle: has (subprocess|commands)\.run: only plain containers, strings",
     ):
         read_snapshot(file)
     assert not (tmp_path / "ran").exists()
@@ -95,7 +95,7 @@ STUMPS = [
 def test_what_is_no_pickle_is_named(tmp_path: Path, content: bytes) -> None:
     """An empty file, a text, a stump, and one that claims to be endless."""
     (tmp_path / "snapshot.pickle").write_bytes(content)
-    with pytest.raises(ProfileError, match=r"snapshot\.pickle: is no pickle"):
+    with pytest.raises(ProfileError, match=r"snapshot\.pickle: is not a pickle"):
         read_snapshot(tmp_path / "snapshot.pickle")
 
 
@@ -108,8 +108,8 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 ONE = {"address": 1, "total_size": 1, "stream": 0, "blocks": []}
 WRONG: dict[str, tuple[Any, str]] = {
-    "a number": (3, "is no torch snapshot"),
-    "no segments": ({"segments": 3}, "is no torch snapshot"),
+    "a number": (3, "is not a memory snapshot of torch"),
+    "no segments": ({"segments": 3}, "is not a memory snapshot of torch"),
     "a segment": ({"segments": [3]}, r"segments\[0\] is 3: it must be a dictionary"),
     "a size": (
         {"segments": [ONE | {"total_size": "x"}]},

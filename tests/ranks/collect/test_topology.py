@@ -57,7 +57,7 @@ NOT_COORDINATES: list[tuple[Any, str]] = [
     (lambda rank: {"data": 1 // rank}, r"topology\(0\) raised ZeroDivisionError: .*: pass"),
     (
         lambda rank: {"data": rank} if rank else {"tensor": 0},
-        r"topology\(1\) has data, topology\(0\) tensor: return the same kinds",
+        r"topology\(1\) has data, but topology\(0\) has tensor: return the same kinds",
     ),
     (
         lambda rank: {"tensor": 2 * rank},

@@ -152,7 +152,7 @@ def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
     assert line_of("h.0.mlp.c_fc", lines).startswith(
         "h.0.mlp.c_fc Conv1D 57.98 G 2.36 M 2.8 % 19.33 G 38.65 G"
     )
-    assert "38 modules without self work and parameters are not listed" in lines
+    assert "38 modules without self work or parameters are not listed" in lines
 
 
 def test_another_phase_has_its_own_columns() -> None:
@@ -201,7 +201,7 @@ def test_a_row_says_what_each_module_takes() -> None:
         "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G 1.39 T 4.17 T"
         == line_of("0…11", lines)
     )
-    assert "×N: N equal modules; the figures are those of all N, times too" in lines
+    assert "×N: N identical modules; the figures are those of all N together, times too" in lines
 
 
 @pytest.mark.parametrize(("chip", "rate"), [(10e12, "9.40 T"), (9e12, "9.40 T (over the peak)")])
@@ -528,7 +528,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "tensor_parallel": 1,
                 },
             ),
-            "3.00 k parameters are in experts, 500 are not",
+            "3.00 k parameters are in experts, and 500 are outside of experts",
         ),
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
@@ -615,11 +615,17 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="compiled_ran_eager", subject="12", values={}),
-            "12 compiled modules were counted eagerly: the work is that of the code as written, not as compiled",
+            (
+                "12 compiled modules were counted eagerly: the counts are those of the code as "
+                "written, not of the compiled code"
+            ),
         ),
         (
             Note(code="compiled_ran_eager", subject="1", values={}),
-            "1 compiled module was counted eagerly: the work is that of the code as written, not as compiled",
+            (
+                "1 compiled module was counted eagerly: the counts are those of the code as written, "
+                "not of the compiled code"
+            ),
         ),
         (
             Note(code="rank_missing", subject="7", values={"waited_seconds": 30.0}),

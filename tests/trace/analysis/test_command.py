@@ -39,8 +39,8 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     rest = text.splitlines()
     assert (
         "33.3 % of the GPU's 1.50 µs is idle, mostly while the host runs Python between operators, "
-        "20.0 % is communication that overlaps with no computation, 6.7 % is copying that overlaps "
-        "with nothing; 40.0 % is computing." == verdict
+        "20.0 % is communication that does not overlap with computation, 6.7 % is copying that "
+        "does not overlap with computation; 40.0 % is computing." == verdict
     )
     advice = ["idle time", "communication", "copying"]
     places = [

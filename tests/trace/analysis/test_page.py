@@ -108,7 +108,7 @@ def test_ranks_and_traces_of_the_host_have_their_sections(tmp_path: Path) -> Non
         ranks[-1].kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0, length)
     text = page(tmp_path, *ranks)
     assert text.index("Rank 1 arrives last at 1 of 1 collective") < text.index(
-        "is communication that overlaps with no computation; 0 % is computing"
+        "is communication that does not overlap with computation; 0 % is computing"
     )
     host = TraceByHand()
     host.operator("aten::mm", 0, 10)

@@ -196,7 +196,7 @@ def test_the_shell_says_what_was_not_counted(capsys: pytest.CaptureFixture[str])
     """And names kernels without torch's namespaces."""
     assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--hardware", "H100 SXM"])
     shown = capsys.readouterr().out
-    assert "FLOPs unknown: no count (n/a) of fp16" in shown
+    assert "FLOPs unknown: the log has no count (n/a) of fp16" in shown
     assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--json"])
     assert {None} == {kernel["flops"] for kernel in json.loads(capsys.readouterr().out)["kernels"]}
     assert 0 == main(["roofline", "--ncu", str(H100_TENSOR_CORES)])
@@ -286,7 +286,7 @@ def test_without_times_there_is_no_rate() -> None:
 )
 def test_a_file_without_a_kernel_is_an_error(text: str) -> None:
     """That says what to give."""
-    with pytest.raises(LflopsError, match="no kernel with a metric that is read here"):
+    with pytest.raises(LflopsError, match="no kernel has a metric that lflops reads"):
         read(text)
 
 

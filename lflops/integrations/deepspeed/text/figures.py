@@ -59,13 +59,13 @@ def _work_of_stages(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """Parameters and forward work of all stages together, because no GPU has the whole model."""
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
-    yield "params of model, its stages together", units.params(root.parameters)
+    yield "params of model, all stages together", units.params(root.parameters)
     forward_macs = macs.get("forward", root.forward.macs)
-    yield "fwd MACs of model, its stages together", units.macs(forward_macs)
+    yield "fwd MACs of model, all stages together", units.macs(forward_macs)
     if macs:
         yield _double(macs.get("forward"))
     else:
-        yield "fwd flops of model, its stages together", units.flops(root.forward.flops)
+        yield "fwd flops of model, all stages together", units.flops(root.forward.flops)
 
 
 def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple[str, str]]:

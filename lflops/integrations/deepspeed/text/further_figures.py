@@ -107,15 +107,15 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
         if step.n > 1:
             text += f", {units.duration(step.low)} to {units.duration(step.high)}"
         yield "the median step and its quartiles", text
-        source = counted(unprofiled, "unprofiled step") if unprofiled else "the counted pass alone"
-        yield "the latencies rest on", source
+        source = counted(unprofiled, "unprofiled step") if unprofiled else "only the counted pass"
+        yield "the latencies come from", source
     ratio = analysis.profile.run.observer_ratio
     if ratio is not None and not unprofiled:
         text = (
             f"{ratio:.2f} x as long; measured counting overhead is subtracted, "
             "a few µs per operator remain"
         )
-        yield "observer's cost: counting made the pass", text
+        yield "cost of counting: it made the pass", text
 
 
 def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
         yield label, plain(file)
     on_device = any(operator.self_device_seconds for operator in trace.operators)
     place = "on the device" if on_device else "on the host"
-    label = f"most self time, {place}, as traced, in a batch"
+    label = f"most self time {place} in a traced batch"
     for operator in trace.by_own_time(on_device=on_device)[:_LISTED_OPERATORS]:
         seconds = operator.self_device_seconds if on_device else operator.self_host_seconds
         duration = units.duration(trace.per_batch(seconds))
@@ -146,7 +146,7 @@ def _remarks(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _why_partial(profile: Profile) -> str:
-    reason = "what was watched ended by an exception or before its time"
+    reason = "the profiled run ended early or with an exception"
     if any(rank.status != "ok" for rank in profile.ranks):
         reason += ", or not all ranks answered"
     return reason

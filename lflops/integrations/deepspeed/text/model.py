@@ -10,15 +10,16 @@ from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
 _LEGEND = (
-    "Behind a module's name: its params, MACs and fwd latency, each with its share of the whole "
-    "model's; its fwd FLOPS; what torch prints of it.\n"
-    "The modules below it are included. What is left beyond their sum is the module's own: "
-    "functions that its forward calls itself.\n"
-    "Parameters that modules share are counted in the first of them."
+    "After a module's name: its params, MACs and fwd latency, each with its share of the whole "
+    "model; its fwd FLOPS; and the text that torch prints for it.\n"
+    "These figures include its submodules. The difference to the sum of the submodules comes from "
+    "functions that the module's forward calls itself.\n"
+    "Parameters that several modules share are counted in the first of these modules."
 )
 
 _FOLDED = (
-    "12 x: the figures are those of one of 12 modules with the same counts, its latency their mean."
+    "12 x: the figures are those of one of 12 modules with the same counts; the latency is their "
+    "mean."
 )
 
 

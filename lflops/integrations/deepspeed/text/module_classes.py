@@ -43,8 +43,8 @@ def by_depth(profile: Profile, depth: int = -1) -> list[list[ModuleClass]]:
     """
     if depth < -1:
         raise ValueError(
-            f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go "
-            "below it"
+            f"depth={depth!r}: pass -1 for all depths, 0 for only the model, or the number of "
+            "levels below the model"
         )
     levels = grouped(profile.modules.values(), attrgetter("depth"))
     found = []

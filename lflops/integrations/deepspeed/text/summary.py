@@ -20,12 +20,12 @@ from lflops.report.verdict import verdict_lines
 
 _NOTATIONS = (
     "Notations:\n"
-    "dp: data parallel, mp: model parallel; params: parameters, shared ones once; "
+    "dp: data parallel, mp: model parallel; params: parameters, shared parameters once; "
     "MACs: multiply-accumulates of contractions;\n"
-    "flops: 2 for each MAC, and the pointwise and other work: a count; "
+    "flops: a count, 2 for each MAC, plus the pointwise and other work; "
     "FLOPS: flops a second; latency: the mean over the unprofiled steps;\n"
     "fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; "
-    "iter: a whole step, the wait for data in it"
+    "iter: a whole step, including the wait for data"
 )
 
 
