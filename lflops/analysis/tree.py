@@ -14,7 +14,15 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analysis.roofline import AboveRoofReason, Bound, Point, RooflinePart, Total, point_of
+from lflops.analysis.roofline import (
+    AboveRoofReason,
+    Bound,
+    Point,
+    RooflinePart,
+    Total,
+    bound_of,
+    point_of,
+)
 from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
@@ -556,7 +564,7 @@ class Repeats(NamedTuple):
             flops += part.total.flops
             bytes_moved += part.total.bytes_moved
             sides[part.total.bound] += part.roof_seconds or 0.0
-        bound: Bound = "compute" if sides["compute"] >= sides["memory"] else "memory"
+        bound = bound_of(**sides)
         total = Total(calls, flops, bytes_moved, self.roof_seconds, bound, costs=())
         fused_bytes = sum_known(part.fused_bytes for part in self.parts)
         merged = RooflinePart(

@@ -44,6 +44,7 @@ from lflops.attribution.python_stack import (
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.inputs.tensors import nodes_of, tensors_in
 from lflops.model.module_tree import ModuleTree
+from lflops.profile.module_names import name_below
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
@@ -406,7 +407,7 @@ class ModuleTracker:
     def enter_scope(self, key: int, name: str) -> None:
         """Enter a named scope below the running module."""
         fqn, module_fqn = self._running()
-        self._push(key, f"{fqn}.{name}" if fqn else name, module_fqn, None)
+        self._push(key, name_below(fqn, name), module_fqn, None)
 
     def leave_scope(self, key: int) -> None:
         self._pop(key)

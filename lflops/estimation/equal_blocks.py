@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lflops.model.compile_guard import force_eager
+from lflops.profile.module_names import name_below
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
 
 # Blocks that a folded model keeps of a run of equal blocks. Of six, the two in the middle have
@@ -36,7 +37,7 @@ class Fold(NamedTuple):
 
     def block(self, number: int) -> str:
         """Return the name of the container's block with this number."""
-        return f"{self.container}.{number}" if self.container else str(number)
+        return name_below(self.container, str(number))
 
     @property
     def removed(self) -> range:

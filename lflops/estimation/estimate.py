@@ -22,7 +22,14 @@ from lflops.attribution.module_tracker import ModuleTracker
 from lflops.errors import CountError
 from lflops.estimation.equal_blocks import Fold, folded, folds_of, run_alike
 from lflops.estimation.fake_tensors import Fakes, attention_on, values_refused
-from lflops.estimation.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
+from lflops.estimation.mesh import (
+    checked_mesh,
+    checked_rank,
+    is_divided,
+    mesh_group,
+    parallelize,
+    with_mesh,
+)
 from lflops.estimation.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.estimation.unrolling import StepRecord, Unrolling
 from lflops.flop_counter.accumulator import CountOptions
@@ -391,8 +398,7 @@ class Estimator:
         if not self.unrolls or self.watch is not None or subject.step is not None:
             return None
         model = subject.model
-        is_divided = any(local_part(each) is not each for each in model.parameters())
-        if is_divided or set(self.mesh) == {"replica"}:
+        if is_divided(model) or set(self.mesh) == {"replica"}:
             return None
         folds = folds_of(blocks_in(model))
         if not folds:
@@ -514,7 +520,7 @@ class Estimator:
             survivors=None if subject.step is None else [],
             host=tuple(model.parameters()) if self.offload else (),
         )
-        if any(local_part(each) is not each for each in model.parameters()):
+        if is_divided(model):
             # In the first step torch infers the placements of results on tensors of its own.
             self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from lflops.profile.module_names import ancestry
+from lflops.profile.module_names import ancestry, name_below
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.distributed import flat_parts
 from lflops.torch_private.modules import child_modules, is_compiled, packed_parameters, unwrapped
@@ -139,7 +139,7 @@ class ModuleTree:
 def _below(name: str, key: str) -> str:
     if key in TRANSPARENT:
         return name
-    return f"{name}.{key}" if name else key
+    return name_below(name, key)
 
 
 class ParameterSize(NamedTuple):

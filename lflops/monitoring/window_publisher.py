@@ -435,9 +435,9 @@ def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
-    for index, line in enumerate(lines):
-        shown = "" if index else label
-        yield f"{shown:<16}  {line}"
+    for line in lines:
+        yield f"{label:<16}  {line}"
+        label = ""
 
 
 def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:

@@ -96,6 +96,13 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+def median_of(stats: TimingStats | None) -> float | None:
+    """Return the median, or `None` if there are no times."""
+    if stats is None:
+        return None
+    return stats.median
+
+
 class ByCategory(NamedTuple):
     """Bytes alive at one time, by the final use of each tensor.
 

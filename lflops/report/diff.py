@@ -13,7 +13,7 @@ from lflops.analysis.compare.diff import (
     causes,
 )
 from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
-from lflops.report.text import phase_label
+from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
 """Changes with a sentence."""
@@ -167,7 +167,7 @@ def _change(cause: DiffCause) -> str:
 def _named(cause: DiffCause) -> str:
     if cause.kind == "phase":
         return phase_label(cause.name)
-    return f"{cause.name} ×{cause.modules}" if cause.modules > 1 else cause.name
+    return f"{cause.name}{times_mark(cause.modules)}"
 
 
 def _cost(seconds: float | None) -> str:

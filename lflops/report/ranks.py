@@ -1,7 +1,7 @@
 """The ranks of a run as lines: which reported, which are slow and where, and what they wait for."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
@@ -11,7 +11,7 @@ from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
 from lflops.ranks.straggler import Straggler, Stragglers
 from lflops.ranks.straggler_search import ENOUGH
-from lflops.report.text import counted
+from lflops.report.text import counted, label_first
 
 _WORST = 3
 """Slow ranks, waits and collectives that have a line."""
@@ -47,7 +47,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield from _imbalance(analysis)
     yield from _communication(analysis)
     if analysis.stragglers.too_few_steps is None:
-        yield from _labelled("waiting", map(_waiting, analysis.stragglers.waits[:_WORST]))
+        yield from label_first("waiting", map(_waiting, analysis.stragglers.waits[:_WORST]))
     yield from _by_rank(
         listed,
         {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu},
@@ -80,7 +80,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     slow_ranks = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
         slow_ranks.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
-    yield from _labelled("slow ranks", slow_ranks or [_nobody(found, analysis)])
+    yield from label_first("slow ranks", slow_ranks or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.is_alternating):
         length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
@@ -134,11 +134,6 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
     return "none: no rank is slower than the others by more than noise"
 
 
-def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for index, sentence in enumerate(sentences):
-        yield "" if index else label, sentence
-
-
 def _sentence(row: Straggler, analysis: Analysis) -> str:
     """Describe a slow rank: `rank 3 on node7 is 12.0 % slower than the other ranks in ...`."""
     often = ""
@@ -185,7 +180,7 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
     ]
     if len(found) > _WORST:
         sentences.append(f"{len(found) - _WORST} more")
-    yield from _labelled("communication", sentences)
+    yield from label_first("communication", sentences)
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:

@@ -18,7 +18,7 @@ from lflops.analysis.utilization import utilization
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASS_PHASES, PHASES, Phase
+from lflops.profile.records import PASS_PHASES, PHASES, Phase, TimingStats, median_of
 from lflops.profile.series import ratio, sum_known
 
 FACTS = (
@@ -188,12 +188,19 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
             seconds: list[float | None] = []
             errors: list[float | None] = []
             for spread in map(attrgetter(f"{prefix}seconds"), works):
-                seconds.append(None if spread is None else spread.median)
-                errors.append(None if spread is None else spread.error)
+                seconds.append(median_of(spread))
+                errors.append(error_of(spread))
             columns[f"{phase}.{prefix}seconds"] = seconds
             columns[f"{phase}.{prefix}error"] = errors
             columns[f"{phase}.{prefix}calls"] = list(map(attrgetter(f"{prefix}calls"), works))
     return columns
+
+
+def error_of(stats: TimingStats | None) -> float | None:
+    """The standard error of the median, or `None` if it is unknown."""
+    if stats is None:
+        return None
+    return stats.error
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):

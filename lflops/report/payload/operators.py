@@ -10,7 +10,14 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import OperatorRow, operator_rows
 from lflops.analysis.tree import share_of
 from lflops.profile.profile import ModuleProfile, Profile, Work
-from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
+from lflops.profile.records import (
+    PASS_PHASES,
+    PHASES,
+    CompiledCode,
+    Trace,
+    TracedOperator,
+    median_of,
+)
 from lflops.report.payload.columns import Columns, Value, column, lists, table
 
 _OF_MODULES = (
@@ -87,8 +94,7 @@ def _masked_flops(works: Sequence[Work], prefix: str) -> Iterator[Value]:
 def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
     medians: list[Value] = []
     for work in works:
-        timing = getattr(work, field)
-        medians.append(None if timing is None else timing.median)
+        medians.append(median_of(getattr(work, field)))
     return column(medians)
 
 

@@ -19,7 +19,7 @@ from lflops.memory.peak import (
 )
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
-from lflops.report.text import counted, savings
+from lflops.report.text import counted, savings, times_mark
 
 _COLOURS: Mapping[Verdict, str] = {
     "fits": "",
@@ -90,7 +90,7 @@ def _categories(memory: Memory) -> Iterator[tuple[str, RenderableType]]:
 
 def _holder(holder: Holder) -> str:
     name = holder.name or "the model itself"
-    return f"{name} ×{holder.modules}" if holder.modules > 1 else name
+    return f"{name}{times_mark(holder.modules)}"
 
 
 def _reserved(reserved: Reserved) -> str:

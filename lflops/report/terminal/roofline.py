@@ -12,7 +12,7 @@ from lflops.analysis.tree import fold_parts
 from lflops.estimation.prediction import Prediction
 from lflops.profile.module_names import plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
-from lflops.report.text import OVER, WORDS, counted, saved_by_fusion
+from lflops.report.text import OVER, WORDS, counted, saved_by_fusion, times_mark
 
 _NAME = 26
 _LISTED = 10
@@ -48,8 +48,8 @@ def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
     """Names and points of the modules, repeated modules together."""
     named = []
     for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
-        number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
-        named.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
+        name = plain(repeats.label) or "(model)"
+        named.append((f"{name}{times_mark(len(repeats.parts))}", repeats.point))
     return sorted(named, key=lambda row: _most_seconds_first(row[1]))
 
 

@@ -222,8 +222,7 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
     found = function(*values, **named)
     if any("complex" in argument.type.lower() for argument in call.arguments):
         raise _Unknown
-    cost = found if isinstance(found, Cost) else Cost(found)
-    return _traced_cost(cost, _bytes_moved(call.arguments, out))
+    return _traced_cost(Cost.of(found), _bytes_moved(call.arguments, out))
 
 
 def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
@@ -232,15 +231,11 @@ def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
     recompute = cost.recompute or Cost()
     return TracedCost(
         macs=cost.macs,
-        executed_macs=_executed_macs(cost) + _executed_macs(recompute),
+        executed_macs=cost.macs_left + recompute.macs_left,
         flops=2 * (cost.macs + recompute.macs) + cost.other_flops + recompute.other_flops,
         bytes_moved=bytes_moved,
         recompute_macs=recompute.macs,
     )
-
-
-def _executed_macs(cost: Cost) -> int:
-    return cost.macs if cost.executed_macs is None else cost.executed_macs
 
 
 def _result_shape(call: _Call, places: Mapping[str, int]) -> Shape | None:

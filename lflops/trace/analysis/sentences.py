@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lflops import units
 from lflops.profile.module_names import plain
 from lflops.profile.records import TimingStats
-from lflops.report.text import counted, kernel_name, shortened
+from lflops.report.text import counted, kernel_name, shortened, times_mark
 from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock
@@ -592,8 +592,7 @@ def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bo
         if has_phases:
             cells["phase"] = row.phase
         cells["host"] = nanoseconds(row.host)
-        name = f"{row.name} ×{row.instances}" if row.instances > 1 else row.name
-        table.add(name, cells)
+        table.add(f"{row.name}{times_mark(row.instances)}", cells)
     return table
 
 

@@ -26,6 +26,7 @@ from lflops.attribution.module_tracker import AutogradSegments, Frame, FrameStac
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.model.compile_guard import unremark_hooks
 from lflops.model.module_tree import ModuleTree
+from lflops.profile.module_names import name_below
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
 from lflops.torch_private.dispatch_modes import without_modes
@@ -311,7 +312,7 @@ class Replay:
         above = "" if running is None else running.fqn
         if isinstance(event, str):
             name = event.removeprefix(SCOPE)
-            fqn = f"{above}.{name}" if above else name
+            fqn = name_below(above, name)
         else:
             fqn = self._tree.name_of(event, self._tree.nearest(above))
         if top is None or running is None:
