@@ -27,7 +27,7 @@ from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import ratio, sum_known, summed
+from lflops.profile.series import positions, ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases of a module's total time. The optimizer's time is rarely known by module."""
@@ -216,7 +216,7 @@ def tree(
     if groups is None and fold:
         groups = identical_subtrees(profile, below)
     elif groups is None:
-        groups = {name: index for index, name in enumerate(below)}
+        groups = positions(below)
     builder = _RowBuilder(profile, phase, own=False)
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:

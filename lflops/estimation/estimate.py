@@ -38,7 +38,7 @@ from lflops.flop_counter.cpu_kernels import LSTM_LAYER
 from lflops.flop_counter.dispatch_mode import OperatorCounter
 from lflops.flop_counter.live_memory import AllocationLog
 from lflops.flop_counter.memory_record import LONGEST_TIMELINE, MemoryRecord
-from lflops.hardware.chips import Hardware, is_gpu, named, vendor_of
+from lflops.hardware.chips import Hardware, chip_named, is_gpu, vendor_of
 from lflops.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.inputs.tensors import tensors_in
 from lflops.memory.allocator.settings import settings_of
@@ -465,7 +465,7 @@ class Estimator:
                 f"{self.caller}: hardware={describe(self.hardware)}: "
                 "give a chip's name, a TOML file, or an lflops.Hardware"
             )
-        return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
+        return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
         """Run the steps of a subject, with fewer blocks if there is a fold."""

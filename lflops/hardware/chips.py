@@ -242,6 +242,17 @@ def named(name: str) -> Hardware:
     return found
 
 
+def chip_named(hardware: Hardware | str | None) -> Hardware | None:
+    """Return the chip with a name; return a chip itself, and `None` for `None`.
+
+    Raises:
+        HardwareError: The chip is unknown.
+    """
+    if isinstance(hardware, str):
+        return named(hardware)
+    return hardware
+
+
 def vendor_of(name: str) -> str | None:
     """Return the vendor of a chip; `None` if the chip is unknown."""
     found = _found(name)

@@ -333,8 +333,12 @@ class WindowPublisher:
             return
         run = profile.run
         self._keep(profile)
-        path = None if self.paths is None else self.paths.profile(run)
-        is_saved = path is not None and self.save(profile, path)
+        path = None
+        saved = []
+        if self.paths is not None:
+            path = self.paths.profile(run)
+            if self.save(profile, path):
+                saved.append(path)
         cut_short, own = self._own.pop((run.stage, run.window), (run.partial, ()))
         self.shares[run.stage or ""] = _shares(own, profile.steps)
         step = self._training.logged_step()
@@ -346,7 +350,7 @@ class WindowPublisher:
         closed = _Closed(
             analysis,
             f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}",
-            [path] if path is not None and is_saved else [],
+            saved,
             step,
             is_first=self._closed == 1,
         )
@@ -372,8 +376,11 @@ class WindowPublisher:
         if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]
-        places = list(_places(files, self.reporters.where())) if closed.is_first else []
-        others = [str(file) for file in files if not any(str(file) in place for place in places)]
+        places: list[str] = []
+        if closed.is_first:
+            places += _places(files, self.reporters.where())
+        shown = "\n".join(places)
+        others = [str(file) for file in files if str(file) not in shown]
         message = [
             closed.message,
             prepared.text,

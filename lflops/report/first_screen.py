@@ -26,7 +26,7 @@ from lflops.memory.peak import usable_bytes
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.records import ready_for_threads
-from lflops.profile.series import summed
+from lflops.profile.series import scaled, summed
 from lflops.report.report import Fact, Part, report_of
 from lflops.report.text import WORDS, counted, joined, phase_label
 from lflops.report.verdict import unseen_because
@@ -411,7 +411,7 @@ def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) 
         return {**phases}
     scale = max(mean - waited, 0.0) / total
     data = {"data": waited} if waited else {}
-    return data | {name: seconds * scale for name, seconds in rest.items()}
+    return data | scaled(rest, scale)
 
 
 _ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")

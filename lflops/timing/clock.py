@@ -216,9 +216,13 @@ def event_seconds(device: torch.device) -> float | None:
     host = HostClock()
     costs = []
     try:
-        trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(8)]
-        _, _, last, _ = trials[-1]
-        last.event.synchronize()
+        trials = []
+        for _ in range(8):
+            began = host.mark()
+            start = clock.mark()
+            end = clock.mark()
+            trials.append((began, start, end, host.mark()))
+        end.event.synchronize()
         for began, start, end, done in trials:
             costs.append(max(host.seconds(began, done) / 2, clock.seconds(start, end)))
     except RuntimeError:

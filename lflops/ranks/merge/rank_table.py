@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, ModulePhase, RankStat, TimingStats
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, positions
 from lflops.profile.steps import EVENTS
 from lflops.ranks.merge.rank_series import RankSeries
 
@@ -267,7 +267,7 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
 
     Among equally slow ranks the first is the slowest. The median is the lower one of two.
     """
-    order = {row: number for number, row in enumerate(rows)}
+    order = positions(rows)
     stats = []
     for place, series in table.seconds.items():
         if len(series) > 1 and place.fqn in order:

@@ -18,6 +18,7 @@ from lflops.profile.records import (
     TracedOperator,
     median_of,
 )
+from lflops.profile.series import positions
 from lflops.report.payload.columns import Columns, Value, column, lists, table
 
 _OF_MODULES = (
@@ -270,7 +271,7 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 
 def _module_numbers(profile: Profile) -> Mapping[str, int]:
     """The row of each module in the table of modules."""
-    return {name: number for number, name in enumerate(profile.modules)}
+    return positions(profile.modules)
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
