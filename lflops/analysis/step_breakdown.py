@@ -165,8 +165,12 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
         peak = peak_of(cell.dtype, chip)
         if cell.executed_macs and peak is None:
             return None
-        compute = 2 * cell.executed_macs * share / peak if peak else 0.0
-        moving = cell.bytes_moved * share / bandwidth if bandwidth else 0.0
+        compute = 0.0
+        if peak:
+            compute = 2 * cell.executed_macs * share / peak
+        moving = 0.0
+        if bandwidth:
+            moving = cell.bytes_moved * share / bandwidth
         memory_bound = max(moving - compute, 0.0)
         if cell.phase == "recompute":
             need = _Need(recompute=compute, memory_bound=memory_bound)

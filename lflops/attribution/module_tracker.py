@@ -376,7 +376,9 @@ class ModuleTracker:
         if not steps:
             return None
         optimizer, backward = steps[-1]
-        return optimizer if backward == backward_id() else None
+        if backward != backward_id():
+            return None
+        return optimizer
 
     def _running(self) -> tuple[str, str]:
         """The running module or scope, and the nearest module at or above it."""
@@ -384,7 +386,9 @@ class ModuleTracker:
         top = self._top(backward)
         if top is not None:
             return top.fqn, top.module_fqn
-        fqn = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        fqn = ""
+        if backward != NO_BACKWARD:
+            fqn = self._in_backward(backward)[0]
         return fqn, self.tree.nearest(fqn)
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:

@@ -142,11 +142,11 @@ def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
 
 def with_submodules(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Select the blocks that have submodules."""
-    selected = {}
-    for name, block in blocks.items():
-        if next(block.children(), None) is not None:
-            selected[name] = block
-    return selected
+    return {name: block for name, block in blocks.items() if _has_submodule(block)}
+
+
+def _has_submodule(block: nn.Module) -> bool:
+    return next(block.children(), None) is not None
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:

@@ -167,7 +167,9 @@ def checked_model(
         raise CountError(
             f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it"
         )
-    return [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    if not isinstance(model, nn.Module):
+        return []
+    return [*model.parameters(), *model.buffers()]
 
 
 def _builds(model: type) -> bool:
@@ -329,7 +331,9 @@ class Estimator:
                 again = repeat(first) if is_kept else (self._made(make) for _ in count())
                 subjects = chain([first], again)
                 fold = self._fold(first, fakes)
-                profile = None if fold is None else self._unrolled(subjects, fold, setup)
+                profile = None
+                if fold is not None:
+                    profile = self._unrolled(subjects, fold, setup)
                 if profile is None:
                     profile = self._whole(next(subjects), setup)
             setup.meter.end()
@@ -358,7 +362,9 @@ class Estimator:
         """Run the steps of the whole model."""
         steps = self._steps(subject, None, setup)
         profiles = [step.profile for step in steps.records]
-        requests = None if steps.log is None else steps.log.requests
+        requests = None
+        if steps.log is not None:
+            requests = steps.log.requests
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
@@ -591,7 +597,9 @@ class Estimator:
         lstm = LSTM_LAYER.name().removeprefix("aten::")
         calls = sum(op.calls for op in profile.op_counts if op.operator == lstm)
         if calls and (self.backward or torch.is_grad_enabled()):
-            gpu = chip.name if chip is not None and is_gpu(chip) else ""
+            gpu = ""
+            if chip is not None and is_gpu(chip):
+                gpu = chip.name
             yield Note(code="lstm_workspace", subject=gpu, values={"calls": calls})
         if stepper is not None:
             yield from stepper.notes
@@ -727,7 +735,9 @@ class _Counter(OperatorCounter):
 
 
 def _write(done: int, total: int | None) -> None:
-    of_total = f" of {total:,} ({done / total:.0%})" if total else ""
+    of_total = ""
+    if total:
+        of_total = f" of {total:,} ({done / total:.0%})"
     end = "\n" if done == total else ""
     sys.stderr.write(f"\restimate: {done:,} operators{of_total}{end}")
     sys.stderr.flush()

@@ -170,7 +170,9 @@ def _shard(
     # A cast to another dtype creates the copy of the shard that is gathered. Without a cast, the
     # copy on the device is gathered.
     is_cast = any(mixed.param_dtype not in (None, each.dtype) for each in model.parameters())
-    copy_for = mesh["data"] if offload and not is_cast else None
+    copy_for = None
+    if offload and not is_cast:
+        copy_for = mesh["data"]
     for part in (*blocks_in(model).values(), model):
         shards: Any = fully_shard(
             part, mesh=devices[sharded], mp_policy=mixed, offload_policy=place

@@ -107,7 +107,9 @@ class Unrolling:
         if not digits:
             return None
         number = int(digits)
-        return number if self._first <= number <= self._last else None
+        if self._first <= number <= self._last:
+            return number
+        return None
 
     def _digits(self, fqn: str) -> str:
         if not fqn.startswith(self._prefix):

@@ -54,7 +54,9 @@ class OwnOperators:
         words = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name)
-            took = "" if seconds is None else f" ({units.duration(seconds)})"
+            took = ""
+            if seconds is not None:
+                took = f" ({units.duration(seconds)})"
             words.append(f"{plain(name)}{took}")
         if len(self.names) > MOST_NAMES:
             words.append("others")

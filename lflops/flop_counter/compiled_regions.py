@@ -231,7 +231,9 @@ class CompiledRegions:
     def _given(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        owner = self._scopes.tree.owner(value) if isinstance(value, torch.nn.Parameter) else None
+        owner = None
+        if isinstance(value, torch.nn.Parameter):
+            owner = self._scopes.tree.owner(value)
         has_integers = not value.is_floating_point() and not value.is_complex()
         is_copied = has_integers and not value.is_meta and value.numel() <= LARGEST
         return GivenTensor(

@@ -318,7 +318,9 @@ class Counting:
         memory.stop()
 
     def _assemble(self, resolved: Resolved, *, partial: bool) -> Profile:
-        memory = self._counter.memory if resolved.is_memory_known else None
+        memory = None
+        if resolved.is_memory_known:
+            memory = self._counter.memory
         run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
         collected = CountedPass(
             tree=self._tree,

@@ -352,7 +352,9 @@ def _measured(
         found, copied = measure(machine, clock, dtypes)
         peaks = {dtype: max(rate, peaks.get(dtype, 0.0)) for dtype, rate in found.items()}
         bandwidth = max(filter(None, (bandwidth, copied)), default=None)
-        lost = (watch.lost() or 0.0) if machine.kind == "cpu" else 0.0
+        lost = 0.0
+        if machine.kind == "cpu":
+            lost = watch.lost() or 0.0
         if lost <= MOST_LOST * (watch.used + lost):
             return peaks, bandwidth, False
     return peaks, bandwidth, True

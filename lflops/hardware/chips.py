@@ -293,7 +293,9 @@ def save(name: str, measured: Hardware) -> Path:
     check_new(name)
     path = own_file()
     try:
-        before = read(path).decode().rstrip() if path.exists() else ""
+        before = ""
+        if path.exists():
+            before = read(path).decode().rstrip()
         path.parent.mkdir(parents=True, exist_ok=True)
         separator = "\n\n" if before else ""
         write_whole(path, f"{before}{separator}{_as_toml(name, measured)}".encode())

@@ -102,7 +102,9 @@ class BatchSizes:
             found = _with_sizes(names, tensors)
             samples = self._samples(batch, found)
             ids = [each for each in found if each.holds_token_ids]
-            tokens = sum(prod(each.sizes) for each in ids) if ids else None
+            tokens = None
+            if ids:
+                tokens = sum(prod(each.sizes) for each in ids)
         return BatchSize(
             samples=None if samples is None else samples.number,
             tokens=tokens,
@@ -114,7 +116,9 @@ class BatchSizes:
         graphs = _number_of_graphs(batch)
         if graphs is not None:
             return _Samples(graphs, "num_graphs of the batch")
-        loaded = None if self._loader_size is None else self._loader_size()
+        loaded = None
+        if self._loader_size is not None:
+            loaded = self._loader_size()
         listed = _listed_samples(batch, found)
         if loaded is None:
             return listed or _shared_dimension(found)

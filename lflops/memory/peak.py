@@ -97,7 +97,9 @@ def usable_bytes(chip: Hardware) -> int | None:
     """Return the memory of a chip that a process can use; `None` if it is unknown."""
     if chip.usable_bytes is not None:
         return int(chip.usable_bytes)
-    return None if chip.memory_bytes is None else int(chip.memory_bytes * USABLE)
+    if chip.memory_bytes is None:
+        return None
+    return int(chip.memory_bytes * USABLE)
 
 
 def memory_fit(
@@ -171,7 +173,9 @@ def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
 def allocator_limit(chip: Hardware | None, *, ranks: int = 1) -> int | None:
     """Return the bytes that the allocator can reserve on a chip, or `None` if they are unknown."""
     empty = memory_fit(0, chip, ranks=ranks)
-    return None if empty is None else empty.usable_bytes - empty.needed_bytes
+    if empty is None:
+        return None
+    return empty.usable_bytes - empty.needed_bytes
 
 
 class Holder(Struct, frozen=True, kw_only=True):

@@ -279,7 +279,9 @@ def _base(
     if len(candidates) > 1:
         for owner in owners:
             candidates = [fqn for fqn in candidates if fqn in ancestry(owner)]
-    return candidates[0] if len(candidates) == 1 else None
+    if len(candidates) != 1:
+        return None
+    return candidates[0]
 
 
 def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, exact: bool) -> bool:
@@ -297,7 +299,9 @@ def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, ex
 def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
     for name in filter(None, path.split(".")):
         child = getattr(module, name, None)
-        module = child if isinstance(child, nn.Module) else None
+        module = None
+        if isinstance(child, nn.Module):
+            module = child
     return module
 
 

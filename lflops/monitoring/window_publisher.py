@@ -75,7 +75,9 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
     is_partial = profile.run.partial and not missing
-    text = " before its end" if cut_short or failed or is_partial else ""
+    text = ""
+    if cut_short or failed or is_partial:
+        text = " before its end"
     if missing:
         text += f" without the reports of ranks {missing}"
     return text

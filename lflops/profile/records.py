@@ -250,7 +250,9 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     def per_batch(self, figure: float) -> float | None:
         """Return the mean over the recorded batches; `None` if their number is unknown."""
-        return figure / self.batches if self.batches else None
+        if not self.batches:
+            return None
+        return figure / self.batches
 
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):

@@ -38,7 +38,9 @@ def headline(diff: Diff) -> tuple[str, ...]:
     of_causes = [_cause(cause) for cause in timed[:_LISTED]]
     of_causes += _smaller_changes(timed[_LISTED:])
     of_whole = list(_whole(diff, found))
-    largest = abs(timed[0].seconds or 0.0) if timed else 0.0
+    largest = 0.0
+    if timed:
+        largest = abs(timed[0].seconds or 0.0)
     if _change_of_all_modules(diff) > largest:
         changes = [*of_whole, *of_causes]
     else:
@@ -137,7 +139,9 @@ def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     if batch is None:
         return
     sizes = f"{units.count(batch.before)} to {units.count(batch.after)}"
-    work = ", and the work with it" if batch.explains_work else ""
+    work = ""
+    if batch.explains_work:
+        work = ", and the work with it"
     sentence = f"The batch went from {sizes} samples per step{work}."
     if diff.step.ratio is not None:
         sentence += f" A sample takes {_amount(diff.step.ratio / batch.ratio)} time."
@@ -320,5 +324,7 @@ def _amount(ratio: float) -> str:
 
 def _first(names: Sequence[str]) -> str:
     """The first names, and the number of the other names."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    more = ""
+    if len(names) > _NAMED:
+        more = f" and {len(names) - _NAMED} more"
     return f"{', '.join(names[:_NAMED])}{more}"

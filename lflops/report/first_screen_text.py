@@ -64,7 +64,9 @@ def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
-        action = f" {_escaped(card.action)}." if card.action else ""
+        action = ""
+        if card.action:
+            action = f" {_escaped(card.action)}."
         yield f"{number}. **{_escaped(card.title)}** {card.text} per step.{action}"
     yield ""
     for part in screen.phases:

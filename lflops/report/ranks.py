@@ -61,7 +61,9 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
     for status in ("failed", "late", "missing"):
         named = [f"{rank.rank}{_position(rank)}" for rank in each if rank.status == status]
         if named:
-            more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+            more = ""
+            if len(named) > _LISTED:
+                more = f" and {len(named) - _LISTED} more"
             yield f"{status}: {', '.join(named[:_LISTED])}{more}"
 
 
@@ -70,7 +72,9 @@ def _position(rank: Rank) -> str:
     where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
     if rank.host:
         where.append(f"on {rank.host}")
-    return f" ({plain(', '.join(where))})" if where else ""
+    if not where:
+        return ""
+    return f" ({plain(', '.join(where))})"
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -83,9 +87,10 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield from label_first("slow ranks", slow_ranks or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.is_alternating):
-        length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
-        less = f"a step would take {length}{units.percent(found.lost_share)} less"
-        yield "imbalance", f"with all ranks as fast as the median one, {less}"
+        less = f"{units.percent(found.lost_share)} less"
+        if mean:
+            less = f"{units.duration(mean * (1 - found.lost_share))}, {less}"
+        yield "imbalance", f"with all ranks as fast as the median one, a step would take {less}"
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
@@ -99,10 +104,11 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """A sentence about each of the slowest ranks, by rank, module, phase and cause."""
-    return {
-        (row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis)
-        for row in analysis.stragglers.rows[:_WORST]
-    }
+    sentences = {}
+    for row in analysis.stragglers.rows[:_WORST]:
+        key: Hashable = (row.slow_rank, row.module, row.phase, row.cause)
+        sentences[key] = _sentence(row, analysis)
+    return sentences
 
 
 def _nobody(found: Stragglers, analysis: Analysis) -> str:
@@ -116,16 +122,15 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
             "ranks"
         )
     if found.is_alternating:
-        why = (
-            "the lengths of their batches differ"
-            if found.lengths_differ
-            else "no rank is the slow one in most of the steps"
-        )
+        why = "no rank is the slow one in most of the steps"
+        if found.lengths_differ:
+            why = "the lengths of their batches differ"
         return f"none for itself: ranks take turns in coming last: {why}"
+    longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (
         not analysis.is_staged
         and found.step_seconds
-        and any(wait.seconds >= _LONG_WAIT_SHARE * found.step_seconds for wait in found.waits)
+        and longest_wait >= _LONG_WAIT_SHARE * found.step_seconds
     ):
         return (
             "cannot tell: ranks wait for each other, and in no place is one of them slower by more "
@@ -144,26 +149,30 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
     if row.until is not None:
         often += f", up to step {row.until}"
     where = place_of_rank(row)
-    number = f" ({row.modules} modules)" if row.modules > 1 else ""
+    if row.modules > 1:
+        where += f" ({row.modules} modules)"
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"
-    why = "" if row.cause is None else f"; {reason_of(row, analysis.profile)}"
+    if row.cause is not None:
+        costs += f"; {reason_of(row, analysis.profile)}"
     slower = f"{_slower(row.ratio)} than the other ranks"
-    return f"{rank} is {slower} in {where}{number}{often}: {costs}{why}"
+    return f"{rank} is {slower} in {where}{often}: {costs}"
 
 
 def _slower(ratio: float | None) -> str:
     """How much slower a rank is, as a share, or from ten times on as a factor."""
     if ratio is None or ratio <= 1:
         return "slower"
-    return (
-        f"{units.percent(ratio - 1)} slower" if ratio < _SMALLEST_FACTOR else f"×{ratio:.0f} slower"
-    )
+    if ratio < _SMALLEST_FACTOR:
+        return f"{units.percent(ratio - 1)} slower"
+    return f"×{ratio:.0f} slower"
 
 
 def _waiting(wait: RankWait) -> str:
     """Describe a wait: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
-    who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
+    who = f"{wait.ranks} ranks wait"
+    if wait.ranks == 1:
+        who = f"rank {wait.longest_rank} waits"
     traced = ""
     if wait.traced_seconds is not None:
         traced = f", in the traces {units.duration(wait.traced_seconds)}"
@@ -185,8 +194,12 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 def _collective(each: Collective, *, in_group: bool) -> str:
     """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`."""
-    over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
-    group = f" (group {plain(each.group)})" if in_group else ""
+    over = ""
+    if each.group_size is not None:
+        over = f" over {counted(each.group_size, 'rank')}"
+    group = ""
+    if in_group:
+        group = f" (group {plain(each.group)})"
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
     if each.seconds is not None:
         exposed = ""
@@ -195,7 +208,9 @@ def _collective(each: Collective, *, in_group: bool) -> str:
         parts.append(f"{units.duration(each.seconds)}{exposed}")
     if each.bus_bytes_per_second is not None:
         least = "at least " if each.includes_waiting else ""
-        share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
+        share = ""
+        if each.link_share is not None:
+            share = f", {units.percent(each.link_share)} of the link"
         parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
     return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 

@@ -170,7 +170,7 @@ def _advice(saving: Saving) -> str:
 
 
 def _cost(saving: Saving, analysis: Analysis) -> str:
-    total = sum(counts.macs for counts in analysis.totals.values())
+    total = analysis.total_macs
     if not saving.macs or not total:
         return ""
     share = units.percent(saving.macs / total)

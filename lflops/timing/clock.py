@@ -309,7 +309,9 @@ class ThreadSchedule:
     def read(self) -> bytes | None:
         """Scheduler counters of the thread so far, or `None` if the system has none."""
         try:
-            return None if self._file is None else os.pread(self._file, 80, 0)
+            if self._file is None:
+                return None
+            return os.pread(self._file, 80, 0)
         except OSError:
             return None
 
@@ -338,4 +340,6 @@ def _waited() -> float | None:
                 nanoseconds += int(read(thread / "schedstat").split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    return nanoseconds / 1e9 if nanoseconds else None
+    if not nanoseconds:
+        return None
+    return nanoseconds / 1e9

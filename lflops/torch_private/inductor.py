@@ -162,7 +162,9 @@ def _graph_of_key() -> fx.GraphModule | None:
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is creates_key:
             graph = frame.f_locals.get(_GRAPH)
-            return graph if isinstance(graph, fx.GraphModule) else None
+            if not isinstance(graph, fx.GraphModule):
+                return None
+            return graph
     return None
 
 

@@ -106,7 +106,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         """Return the last line of the table, with the same verdict as the estimate of a chip."""
-        lowest = "" if self.fits else ", this is the lowest peak"
+        lowest = ""
+        if not self.fits:
+            lowest = ", this is the lowest peak"
         fit = self.memory_fit
         if fit is not None:
             needed = units.size(fit.needed_bytes)

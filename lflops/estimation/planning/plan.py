@@ -539,7 +539,9 @@ class _Search:
                 devices_per_host=self._per_host,
                 accumulation=accumulation,
             )
-            why = None if predicted is not None else why_not(profile, self._chip)
+            why = None
+            if predicted is None:
+                why = why_not(profile, self._chip)
         if predicted is None:
             reason = _bound_reason(tensor * accumulation, bubble)
         else:
@@ -693,11 +695,8 @@ def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family
         is_one_rank_stage = pipeline > 1 and replicas == 1
         if prod(sizes) != gpus or not (shards > 1 or is_one_rank_stage):
             continue
-        mesh: dict[str, int] = {}
-        for name, size in zip(DIMENSIONS, sizes, strict=True):
-            if size > 1 or name == "data":
-                mesh[name] = size
-        meshes.append(mesh)
+        mesh = dict(zip(DIMENSIONS, sizes, strict=True))
+        meshes.append({name: size for name, size in mesh.items() if size > 1 or name == "data"})
     return meshes
 
 

@@ -480,9 +480,7 @@ def _add_memory(
         live = moment.by_category
         highest = moment.highest_bytes or moment.live_bytes
         in_optimizer = moment.phase == "optimizer"
-        gradients = 0
-        if in_optimizer:
-            gradients = live.gradients
+        gradients = live.gradients if in_optimizer else 0
         activations = 0
         if moment.phase == "backward":
             activations = live.activations

@@ -104,4 +104,6 @@ def _in_operators(step: StepEvidence) -> str:
             "of a reference model do"
         )
     operators = step.operator_times.of({""}, {"forward", "backward"})
-    return f", in {operators.listed()}" if operators.names else ""
+    if not operators.names:
+        return ""
+    return f", in {operators.listed()}"

@@ -18,7 +18,9 @@ OperationsOf = Callable[[Arguments], int]
 
 
 def _at(arguments: Arguments, place: int) -> Any:
-    return arguments[place] if place < len(arguments) else 0
+    if place < len(arguments):
+        return arguments[place]
+    return 0
 
 
 def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:

@@ -708,7 +708,9 @@ def module_scalars(
                 scalars[f"{phase}_ms", label] = sum(timed) * 1e3
             seconds += sum(timed)
             macs += sum(work.self_macs for work in works)
-        rate = flops_per_second(macs, seconds) if profile.is_counted else None
+        rate = None
+        if profile.is_counted:
+            rate = flops_per_second(macs, seconds)
         if rate:
             scalars["tflops", label] = rate / 1e12
     return scalars

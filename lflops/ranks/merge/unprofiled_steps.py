@@ -151,7 +151,9 @@ class UnprofiledSteps:
 
     def _common_indices(self) -> list[int]:
         indices = [{record.step for record in records} for records in self._records.values()]
-        return sorted(set.intersection(*indices)) if indices else []
+        if not indices:
+            return []
+        return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
         """Return the series of all ranks by the name of the column."""

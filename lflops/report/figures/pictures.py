@@ -118,7 +118,9 @@ def memory_figure(analysis: Analysis) -> Figure:
     last = operators[-1]
     _areas(axes, memory, operators, reached)
     _phases(axes, memory, operators)
-    peak = None if reached is None else operators[reached] + _AFTER_OPERATOR
+    peak = None
+    if reached is not None:
+        peak = operators[reached] + _AFTER_OPERATOR
     _mark_peak(axes, memory.peak_bytes, peak, last)
     axes.set(
         xlabel="operator, in the order of execution",

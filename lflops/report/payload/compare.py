@@ -87,7 +87,9 @@ def compared_figures(analysis: Analysis) -> ComparedFigures:
 
 
 def _rounded(error: float | None) -> float | None:
-    return None if error is None else float(f"{error:.4g}")
+    if error is None:
+        return None
+    return float(f"{error:.4g}")
 
 
 def compared_pairs(

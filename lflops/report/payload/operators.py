@@ -199,7 +199,9 @@ def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Ro
     for row in rows:
         figures = row.figures
         # A trace has no phases.
-        operator = traced.get(_short_name(row.operator)) if row.phase is None else None
+        operator = None
+        if row.phase is None:
+            operator = traced.get(_short_name(row.operator))
         yield _Row(
             operator=row.operator,
             phase=row.phase or "all",

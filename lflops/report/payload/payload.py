@@ -175,8 +175,12 @@ def _head(analysis: Analysis) -> WindowHeader:
     for name, spread in spreads.items():
         if spread is not None and spread.n > 1:
             ranges[name] = (spread.low, spread.high)
-    window = None if run.window is None else f"window {run.window}"
-    step = None if run.step is None else f"step {run.step}"
+    window = None
+    if run.window is not None:
+        window = f"window {run.window}"
+    step = None
+    if run.step is not None:
+        step = f"step {run.step}"
     device = run.device_name
     if run.kind == "estimate" and run.hardware is not None:
         device = run.hardware.name

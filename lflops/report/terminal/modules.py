@@ -189,7 +189,9 @@ class _Modules:
             if level <= layout.deepest:
                 cells = [figure(self._cells[column][index]) for column in layout.columns]
                 name = _name(line, layout.indent * level, layout.room)
-                style = "dim" if line.row.name in self._uncalled else ""
+                style = ""
+                if line.row.name in self._uncalled:
+                    style = "dim"
                 table.add_row(name, *cells, style=style)
         yield table
         remarks = [prose(remark, "dim") for remark in self._remarks(layout)]
@@ -353,9 +355,13 @@ def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
     rows = []
     for kernel in code.kernels[:_KERNELS]:
         seconds = kernel.seconds_on(code.timed_on)
-        share = seconds / code.seconds if code.seconds else None
+        share = None
+        if code.seconds:
+            share = seconds / code.seconds
         nbytes = kernel.bytes_moved
-        moved = None if nbytes is None else trace.per_batch(nbytes)
+        moved = None
+        if nbytes is not None:
+            moved = trace.per_batch(nbytes)
         cells = {
             "module": kernel.module or "the model itself",
             "phase": kernel.phase,

@@ -79,8 +79,12 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     for ceiling in ceilings:
         peak = units.quantity(ceiling.flops_per_second, "FLOP/s")
         bandwidth = units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
-        source = f", {ceiling.source}" if ceiling.source else ""
-        unused = "" if ceiling.is_judged_by else " (not used as the limit)"
+        source = ""
+        if ceiling.source:
+            source = f", {ceiling.source}"
+        unused = ""
+        if not ceiling.is_judged_by:
+            unused = " (not used as the limit)"
         line = f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{unused}"
         rows.append(("roofline", prose(line)))
     return margin(rows)
@@ -184,5 +188,7 @@ def render_prediction(
 
 
 def _bound_line(seconds: float, bound: LowerBound | Prediction, name: str) -> Text:
-    share = seconds / bound.seconds if bound.seconds else None
+    share = None
+    if bound.seconds:
+        share = seconds / bound.seconds
     return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {name}")

@@ -81,7 +81,9 @@ def occurrences(
 ) -> tuple[Occurrence, ...]:
     """Return every call of a collective, by start."""
     steps = sorted(trace.steps(), key=attrgetter("start", "end", "name"))
-    world_size = trace.world_size if trace.groups == 1 else None
+    world_size = None
+    if trace.groups == 1:
+        world_size = trace.world_size
     found = [_occurrence(each, walk, steps, world_size) for each in work if communicates(each)]
     return tuple(sorted(found, key=attrgetter("start")))
 
@@ -91,7 +93,9 @@ def _occurrence(
 ) -> Occurrence:
     launch = walk.launch(work)
     message = work.collective or launch.collective
-    step = "" if launch.call is None else _step_at(launch.call.start, steps)
+    step = ""
+    if launch.call is not None:
+        step = _step_at(launch.call.start, steps)
     if message is None:
         kind = collective_kind(work.name)
         return Occurrence(kind, "", world_size, step, work.start, work.end, None)

@@ -168,7 +168,9 @@ class _Call(NamedTuple):
             return argument.shape
         if not self.has_values:
             raise _Unknown
-        return ast.literal_eval(argument.value) if argument.value else None
+        if not argument.value:
+            return None
+        return ast.literal_eval(argument.value)
 
 
 @functools.lru_cache(1 << 16)
@@ -330,8 +332,12 @@ def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | No
     if first is None:
         return None
     if plain in PER_INPUT:
-        flops = PER_INPUT[plain] * prod(first.shape) if first.type in _DTYPES else 0
-        moved = _bytes_moved(given, first.shape) if base in _SAME_AS_FIRST else None
+        flops = 0
+        if first.type in _DTYPES:
+            flops = PER_INPUT[plain] * prod(first.shape)
+        moved = None
+        if base in _SAME_AS_FIRST:
+            moved = _bytes_moved(given, first.shape)
         return TracedCost(0, 0, flops, moved)
     if base in _SAME_AS_FIRST:
         read = _bytes_read(given[1:] if base in _UNREAD else given)

@@ -138,7 +138,9 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
     calls = operator.counted_calls
     seconds = operator.counted_device / 1e9
     flops = cost.executed_flops * calls
-    moved = None if cost.bytes_moved is None else cost.bytes_moved * calls
+    moved = None
+    if cost.bytes_moved is not None:
+        moved = cost.bytes_moved * calls
     dtype = precision(operator)
     roof = None
     bound: Literal["compute", "memory"] | None = None

@@ -286,7 +286,9 @@ def launches(summary: TraceSummary) -> Iterator[str]:
     for each in summary.devices:
         if each.queue is None:
             continue
-        device = f" of device {each.device}" if several else ""
+        device = ""
+        if several:
+            device = f" of device {each.device}"
         empty = share(each.queue.empty, each.timeline.window)
         yield (
             f"launch queue{device}: mean depth {each.queue.mean:.1f}, "
@@ -385,7 +387,9 @@ class TraceTable:
     @property
     def left_out(self) -> int:
         """Number of rows that are not listed."""
-        return 0 if self.total is None else self.total - len(self.names)
+        if self.total is None:
+            return 0
+        return self.total - len(self.names)
 
 
 def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:

@@ -162,7 +162,9 @@ def summarise_all(
         summaries.append(summary)
         if summary.rank is not None:
             by_rank[summary.rank] = found
-    skew = rank_skew(by_rank) if len(by_rank) == len(summaries) else None
+    skew = None
+    if len(by_rank) == len(summaries):
+        skew = rank_skew(by_rank)
     return TraceSummaries(traces=tuple(summaries), ranks=skew)
 
 

@@ -121,7 +121,9 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
     subject = "A step" if diff.per_step else "The window"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)
-    noise = ", within the spread of the steps" if diff.is_beyond_noise is False else ""
+    noise = ""
+    if diff.is_beyond_noise is False:
+        noise = ", within the spread of the steps"
     yield f"{subject} takes {after}, before {before} ({_relative(diff.window)}{noise})."
     states = _large_changes(diff, diff.states)
     if states:

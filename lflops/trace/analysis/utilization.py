@@ -105,4 +105,6 @@ def _executed_share(
         peak = peaks.get(dtype or "")
         needed.append(2 * macs / peak if peak else None)
     all_needed = sum_known(needed)
-    return all_needed / seconds if all_needed is not None and seconds else None
+    if all_needed is not None and seconds:
+        return all_needed / seconds
+    return None

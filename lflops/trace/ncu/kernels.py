@@ -225,7 +225,9 @@ def _kernel(
 ) -> Kernel:
     by_dtype = _flops_by_dtype(launches)
     # A dtype without operations is left out of the result, but its count is known.
-    flops = sum_known(by_dtype.values()) if by_dtype else None
+    flops = None
+    if by_dtype:
+        flops = sum_known(by_dtype.values())
     by_dtype = {dtype: each for dtype, each in by_dtype.items() if each != 0}
     levels = {}
     for level in _LEVELS:

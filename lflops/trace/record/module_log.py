@@ -235,7 +235,9 @@ class Replay:
             segments = self._segments.get(built_on)
             self._node_fqn = "" if segments is None else segments.name_of(number)
         self._outside = "other"
-        run = self._runs[-1] if self._runs and self._continues_run else None
+        run = None
+        if self._runs and self._continues_run:
+            run = self._runs[-1]
         if run is not None and run.fqn == self._node_fqn and run.end <= start:
             run.end = end
         else:
@@ -277,7 +279,9 @@ class Replay:
         return self._frames[-1] if self._frames else None
 
     def _update(self) -> None:
-        running = None if self._top is None else self._top.module_phase
+        running = None
+        if self._top is not None:
+            running = self._top.module_phase
         self.module_phase = running or ModulePhase("", self._outside)
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf
         self.due = min(entry, self._node_ends[-1])
@@ -302,7 +306,9 @@ class Replay:
             self._frames.append(_ReplayFrame(key, None, moment))
         else:
             self._enter(moment, key, event)
-        running = None if self._top is None else self._top.module_phase
+        running = None
+        if self._top is not None:
+            running = self._top.module_phase
         self._own.mark(number, "" if running is None else running.fqn)
 
     def _enter(self, moment: int, key: int, event: str | nn.Module) -> None:

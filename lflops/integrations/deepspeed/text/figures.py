@@ -84,7 +84,9 @@ def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple
     if root.local_parameters != root.parameters:
         yield "params of model, which is sharded", units.params(root.parameters)
         return
-    of_model = None if tensor_parallel is None else root.parameters * tensor_parallel
+    of_model = None
+    if tensor_parallel is not None:
+        of_model = root.parameters * tensor_parallel
     yield "params of model = params per GPU * mp_size", units.params(of_model)
 
 
@@ -111,7 +113,9 @@ def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[st
     is_sharded_by_torch = tensor_parallel != 1 and root.local_parameters != root.parameters
     if macs or is_sharded_by_torch:
         return _double(macs.get("forward", root.forward.logical_macs))
-    flops = None if tensor_parallel is None else root.forward.flops * tensor_parallel
+    flops = None
+    if tensor_parallel is not None:
+        flops = root.forward.flops * tensor_parallel
     return "fwd flops of model = fwd flops per GPU * mp_size", units.flops(flops)
 
 
@@ -175,7 +179,9 @@ def _flops_of_step(analysis: Analysis) -> _Flops:
     if factor is not None:
         return _Flops(f"{factor + 1:g} * fwd flops per GPU", (factor + 1) * forward)
     backward = _flops_of_backward(analysis)
-    total = None if backward.flops is None else forward + backward.flops
+    total = None
+    if backward.flops is not None:
+        total = forward + backward.flops
     return _Flops(f"fwd+{backward.words}", total)
 
 
