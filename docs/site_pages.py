@@ -142,6 +142,8 @@ def findings() -> str:
 
 def issue_threshold(rule: Any) -> str:
     """The cost that makes a finding an issue, and how often such a finding was right."""
+    from lflops.findings.finding import track_record
+
     threshold = rule.threshold
     if threshold.share is None:
         return "never; it only says where the time goes."
@@ -152,8 +154,8 @@ def issue_threshold(rule: Any) -> str:
         costs.append(f"{threshold.seconds * 1000:g} ms per step")
     text = f"if it costs at least {' and '.join(costs)}" if costs else "always"
     if rule.right is not None:
-        right, total = rule.right
-        text += f". Right in {right} of {total} training runs with known issues"
+        said = track_record(*rule.right)
+        text += f". {said[0].upper()}{said[1:]}"
     return f"{text}."
 
 

@@ -46,12 +46,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     @property
     def track_record(self) -> str:
         """At least how often such findings were right. Empty if not measured."""
-        if self.right is None:
-            return ""
-        right, total = self.right
-        percent = int(100 * least_share(right, total))
-        runs = f"{total} training runs with known issues"
-        return f"at least {percent} % of such findings were right, in {runs}"
+        return "" if self.right is None else track_record(*self.right)
+
+
+def track_record(right: int, total: int) -> str:
+    """At least how often a finding was right, in words."""
+    percent = int(100 * least_share(right, total))
+    runs = f"{total} training runs with known issues"
+    return f"at least {percent} % of such findings were right, in {runs}"
 
 
 def least_share(right: int, total: int) -> float:

@@ -18,7 +18,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
-from lflops.findings.finding import LAST, Finding, least_share, ordered
+from lflops.findings.finding import LAST, Finding, leading, least_share, ordered
 from lflops.findings.part_rule import BURST_RATIO
 from lflops.findings.run_rule import RunEvidence, preempted_share
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
@@ -316,7 +316,7 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
         phases = times.phases
         mean = steps.mean
     cards: list[Card] = []
-    for finding in sorted(findings_of(window, ledger), key=_urgency):
+    for finding in most_urgent_first(findings_of(window, ledger)):
         if _is_saving(finding, mean):
             cards.append(_card(finding, confidence, ledger))
     hint = ""
@@ -707,7 +707,9 @@ def rhythm(seconds: Sequence[float]) -> str:
         return ""
     distances = [after - before for before, after in pairwise(long)]
     usual_distance = sorted(distances)[len(distances) // 2]
-    if distances.count(usual_distance) >= REGULAR_SHARE * len(distances):
+    is_regular = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
+    # Steps in a row are a slow part of the run, not a rhythm.
+    if is_regular and usual_distance > 1:
         return f"every {_ordinal(usual_distance)} step"
     return f"in {len(long)} of {len(seconds)} steps"
 
@@ -727,10 +729,16 @@ def _is_saving(finding: Finding, mean: float) -> bool:
     return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
 
 
-def _urgency(finding: Finding) -> tuple[bool, bool, float]:
-    """The order of cards: issues, then much time in which the model computes nothing, by cost."""
-    is_large_overhead = finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
-    return not finding.is_issue, not is_large_overhead, -(finding.seconds or math.inf)
+def most_urgent_first(findings: Sequence[Finding]) -> list[Finding]:
+    """The order of cards: as in the explanation, but much overhead before parts of the work."""
+    leads = leading(findings)
+    others = [finding for finding in findings if finding not in leads]
+    return leads + sorted(others, key=_is_large_overhead, reverse=True)
+
+
+def _is_large_overhead(finding: Finding) -> bool:
+    """Whether the model computes nothing in a large part of the step."""
+    return finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
 
 
 def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:

@@ -106,6 +106,8 @@ def test_generated_parts_are_those_of_the_code(page: str) -> None:
     generate = runpy.run_path(str(DOCS / "site_pages.py"))["with_generated_text"]
     text = (DOCS / page).read_text("utf-8")
     assert text == generate(text)
+    # Without its end, a part stays empty.
+    assert text.count("<!-- generated: ") == text.count("<!-- end of generated text -->")
 
 
 def test_an_outdated_part_would_be_seen() -> None:

@@ -48,6 +48,7 @@ def trained(
     cells: Iterable[OpCount] = (),
     operators: Mapping[str, float] | None = None,
     on_core: float | None = None,
+    waited: float = 0.0,
     device_type: str = "cpu",
     marks: tuple[str, ...] = (),
     steps: int = 6,
@@ -57,7 +58,7 @@ def trained(
     """A training run of two layers.
 
     Operators have these traced seconds per step; of the seconds of a module-timing step, the
-    training thread computes for `on_core`.
+    training thread computes for `on_core`, and waits for a core for `waited`.
     """
     took = USUAL | phases
     seconds = sum(took.values())
@@ -71,7 +72,7 @@ def trained(
         seconds=seconds,
         phases=took,
         thread_cpu=on_core,
-        thread_waited=0.0,
+        thread_waited=waited,
         fetching_cpu=0.0,
     )
     fields: dict[str, Any] = dict(facts or {})
@@ -268,6 +269,15 @@ def test_a_thread_that_computes_does_not_sleep() -> None:
 def test_waiting_for_data_and_for_a_core_is_no_sleep() -> None:
     """The thread waits 61 ms for its batch."""
     assert "sleep" not in findings(trained(data=61e-3, on_core=99e-3))
+
+
+def test_on_a_busy_machine_a_little_time_without_cpu_is_no_sleep() -> None:
+    """Of a step of 170 ms, 100 are known as waiting for a core, and 10 more may be: 20 remain."""
+    slow = {("b", "forward"): 80e-3}
+    busy = trained(own=slow, forward=100e-3, on_core=39e-3, waited=100e-3)
+    assert pytest.approx(20e-3) == findings(busy)["sleep"].seconds
+    busier = trained(own=slow, forward=100e-3, on_core=58e-3, waited=100e-3)
+    assert "sleep" not in findings(busier)
 
 
 def test_waiting_for_a_device_is_no_sleep() -> None:

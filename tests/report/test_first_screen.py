@@ -10,12 +10,14 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
+from lflops.findings.finding import Finding
 from lflops.ledger.account import Ledger, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
 from lflops.report.first_screen import (
     FirstScreen,
     WindowSummary,
     first_screen,
+    most_urgent_first,
     rhythm,
     window_summary,
 )
@@ -112,6 +114,33 @@ def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
     assert card.is_issue
 
 
+def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:
+    """A finding about a step of one second."""
+    return Finding(
+        cause=cause,
+        sentence=cause,
+        seconds=share,
+        share=share,
+        is_issue=issue,
+        is_overhead=overhead,
+    )
+
+
+def test_cards_are_in_the_order_of_the_explanation() -> None:
+    """A small sleep is overhead, and costs less than another issue."""
+    sleep = cost("sleep", 0.06, issue=True, overhead=True)
+    outside = cost("outside", 0.6, issue=True)
+    assert [outside, sleep] == most_urgent_first([sleep, outside])
+
+
+def test_without_an_issue_large_overhead_comes_before_the_work_itself() -> None:
+    """A wait of 8 % can be avoided, the optimizer's 11 % can not. 1 % is too little to matter."""
+    optimizer = cost("optimizer", 0.11)
+    wait = cost("data", 0.08, overhead=True)
+    other = cost("other", 0.01, overhead=True)
+    assert [wait, optimizer, other] == most_urgent_first([optimizer, wait, other])
+
+
 def test_profiled_steps_and_the_warm_up_are_not_counted() -> None:
     """Two of 9 s and one of 5 s change nothing."""
     groups = [
@@ -204,6 +233,7 @@ def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
         ([0.3] + [0.0] * 20, ""),
         ([0.1, 0.2, 0.15] * 5, ""),
         (([0.3] + [0.0] * 10) * 4, "every 11th step"),
+        ([0.3] * 6 + [0.0] * 14, "in 6 of 20 steps"),
     ],
 )
 def test_the_rhythm_of_stalls(seconds: list[float], expected: str) -> None:

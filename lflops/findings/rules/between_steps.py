@@ -8,7 +8,7 @@ class Validation(BetweenStepsRule):
     """The run validates often, or on many batches."""
 
     name = "validation"
-    threshold = Threshold(share=0.05)
+    threshold = Threshold(share=0.10)
     verb = "is spent on"
     phrase = "validation"
     fix = "Validate less often, or on fewer batches"

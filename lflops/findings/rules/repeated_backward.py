@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.profile.records import Phase
 
 USUAL_RATIO = 2
 """MACs of backward per MAC of forward."""
@@ -11,11 +12,19 @@ USUAL_RATIO = 2
 LARGE_RATIO = 2.5
 """The least ratio at which backward runs more than once."""
 
+LARGEST_CALL = 3
+"""The most MACs that a backward operator needs, per MAC of the largest forward operator.
+
+Attention needs most: five matmuls for the two of its forward.
+"""
+
 
 class RepeatedBackward(StepRule):
     """Backward multiplies at least 2.5 times as much as forward, so it runs more than once.
 
-    Twice as much as forward is usual: gradients of the inputs and of the weights.
+    Twice as much as forward is usual: gradients of the inputs and of the weights. It is not found
+    if an operator of backward is much larger than every operator of forward: then it belongs to a
+    function that needs no matmul in forward, such as a Cholesky decomposition.
     """
 
     name = "backward_twice"
@@ -31,7 +40,19 @@ class RepeatedBackward(StepRule):
         backward = step.root.backward.macs
         if not forward or backward < LARGE_RATIO * forward:
             return
+        if _largest_call(step, "backward") > LARGEST_CALL * _largest_call(step, "forward"):
+            return
         needless = 1 - USUAL_RATIO * forward / backward
         facts: Facts = {"ratio": backward / forward}
         seconds = step.times.phases.get("backward", 0.0) * needless
         yield Candidate(rule=self, seconds=seconds, facts=facts)
+
+
+def _largest_call(step: StepEvidence, phase: Phase) -> float:
+    """MACs of the largest operator of a phase, as the mean over its calls."""
+    macs_per_call = [
+        count.macs / count.calls
+        for count in step.profile.op_counts
+        if count.phase == phase and count.calls
+    ]
+    return max(macs_per_call, default=0.0)

@@ -11,7 +11,7 @@ operator. Sums are by name, as in torch's table, which also has rows for runtime
 
 import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
 from math import inf
@@ -189,10 +189,19 @@ class Communicated(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Times(SliceTimes):
+    """Times of all events with one name, and what this name says about them."""
+
+    is_node: bool = False
+    is_region: bool = False
+    launches: bool = False
+
+
+@dataclass(slots=True)
 class _Open(RegionEvent):
     """An event of a thread, while the walk attributes the events inside it."""
 
-    times: SliceTimes = field(kw_only=True)
+    times: _Times = field(kw_only=True)
     children: int = 0
     region: Region | None = None
 
@@ -259,9 +268,7 @@ def join(
     launched = {key: found for key, found in work.items() if key in launchers}
     walk = _Walk(steps, launched, communicated or {}, on_host or {})
     by_thread: defaultdict[int, list[HostItem]] = defaultdict(list)
-    for each in trace.on_host():
-        if each.start not in steps:
-            continue
+    for each in steps.inside(trace.on_host()):
         if each.spans_threads:
             walk.count(each)
         else:
@@ -304,6 +311,17 @@ class _StepIntervals:
     def __contains__(self, moment: int) -> bool:
         return bisect.bisect_right(self._changes, moment) % 2 == 1
 
+    def inside(self, items: Iterable[HostItem]) -> Iterator[HostItem]:
+        """Yield the items that begin in a step. Neighbours are mostly in the same step."""
+        begin, end = 0, 0
+        for item in items:
+            if begin <= item.start < end:
+                yield item
+            elif item.start in self:
+                index = bisect.bisect_right(self._changes, item.start)
+                begin, end = self._changes[index - 1], self._changes[index]
+                yield item
+
     def index(self, moment: int) -> int:
         return bisect.bisect_right(self._changes, moment) // 2
 
@@ -339,17 +357,22 @@ class _Walk:
         )
         self._communicated = communicated
         self._on_host = on_host
-        self._operators: dict[str, SliceTimes] = {}
-        self._spans: dict[str, SliceTimes] = {}
+        self._operators: dict[str, _Times] = {}
+        self._spans: dict[str, _Times] = {}
         # Pairs of an operator and an operator of the same name that it calls.
         self._doubles: list[tuple[_Open, _Open]] = []
 
-    def count(self, item: HostItem) -> SliceTimes:
+    def count(self, item: HostItem) -> _Times:
         """Count a call, and return the sums of its name."""
         table = self._spans if isinstance(item, Span) else self._operators
         times = table.get(item.name)
         if times is None:
-            times = SliceTimes(item.name)
+            times = _Times(
+                item.name,
+                is_node=item.name.startswith(NODE) and isinstance(item, OperatorCall),
+                is_region=item.name.startswith(REGION),
+                launches=item.name.startswith(LAUNCHES),
+            )
             table[item.name] = times
         times.calls += 1
         times.host += item.end - item.start
@@ -363,10 +386,9 @@ class _Walk:
         due: float = -1
         for item in outer_first(items, opened, may_cross=False):
             times = self.count(item)
-            is_node = item.name.startswith(NODE)
-            if item.start >= due or is_node:
+            if item.start >= due or times.is_node:
                 replay.go_on(item.start)
-                if is_node and isinstance(item, OperatorCall):
+                if times.is_node and isinstance(item, OperatorCall):
                     replay.begin_node(item.sequence, item.forward_thread, item.start, item.end)
                 step = self._steps.index(item.start)
                 due = min(replay.due, self._steps.change(item.start))
@@ -399,19 +421,20 @@ class _Walk:
     def _begin(
         self, event: _Open, key: int, opened: list[_Open], step: int, running: ModulePhase
     ) -> None:
+        times = event.times
         took = event.end - event.start
-        event.times.self_host += took
-        if event.start in self._on_host and event.name.startswith(LAUNCHES):
+        times.self_host += took
+        if times.launches and event.start in self._on_host:
             self._communicate(running, [self._on_host[event.start]])
         if opened:
             parent = opened[-1]
             parent.times.self_host -= took
             parent.children += 1
-            if event.times is parent.times:
+            if times is parent.times:
                 self._doubles.append((parent, event))
             if parent.region is not None:
                 parent.region.events.append(event)
-        if event.name.startswith(REGION):
+        if times.is_region:
             event.region = Region(
                 key=event.name.removeprefix(REGION).partition(" ")[0],
                 start=event.start,

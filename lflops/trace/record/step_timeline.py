@@ -3,6 +3,7 @@
 `trace/device_states.py` defines the states of a device.
 """
 
+import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -43,6 +44,7 @@ PhaseMark = tuple[int, str]
 class _Step(NamedTuple):
     """A complete step: begin and end in nanoseconds since 1970, and the training thread."""
 
+    number: int
     begin: int
     end: int
     thread: int
@@ -76,32 +78,35 @@ def timelines_of(
     steps = list(_steps(trace, ends))
     if not steps:
         return
+    operators = sorted(trace.operators, key=attrgetter("start"))
     for step in median_first(steps, attrgetter("length")):
-        yield _timeline(step, steps.index(step), trace, calls, marks)
+        yield _timeline(step, trace, operators, calls, marks)
 
 
 def _timeline(
     step: _Step,
-    number: int,
     trace: RecordedTrace,
+    operators: Sequence[OperatorCall],
     calls: Iterable[Call],
     marks: Sequence[PhaseMark],
 ) -> StepTimeline:
+    """Return the timeline of a step. The operators are in order of their starts."""
     lanes = _lanes(_calls_by_thread(step, calls))
     lanes[0] += _phases(step, marks)
     slices: list[ModuleSlice] = []
     for lane, running in enumerate(lanes):
         slices += nested(_self_times(running), lane)
-    in_step = [call for call in trace.operators if step.contains(call.start)]
-    operators = [(call.thread, call) for call in _outermost(in_step)]
+    first = bisect.bisect_left(operators, step.begin, key=attrgetter("start"))
+    last = bisect.bisect_left(operators, step.end, key=attrgetter("start"))
+    outermost = [(call.thread, call) for call in _outermost(operators[first:last])]
     kernels = [(work.stream, work) for work in trace.work if step.contains(work.start)]
     return longest(
         "traced",
         step.length,
         slices,
-        _works(operators, step.begin, {step.thread: 0}),
+        _works(outermost, step.begin, {step.thread: 0}),
         _works(kernels, step.begin, {}),
-        step=number,
+        step=step.number,
     )
 
 
@@ -160,12 +165,14 @@ def _when(calls: Iterable[SelfTime]) -> Intervals:
 
 def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
     """Yield the complete steps. A step may have several batches."""
+    number = 0
     begin: int | None = None
     for batch, is_last in zip(steps_of(trace), ends, strict=False):
         if begin is None:
             begin = batch.start
         if is_last:
-            yield _Step(begin, batch.end, batch.thread)
+            yield _Step(number, begin, batch.end, batch.thread)
+            number += 1
             begin = None
 
 
