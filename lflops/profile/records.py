@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
+from lflops.profile.series import ratio
+
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {
@@ -248,11 +250,9 @@ class Trace(Struct, frozen=True, kw_only=True):
             reverse=True,
         )
 
-    def per_batch(self, figure: float) -> float | None:
-        """Return the mean over the recorded batches; `None` if their number is unknown."""
-        if not self.batches:
-            return None
-        return figure / self.batches
+    def per_batch(self, figure: float | None) -> float | None:
+        """Return the mean over the recorded batches; `None` if it is unknown."""
+        return ratio(figure, self.batches)
 
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):

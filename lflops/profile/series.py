@@ -63,6 +63,13 @@ def scaled(numbers: Mapping[Key, float], factor: float) -> dict[Key, float]:
     return {key: number * factor for key, number in numbers.items()}
 
 
+def multiplied(value: Number | None, factor: Number) -> Number | None:
+    """Return the product; `None` if the value is unknown."""
+    if value is None:
+        return None
+    return value * factor
+
+
 def ratio(part: float | None, whole: float | None) -> float | None:
     """Return the part over the whole; `None` if one of them is unknown or the whole is 0."""
     if part is None or not whole:

@@ -14,7 +14,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import TIMED_PHASES, ModuleRow, has_times, share_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import ratio
+from lflops.profile.series import multiplied, ratio
 from lflops.report.text import WORDS, times_mark
 
 _SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
@@ -155,13 +155,6 @@ def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
         f"{_SHORT[phase]}\nFLOP/s",
         lambda line: units.rate(line.row.flops_per_second(phase), peak=peak),
     )
-
-
-def multiplied(value: float | None, factor: float) -> float | None:
-    """The product, or `None` if the value is unknown."""
-    if value is None:
-        return None
-    return value * factor
 
 
 FORMATS = ("markdown", "latex", "csv")

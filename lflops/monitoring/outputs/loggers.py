@@ -30,7 +30,8 @@ from lflops.monitoring.inputs.training import Training
 from lflops.monitoring.outputs.paths import OutputPaths, append_text
 from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile, Profile
-from lflops.profile.records import PASS_PHASES, PHASES
+from lflops.profile.records import PASS_PHASES, PHASES, median_of
+from lflops.profile.series import multiplied
 from lflops.report import html as page
 from lflops.report.first_screen import WindowSummary, first_screen, window_summary
 from lflops.report.first_screen_text import first_screen_markdown, first_screen_rows
@@ -308,8 +309,8 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
 def _table_row(name: str, module: ModuleProfile) -> list[Any]:
     milliseconds: list[float | None] = []
     for phase in PASS_PHASES:
-        seconds = module.work(phase).seconds
-        milliseconds.append(None if seconds is None else seconds.median * 1e3)
+        seconds = median_of(module.work(phase).seconds)
+        milliseconds.append(multiplied(seconds, 1e3))
     forward, backward, *_ = milliseconds
     total = None
     if forward is not None:

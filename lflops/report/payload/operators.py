@@ -18,7 +18,7 @@ from lflops.profile.records import (
     TracedOperator,
     median_of,
 )
-from lflops.profile.series import positions
+from lflops.profile.series import positions, ratio
 from lflops.report.payload.columns import Columns, Value, column, lists, table
 
 _OF_MODULES = (
@@ -289,25 +289,17 @@ def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | No
         "module": [numbers[kernel.module] for kernel in kept],
         "phase": [kernel.phase for kernel in kept],
         "seconds": column(map(trace.per_batch, seconds)),
-        "share": column(_share(each, code.seconds) for each in seconds),
+        "share": column(ratio(each, code.seconds) for each in seconds),
         "modules": column(kernel.modules for kernel in kept),
         "calls": column(trace.per_batch(kernel.calls) for kernel in kept),
     }
-    fused_bytes: list[Value] = []
-    for kernel in kept:
-        nbytes = kernel.bytes_moved
-        fused_bytes.append(None if nbytes is None else trace.per_batch(nbytes))
-    columns["fused_bytes"] = column(fused_bytes)
-    unassigned = _share(code.unassigned_seconds, code.seconds)
+    columns["fused_bytes"] = column(trace.per_batch(kernel.bytes_moved) for kernel in kept)
+    unassigned = ratio(code.unassigned_seconds, code.seconds)
     return Kernels(
         table=columns,
         left_out=len(known) - len(kept),
         timed_on=code.timed_on,
         graphs=code.graphs,
         assigned=None if unassigned is None else 1 - unassigned,
-        fused=_share(code.divided_seconds, code.seconds),
+        fused=ratio(code.divided_seconds, code.seconds),
     )
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -11,6 +11,7 @@ from lflops.analysis.roofline import Ceiling, Fusion, LowerBound, Point
 from lflops.analysis.tree import fold_parts
 from lflops.estimation.prediction import Prediction
 from lflops.profile.module_names import plain
+from lflops.profile.series import ratio
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import OVER, WORDS, counted, saved_by_fusion, times_mark
 
@@ -188,7 +189,5 @@ def render_prediction(
 
 
 def _bound_line(seconds: float, bound: LowerBound | Prediction, name: str) -> Text:
-    share = None
-    if bound.seconds:
-        share = seconds / bound.seconds
-    return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {name}")
+    share = units.percent(ratio(seconds, bound.seconds))
+    return text(f"{units.duration(seconds):>12}  {share:>6}  {name}")

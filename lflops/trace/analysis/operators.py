@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lflops.analysis.roofline import bound_of
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import grouped, ratio, sums
+from lflops.profile.series import grouped, multiplied, ratio, sums
 from lflops.trace.analysis.categories import Category, category_of_operator
 from lflops.trace.analysis.host_walk import HostWalk, OperatorSums, SpanSums
 from lflops.trace.analysis.operator_cost import (
@@ -138,9 +138,7 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
     calls = operator.counted_calls
     seconds = operator.counted_device / 1e9
     flops = cost.executed_flops * calls
-    moved = None
-    if cost.bytes_moved is not None:
-        moved = cost.bytes_moved * calls
+    moved = multiplied(cost.bytes_moved, calls)
     dtype = precision(operator)
     roof = None
     bound: Literal["compute", "memory"] | None = None
