@@ -136,8 +136,10 @@ def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     others = dict(following.named_modules())
     if list(modules) != list(others):
         return False
-    pairs = zip(modules.values(), others.values(), strict=True)
-    return all(_make(one) == _make(other) and _settings_agree(one, other) for one, other in pairs)
+    for one, other in zip(modules.values(), others.values(), strict=True):
+        if _make(one) != _make(other) or not _settings_agree(one, other):
+            return False
+    return True
 
 
 def _make(module: nn.Module) -> tuple[Any, ...]:

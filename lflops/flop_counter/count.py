@@ -353,11 +353,10 @@ class Counting:
         """The number of positions that each layer multiplied its matrices with, in one call."""
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]
-            matrices = sum(
-                parameter.numel()
-                for parameter in module.parameters(recurse=False)
-                if parameter.dim() > 1
-            )
+            matrices = 0
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() > 1:
+                    matrices += parameter.numel()
             if matrices and row.calls:
                 yield row.forward.self_macs // (matrices * row.calls)
 

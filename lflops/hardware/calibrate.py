@@ -203,7 +203,10 @@ def _number_in(file: pathlib.Path) -> int:
 
 def _inactive_file(group: pathlib.Path) -> int:
     """Return the bytes of the file cache that the system can reclaim."""
-    fields = dict(line.split() for line in read(group / "memory.stat").decode().splitlines())
+    fields = {}
+    for line in read(group / "memory.stat").decode().splitlines():
+        name, value = line.split()
+        fields[name] = value
     return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 

@@ -47,10 +47,15 @@ _CHARTS = msgspec.toml.decode(
 # maximum bytes of a page that is logged
 _LARGEST_PAGE = 1 << 30
 
-LAYOUT = {
-    group: {name: ["Multiline", [tags]] for name, tags in charts.items()}
-    for group, charts in _CHARTS.items()
-}
+
+def _layout() -> dict[str, dict[str, list[Any]]]:
+    layout: dict[str, dict[str, list[Any]]] = {}
+    for group, charts in _CHARTS.items():
+        layout[group] = {name: ["Multiline", [tags]] for name, tags in charts.items()}
+    return layout
+
+
+LAYOUT = _layout()
 """The layout of TensorBoard's custom scalars.
 
 It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.

@@ -223,7 +223,10 @@ def table_of_series(
     intervals = intervals_of(seconds, waits)
     waiting = RankSeries.zeros(steps)
     busy = {number: RankSeries.zeros(steps) for number in sorted(set(intervals.values()))}
+    is_staged = False
     for place, series in seconds.items():
+        if place.fqn and len(series) < len(steps):
+            is_staged = True
         if place in waits:
             waiting.add(series)
         else:
@@ -235,7 +238,7 @@ def table_of_series(
         waiting=waiting,
         intervals=intervals,
         waits=waits,
-        staged=any(place.fqn and len(series) < len(steps) for place, series in seconds.items()),
+        staged=is_staged,
         patterns=patterns or {},
         are_quartiles=are_quartiles,
         begins=frozenset(begins) - waits,

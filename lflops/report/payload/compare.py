@@ -134,6 +134,9 @@ def _shown(comparison: Comparison) -> ComparisonShown:
         "bytes_moved": root.bytes_moved,
         "parameters": root.parameters,
     }
+    figures = {}
+    for name, change in changes.items():
+        figures[name] = (exact(change.before), exact(change.after))
     return ComparisonShown(
         headline=headline(diff),
         is_news=is_news(diff),
@@ -141,9 +144,7 @@ def _shown(comparison: Comparison) -> ComparisonShown:
         whole=diff.whole,
         step=diff.step,
         phases=diff.phases,
-        figures={
-            name: (exact(change.before), exact(change.after)) for name, change in changes.items()
-        },
+        figures=figures,
         modules=_modules(comparison),
     )
 

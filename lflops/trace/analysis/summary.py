@@ -289,9 +289,11 @@ def _idle_of_all(devices: Iterable[DeviceSummary]) -> dict[Cause, int]:
 
 
 def _computing(work: Iterable[DeviceEvent]) -> Intervals:
-    return joined(
-        (each.start, each.end) for each in work if each.kind != "copy" and not communicates(each)
-    )
+    intervals = []
+    for each in work:
+        if each.kind != "copy" and not communicates(each):
+            intervals.append((each.start, each.end))
+    return joined(intervals)
 
 
 def _time_before_device(

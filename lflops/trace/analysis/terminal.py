@@ -131,10 +131,11 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
         yield f"The device: {changes}."
     operators = _large_changes(diff, diff.operators[:_LISTED])
     if operators:
-        changes = ", ".join(
-            f"{plain(short_operator_name(row.name))} {_absolute(row)}" for row in operators
-        )
-        yield f"Operators: {changes}."
+        changes_of_operators = []
+        for row in operators:
+            name = plain(short_operator_name(row.name))
+            changes_of_operators.append(f"{name} {_absolute(row)}")
+        yield f"Operators: {', '.join(changes_of_operators)}."
 
 
 def _large_changes(diff: TraceDiff, rows: Iterable[TimeChange]) -> list[TimeChange]:
