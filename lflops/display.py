@@ -46,7 +46,7 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         lines = [self.head, *self.rows]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(_aligned(line, widths) for line in lines)
 
     def _repr_html_(self) -> str:
@@ -61,9 +61,12 @@ NAMES = 2
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    parts = [cell.ljust(width) for cell, width in zip(cells[:NAMES], widths[:NAMES], strict=True)]
-    for cell, width in zip(cells[NAMES:], widths[NAMES:], strict=True):
-        parts.append(cell.rjust(width))
+    parts = []
+    for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        if place < NAMES:
+            parts.append(cell.ljust(width))
+        else:
+            parts.append(cell.rjust(width))
     return "  ".join(parts).rstrip()
 
 

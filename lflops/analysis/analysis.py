@@ -170,6 +170,11 @@ class Analysis:
     def totals(self) -> Mapping[Phase, WorkCounts]:
         return totals(self.profile)
 
+    @property
+    def total_macs(self) -> int:
+        """MACs of all phases together."""
+        return sum(counts.macs for counts in self.totals.values())
+
     @cached_property
     def unsharded_macs(self) -> Mapping[str, int | None]:
         return unsharded_macs(self.profile)
@@ -221,7 +226,9 @@ class Analysis:
     @cached_property
     def peak_moment(self) -> Moment | None:
         """The moment at which memory reached its peak."""
-        return None if self.profile.memory is None else peak_moment(self.profile.memory)
+        if self.profile.memory is None:
+            return None
+        return peak_moment(self.profile.memory)
 
     @cached_property
     def holders(self) -> tuple[Holder, ...]:

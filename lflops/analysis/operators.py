@@ -7,7 +7,7 @@ from operator import add, attrgetter, itemgetter
 from msgspec import Struct
 
 from lflops.analysis.step_times import traced_seconds
-from lflops.analysis.tree import WorkCounts, share_of
+from lflops.analysis.tree import WorkCounts, phases_of, share_of
 from lflops.profile.profile import OpCount, Profile, UnsupportedCall
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, ratio, sums
@@ -63,7 +63,8 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
     """Return the operators of a phase, or of all phases, by falling MACs, FLOPs and bytes."""
-    cells = [cell for cell in profile.op_counts if phase is None or cell.phase == phase]
+    phases = phases_of(phase)
+    cells = [cell for cell in profile.op_counts if cell.phase in phases]
     total = _Total(profile, phase)
     rows = []
     for operator, of_operator in grouped(cells, attrgetter("operator")).items():
@@ -125,13 +126,11 @@ def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
     by_operator = grouped(profile.unsupported, attrgetter("operator"))
     rows = []
     for operator, entries in sorted(by_operator.items()):
-        modules = dict.fromkeys(entry.module for entry in entries)
         row = UnsupportedOperator(
             operator=operator,
-            modules=tuple(modules),
+            modules=tuple(grouped(entries, attrgetter("module"))),
             seconds=seconds.get(operator),
-            calls=sum(entry.calls for entry in entries),
-            bytes=sum(entry.bytes for entry in entries),
+            **sums(entries, "calls", "bytes"),
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.bytes))
@@ -160,13 +159,16 @@ def _rows(
         operator: str, phase: Phase | None, dtypes: Iterable[str], counted: list[_ModuleCounts]
     ) -> OperatorRow:
         figures, by_module = _total_and_largest(counted)
+        share = None
+        if is_counted:
+            share = totals[phase].share(figures)
         return OperatorRow(
             operator=operator,
             phase=phase,
             dtypes=tuple(filter(None, dtypes)),
             figures=figures,
             is_counted=is_counted,
-            share=totals[phase].share(figures) if is_counted else None,
+            share=share,
             modules=len(counted),
             by_module=by_module,
         )
@@ -174,12 +176,16 @@ def _rows(
     for operator, of_operator in grouped(cells, attrgetter("operator")).items():
         kinds: dict[tuple[Phase, str], list[OpCount]]
         kinds = grouped(of_operator, attrgetter("phase", "dtype"))
-        by_kind = {kind: _by_module(of_kind) for kind, of_kind in kinds.items()}
+        by_kind = {}
+        dtypes: dict[str, None] = {}
+        for (phase, dtype), of_kind in kinds.items():
+            by_kind[phase, dtype] = _by_module(of_kind)
+            dtypes[dtype] = None
         if len(kinds) == 1 and operator not in in_two_phases:
             (everywhere,) = by_kind.values()
         else:
             everywhere = _by_module(of_operator, twice)
-        yield row(operator, None, dict.fromkeys(dtype for _, dtype in kinds), everywhere)
+        yield row(operator, None, dtypes, everywhere)
         for (phase, dtype), counted in by_kind.items():
             yield row(operator, phase, (dtype,), counted)
 
@@ -188,9 +194,13 @@ def _by_module(
     cells: Sequence[OpCount], twice: Mapping[tuple[str, str], int] | None = None
 ) -> list[_ModuleCounts]:
     """Counts of one operator by module, without the calls of `twice`."""
-    counted: list[_ModuleCounts] = [(cell.module, _COUNTS_OF(cell)) for cell in cells]
+    counted: list[_ModuleCounts] = []
+    modules = set()
+    for cell in cells:
+        counted.append((cell.module, _COUNTS_OF(cell)))
+        modules.add(cell.module)
     # Most cells are the only cells of their module.
-    if not twice and len({module for module, _ in counted}) == len(cells):
+    if not twice and len(modules) == len(cells):
         return counted
     total: dict[str, tuple[int, ...]] = {}
     for module, counts in counted:
@@ -212,7 +222,10 @@ def _total_and_largest(
         work[counts] = WorkCounts(**dict(zip(_FIELDS, counts, strict=True)))
         total += work[counts] * modules
     ranked = sorted(counted, key=lambda item: _RANK_OF(item[1]), reverse=True)
-    return total, {module: work[counts] for module, counts in ranked[:MODULES]}
+    largest = {}
+    for module, counts in ranked[:MODULES]:
+        largest[module] = work[counts]
+    return total, largest
 
 
 class _Total:
@@ -221,8 +234,9 @@ class _Total:
     def __init__(self, profile: Profile, phase: Phase | None) -> None:
         self._metric = share_of(profile, phase)
         root = profile.modules[""]
-        phases = PHASES if phase is None else (phase,)
-        self._total = sum(getattr(root.work(name), self._metric) for name in phases)
+        self._total = 0
+        for name in phases_of(phase):
+            self._total += getattr(root.work(name), self._metric)
 
     def share(self, work: WorkCounts) -> float | None:
         return ratio(getattr(work, self._metric), self._total)

@@ -23,7 +23,7 @@ from lflops.hardware.chips import Hardware, lookup
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import Profile, Work
-from lflops.profile.records import PHASES, ModulePhase, Phase, TimingStats
+from lflops.profile.records import PHASES, ModulePhase, Phase, median_of
 from lflops.profile.series import ratio, sum_known
 
 Bound = Literal["compute", "memory"]
@@ -252,7 +252,7 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
                 continue
             work = module.work(phase)
             if key in has_submodules:
-                seconds = _median(work.self_seconds)
+                seconds = median_of(work.self_seconds)
             else:
                 seconds = _seconds(work)
             yield RooflinePart(
@@ -360,6 +360,13 @@ def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
     return _Cost(calls, executed_flops, bytes_moved, compute, memory, is_cached, is_compiled)
 
 
+def bound_of(compute: float, memory: float) -> Bound:
+    """The resource that needs more time."""
+    if compute >= memory:
+        return "compute"
+    return "memory"
+
+
 def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
     calls = 0
     flops = 0
@@ -374,8 +381,8 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
             seconds = None if cost.seconds is None else seconds + cost.seconds * times
         compute = cost.compute or 0.0
         memory = cost.memory or 0.0
-        sides["compute" if compute >= memory else "memory"] += max(compute, memory) * times
-    bound: Bound = "compute" if sides["compute"] >= sides["memory"] else "memory"
+        sides[bound_of(compute, memory)] += max(compute, memory) * times
+    bound = bound_of(**sides)
     return Total(calls, flops, bytes_moved, seconds, bound, costs)
 
 
@@ -467,11 +474,7 @@ def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReas
 
 def _seconds(work: Work) -> float | None:
     """Kernel time from a trace, or else stream or host time."""
-    return _median(work.device_seconds or work.seconds)
-
-
-def _median(stats: TimingStats | None) -> float | None:
-    return None if stats is None else stats.median
+    return median_of(work.device_seconds or work.seconds)
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:

@@ -27,7 +27,7 @@ from lflops.hardware.peaks import peak_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, PHASES, step_phase
-from lflops.profile.series import summed
+from lflops.profile.series import scaled, summed
 
 IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
 """The parts of a module's self time, in this order."""
@@ -95,9 +95,7 @@ class _StepParts(NamedTuple):
             own = dict.fromkeys(self.own, 0.0)
             return self._replace(seconds={_BOTH_PASSES: seconds}, own=own)
         factor = seconds / total
-        scaled = {name: took * factor for name, took in self.seconds.items()}
-        own = {key: took * factor for key, took in self.own.items()}
-        return self._replace(seconds=scaled, own=own)
+        return self._replace(seconds=scaled(self.seconds, factor), own=scaled(self.own, factor))
 
 
 def step_breakdown(
@@ -167,8 +165,12 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
         peak = peak_of(cell.dtype, chip)
         if cell.executed_macs and peak is None:
             return None
-        compute = 2 * cell.executed_macs * share / peak if peak else 0.0
-        moving = cell.bytes_moved * share / bandwidth if bandwidth else 0.0
+        compute = 0.0
+        if peak:
+            compute = 2 * cell.executed_macs * share / peak
+        moving = 0.0
+        if bandwidth:
+            moving = cell.bytes_moved * share / bandwidth
         memory_bound = max(moving - compute, 0.0)
         if cell.phase == "recompute":
             need = _Need(recompute=compute, memory_bound=memory_bound)
@@ -277,7 +279,7 @@ def _without_submodules(
     inclusive: Mapping[tuple[str, str], float], factor: float
 ) -> dict[tuple[str, str], float]:
     """Self seconds by module and pass, multiplied by a factor."""
-    own = {key: took * factor for key, took in inclusive.items()}
+    own = scaled(inclusive, factor)
     for (module, when), took in inclusive.items():
         parent = (module.rpartition(".")[0], when)
         if module and parent in own:

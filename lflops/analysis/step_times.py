@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from lflops.profile.profile import ModuleProfile, Profile
-from lflops.profile.records import PASSES, TimingStats, step_phase
+from lflops.profile.records import PASSES, TimingStats, median_of, step_phase
 from lflops.profile.series import ratio, sum_known
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
@@ -129,15 +129,20 @@ def step_times(profile: Profile) -> StepTimes:
     Warmup steps, recompiled steps, steps with new shapes and steps that validation, checkpoints or
     other events disturbed are left out.
     """
-    steps = [step for step in profile.steps if step.is_unprofiled and step.seconds is not None]
-    seconds = [step.seconds for step in steps if step.seconds is not None]
+    steps = []
+    seconds = []
+    for step in profile.steps:
+        if step.is_unprofiled and step.seconds is not None:
+            steps.append(step)
+            seconds.append(step.seconds)
     mean = ratio(sum(seconds), len(steps))
     timed, scale = with_phases(steps)
     phases = [step.phases for step in timed]
     waiting = _communication_wait(timed, scale, mean)
-    communicating = {("", "backward"): waiting} if waiting else _host_collectives(profile)
-
-    recomputing = profile.modules[""].recompute.seconds
+    if waiting:
+        communicating = {("", "backward"): waiting}
+    else:
+        communicating = _host_collectives(profile)
 
     # Steps of several ranks have the samples of all ranks, but the run has those of one rank.
     usual_samples = usual_tokens = None
@@ -155,7 +160,7 @@ def step_times(profile: Profile) -> StepTimes:
         phases=_means(phases, scale),
         host_phases=_means([step.host_phases for step in timed], scale),
         waiting=waiting,
-        recompute=None if recomputing is None else recomputing.median or None,
+        recompute=median_of(profile.modules[""].recompute.seconds) or None,
         communicating=communicating,
         spreads=_phase_stats(phases),
         uncontended=uncontended_phases(profile),
@@ -176,7 +181,9 @@ def _communication_wait(timed: Sequence[Step], scale: float, mean: float | None)
     if not total or not mean:
         return None
     waiting = total * scale / len(timed)
-    return waiting if waiting >= _MIN_WAIT_SHARE * mean else None
+    if waiting < _MIN_WAIT_SHARE * mean:
+        return None
+    return waiting
 
 
 def _means(steps: Sequence[Mapping[str, float]], scale: float) -> dict[str, float]:
@@ -219,7 +226,9 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
     total = 0
     total_seconds = 0.0
     for step, recorded in zip(steps, units, strict=True):
-        number = usual if recorded is None else recorded
+        number = recorded
+        if number is None:
+            number = usual
         if number is not None and step.seconds is not None:
             total += number
             total_seconds += step.seconds
@@ -246,8 +255,10 @@ def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _self_seconds(module: ModuleProfile, when: str) -> float:
-    spreads = [module.work(phase).self_seconds for phase in PASSES[when]]
-    return sum(spread.median for spread in spreads if spread is not None)
+    seconds = 0.0
+    for phase in PASSES[when]:
+        seconds += median_of(module.work(phase).self_seconds) or 0.0
+    return seconds
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:

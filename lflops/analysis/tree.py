@@ -8,18 +8,25 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, starmap
 from operator import attrgetter
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analysis.roofline import AboveRoofReason, Bound, Point, RooflinePart, Total, point_of
+from lflops.analysis.roofline import (
+    AboveRoofReason,
+    Bound,
+    Point,
+    RooflinePart,
+    Total,
+    bound_of,
+    point_of,
+)
 from lflops.analysis.utilization import flops_per_second
 from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
-from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import ratio, sum_known, summed
+from lflops.profile.records import PHASES, Phase, median_of
+from lflops.profile.series import positions, ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases of a module's total time. The optimizer's time is rarely known by module."""
@@ -112,7 +119,10 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
 
     def one(self, phase: Phase | None) -> WorkCounts:
         """Work of one of the row's modules; `phase=None` adds up all phases."""
-        return sum((self.phases[name] for name in _phases(phase)), WorkCounts())
+        total = WorkCounts()
+        for name in phases_of(phase):
+            total += self.phases[name]
+        return total
 
     def all(self, phase: Phase | None) -> WorkCounts:
         """Work of all the row's modules within one module of the row above."""
@@ -124,9 +134,9 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
         """2 x MACs over the time of the phases that ran them; `None` if a phase has no time."""
-        phases = _phases(phase)
-        ran = [name for name in phases if self.phases[name].macs] or [phases[0]]
-        seconds = sum_known(self.seconds[name] for name in ran)
+        phases = phases_of(phase)
+        ran = [name for name in phases if self.phases[name].macs]
+        seconds = sum_known(self.seconds[name] for name in ran or phases[:1])
         return flops_per_second(self.one(phase).macs, seconds)
 
 
@@ -208,7 +218,7 @@ def tree(
     if groups is None and fold:
         groups = identical_subtrees(profile, below)
     elif groups is None:
-        groups = {name: index for index, name in enumerate(below)}
+        groups = positions(below)
     builder = _RowBuilder(profile, phase, own=False)
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
@@ -273,21 +283,28 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
         or profile.run.tensor_parallel_size not in {None, 1}
     )
     is_unknown = is_sharded and None in logical.values()
-    return logical if differs or is_unknown else {}
+    if not differs and not is_unknown:
+        return {}
+    return logical
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
     """The metric of shares in a phase: MACs, or FLOPs if there are no MACs, as in the optimizer."""
-    works = [profile.modules[""].work(name) for name in _phases(phase)]
-    has_macs = any(work.macs for work in works)
-    has_flops = any(work.flops for work in works)
-    return "flops" if has_flops and not has_macs else "macs"
+    has_flops = False
+    for name in phases_of(phase):
+        work = profile.modules[""].work(name)
+        if work.macs:
+            return "macs"
+        has_flops = has_flops or work.flops > 0
+    if has_flops:
+        return "flops"
+    return "macs"
 
 
 def has_times(profile: Profile, phase: Phase | None) -> bool:
     """Return whether any module has a time in the phase, or in any phase if it is `None`."""
     for module in profile.modules.values():
-        if any(module.work(name).seconds is not None for name in _phases(phase)):
+        if any(module.work(name).seconds is not None for name in phases_of(phase)):
             return True
     return False
 
@@ -296,7 +313,7 @@ def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None
     if sort is not None and sort not in SORT_KEYS:
         raise ValueError(f"sort={sort!r}: pass one of {', '.join(SORT_KEYS)}")
     if sort == "time" and not has_times(profile, phase):
-        where = "in any phase" if phase is None else f"in {phase}"
+        where = f"in {phase or 'any phase'}"
         others = ", ".join(SORT_KEYS[:-1])
         raise ValueError(
             f"sort='time': no module of this profile has a time {where}; pass one of {others}"
@@ -359,7 +376,10 @@ class _RowBuilder:
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
         """MACs or FLOPs in the phase that shares are of."""
-        return sum(getattr(phases[name], self._metric) for name in _phases(self._phase))
+        work: int = 0
+        for name in phases_of(self._phase):
+            work += getattr(phases[name], self._metric)
+        return work
 
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
@@ -367,8 +387,11 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
-        spreads = [getattr(profile.modules[name].work(phase), field) for name in names]
-        means[phase] = None if None in spreads else fmean(spread.median for spread in spreads)
+        medians = []
+        for name in names:
+            work = profile.modules[name].work(phase)
+            medians.append(median_of(getattr(work, field)))
+        means[phase] = ratio(sum_known(medians), len(names))
     return means
 
 
@@ -397,8 +420,10 @@ _INCLUSIVE_COUNTS_OF = attrgetter(*_COUNTS)
 _SELF_COUNTS_OF = attrgetter(*(f"self_{field}" for field in _COUNTS))
 
 
-def _phases(phase: Phase | None) -> tuple[Phase, ...]:
-    return PHASES if phase is None else (phase,)
+def phases_of(phase: Phase | None) -> tuple[Phase, ...]:
+    if phase is None:
+        return PHASES
+    return (phase,)
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
@@ -453,18 +478,21 @@ def busiest(
             timed[name] = seconds
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
-        modules = [profile.modules[name] for name in names]
-        macs = sum(module.forward.self_macs + module.backward.self_macs for module in modules)
-        found.append(
-            BusyModules(
-                pattern=patterns[names[0]],
-                name=label,
-                kind=modules[0].class_name,
-                modules=len(names),
-                seconds=sum(timed[name] for name in names),
-                macs=macs,
-            )
+        macs = 0
+        seconds = 0.0
+        for name in names:
+            module = profile.modules[name]
+            macs += module.forward.self_macs + module.backward.self_macs
+            seconds += timed[name]
+        places = BusyModules(
+            pattern=patterns[names[0]],
+            name=label,
+            kind=profile.modules[names[0]].class_name,
+            modules=len(names),
+            seconds=seconds,
+            macs=macs,
         )
+        found.append(places)
     return tuple(sorted(found, key=lambda place: -place.seconds))
 
 
@@ -556,7 +584,7 @@ class Repeats(NamedTuple):
             flops += part.total.flops
             bytes_moved += part.total.bytes_moved
             sides[part.total.bound] += part.roof_seconds or 0.0
-        bound: Bound = "compute" if sides["compute"] >= sides["memory"] else "memory"
+        bound = bound_of(**sides)
         total = Total(calls, flops, bytes_moved, self.roof_seconds, bound, costs=())
         fused_bytes = sum_known(part.fused_bytes for part in self.parts)
         merged = RooflinePart(

@@ -44,6 +44,7 @@ from lflops.attribution.python_stack import (
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.inputs.tensors import nodes_of, tensors_in
 from lflops.model.module_tree import ModuleTree
+from lflops.profile.module_names import name_below
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
@@ -375,7 +376,9 @@ class ModuleTracker:
         if not steps:
             return None
         optimizer, backward = steps[-1]
-        return optimizer if backward == backward_id() else None
+        if backward != backward_id():
+            return None
+        return optimizer
 
     def _running(self) -> tuple[str, str]:
         """The running module or scope, and the nearest module at or above it."""
@@ -383,7 +386,9 @@ class ModuleTracker:
         top = self._top(backward)
         if top is not None:
             return top.fqn, top.module_fqn
-        fqn = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        fqn = ""
+        if backward != NO_BACKWARD:
+            fqn = self._in_backward(backward)[0]
         return fqn, self.tree.nearest(fqn)
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
@@ -406,7 +411,7 @@ class ModuleTracker:
     def enter_scope(self, key: int, name: str) -> None:
         """Enter a named scope below the running module."""
         fqn, module_fqn = self._running()
-        self._push(key, f"{fqn}.{name}" if fqn else name, module_fqn, None)
+        self._push(key, name_below(fqn, name), module_fqn, None)
 
     def leave_scope(self, key: int) -> None:
         self._pop(key)

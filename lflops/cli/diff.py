@@ -175,4 +175,6 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
 
 def _number(given: str) -> float | None:
     """Parse a number of 0 or more. `float` alone also accepts forms such as `1_000` and `nan`."""
-    return float(given) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given) else None
+    if not re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given):
+        return None
+    return float(given)

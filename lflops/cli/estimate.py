@@ -442,7 +442,9 @@ class Training(NamedTuple):
     def lines(self, predicted: Prediction, ranks: int) -> Iterator[tuple[str, str]]:
         """Yield lines with tokens per second, and with the days, hours and cost of the run."""
         speed = self.tokens_of_a_rank / predicted.seconds
-        on_all = f", {speed * ranks:,.0f} on all {ranks}" if ranks > 1 else ""
+        on_all = ""
+        if ranks > 1:
+            on_all = f", {speed * ranks:,.0f} on all {ranks}"
         yield "tokens/s", f"{speed:,.0f} on a GPU{on_all}"
 
         def interval(amount: float, unit: str = "", digits: int = 0) -> str:
@@ -530,7 +532,9 @@ class _Estimate(NamedTuple):
 
     def _largest_batch(self, largest: int) -> str:
         ranks = self.analysis.profile.run.world_size
-        where = f" on each of {ranks} ranks" if ranks > 1 else ""
+        where = ""
+        if ranks > 1:
+            where = f" on each of {ranks} ranks"
         if not largest:
             return f"not even one sample{where} fits; the figures below are for one sample"
         return f"largest batch: {largest} samples{where}"

@@ -62,7 +62,9 @@ def hardware(
 
         measured = calibrate(fresh=True)
         chip = chip or lookup(measured.name)
-        saved_in = None if save_as is None else save(save_as, measured)
+        saved_in = None
+        if save_as is not None:
+            saved_in = save(save_as, measured)
     is_list = name is None and measured is None
     if as_json:
         listed = [] if chip is None else [chip]

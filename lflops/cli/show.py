@@ -109,7 +109,9 @@ def show(
         )
     analysis = analyze(profile_at(file))
     of_run = file.is_dir()
-    ledger = ledger_in(file) if of_run else None
+    ledger = None
+    if of_run:
+        ledger = ledger_in(file)
     screen = first_screen(window_summary(analysis), ledger)
     try:
         if memory:
@@ -275,11 +277,7 @@ def html(
         raise UsageError(
             f"out={str(out)!r}: --json writes no page, so pass only one of --out and --json"
         )
-    path = out
-    if path is None and files[-1].is_dir():
-        path = files[-1] / "run.html"
-    elif path is None:
-        path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html")
+    path = out or _default_page(files)
     if path.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"out={str(path)!r} is one of the profiles: pass another path with --out")
     if len(files) == 1 and files[0].is_dir() and not data:
@@ -287,22 +285,39 @@ def html(
         typer.echo(path)
         return
     analyses = [analyze(profile_at(file)) for file in files]
-    if data:
-        shown = [payload(analysis) for analysis in analyses]
-        write_json(shown[0] if len(shown) == 1 else shown)
-    else:
-        names = _distinct_names(files) if len(files) > 1 else ()
-        write(page(*analyses, names=names), path)
+    if not data:
+        write(page(*analyses, names=_distinct_names(files)), path)
         typer.echo(path)
+    elif len(analyses) == 1:
+        write_json(payload(analyses[0]))
+    else:
+        write_json(list(map(payload, analyses)))
+
+
+def _default_page(files: list[Path]) -> Path:
+    """The file of a page if no file is passed."""
+    if files[-1].is_dir():
+        return files[-1] / "run.html"
+    if len(files) == 1:
+        return files[0].with_suffix(".html")
+    return files[-1].with_suffix(".compare.html")
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    """File names, or paths if names are not distinct; a repeated path has a number."""
+    """File names, or paths if names are not distinct; a repeated path has a number.
+
+    A single file needs no name.
+    """
+    if len(files) == 1:
+        return []
     shown = [file.name for file in files]
     if len(set(shown)) < len(shown):
         shown = [str(file) for file in files]
     names: list[str] = []
     for index, path in enumerate(shown):
         is_first = shown.index(path) == index
-        names.append(path if is_first else f"{path} ({index + 1})")
+        if is_first:
+            names.append(path)
+        else:
+            names.append(f"{path} ({index + 1})")
     return names

@@ -131,17 +131,22 @@ def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
 
     Raises `CountError` if there are none.
     """
-    blocks = {
-        name: block
-        for name, block in blocks_in(model).items()
-        if next(block.children(), None) is not None
-    }
+    blocks = with_submodules(blocks_in(model))
     if not blocks:
         raise CountError(
             f"{caller}: {type(model).__name__} has no blocks: "
             "a block is a module with submodules in a ModuleList or Sequential, such as layers.0"
         )
     return blocks
+
+
+def with_submodules(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Select the blocks that have submodules."""
+    return {name: block for name, block in blocks.items() if _has_submodule(block)}
+
+
+def _has_submodule(block: nn.Module) -> bool:
+    return next(block.children(), None) is not None
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:

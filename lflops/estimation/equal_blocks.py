@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lflops.model.compile_guard import force_eager
+from lflops.profile.module_names import name_below
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
 
 # Blocks that a folded model keeps of a run of equal blocks. Of six, the two in the middle have
@@ -36,7 +37,7 @@ class Fold(NamedTuple):
 
     def block(self, number: int) -> str:
         """Return the name of the container's block with this number."""
-        return f"{self.container}.{number}" if self.container else str(number)
+        return name_below(self.container, str(number))
 
     @property
     def removed(self) -> range:
@@ -135,8 +136,10 @@ def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     others = dict(following.named_modules())
     if list(modules) != list(others):
         return False
-    pairs = zip(modules.values(), others.values(), strict=True)
-    return all(_make(one) == _make(other) and _settings_agree(one, other) for one, other in pairs)
+    for one, other in zip(modules.values(), others.values(), strict=True):
+        if _make(one) != _make(other) or not _settings_agree(one, other):
+            return False
+    return True
 
 
 def _make(module: nn.Module) -> tuple[Any, ...]:

@@ -22,7 +22,14 @@ from lflops.attribution.module_tracker import ModuleTracker
 from lflops.errors import CountError
 from lflops.estimation.equal_blocks import Fold, folded, folds_of, run_alike
 from lflops.estimation.fake_tensors import Fakes, attention_on, values_refused
-from lflops.estimation.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
+from lflops.estimation.mesh import (
+    checked_mesh,
+    checked_rank,
+    is_divided,
+    mesh_group,
+    parallelize,
+    with_mesh,
+)
 from lflops.estimation.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.estimation.unrolling import StepRecord, Unrolling
 from lflops.flop_counter.accumulator import CountOptions
@@ -31,7 +38,7 @@ from lflops.flop_counter.cpu_kernels import LSTM_LAYER
 from lflops.flop_counter.dispatch_mode import OperatorCounter
 from lflops.flop_counter.live_memory import AllocationLog
 from lflops.flop_counter.memory_record import LONGEST_TIMELINE, MemoryRecord
-from lflops.hardware.chips import Hardware, is_gpu, named, vendor_of
+from lflops.hardware.chips import Hardware, chip_named, is_gpu, vendor_of
 from lflops.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.inputs.tensors import tensors_in
 from lflops.memory.allocator.settings import settings_of
@@ -161,7 +168,9 @@ def checked_model(
         raise CountError(
             f"{caller}: mesh={describe(mesh)} divides the model: pass a function that builds it"
         )
-    return [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    if not isinstance(model, nn.Module):
+        return []
+    return [*model.parameters(), *model.buffers()]
 
 
 def _builds(model: type) -> bool:
@@ -323,7 +332,9 @@ class Estimator:
                 again = repeat(first) if is_kept else (self._made(make) for _ in count())
                 subjects = chain([first], again)
                 fold = self._fold(first, fakes)
-                profile = None if fold is None else self._unrolled(subjects, fold, setup)
+                profile = None
+                if fold is not None:
+                    profile = self._unrolled(subjects, fold, setup)
                 if profile is None:
                     profile = self._whole(next(subjects), setup)
             setup.meter.end()
@@ -352,7 +363,9 @@ class Estimator:
         """Run the steps of the whole model."""
         steps = self._steps(subject, None, setup)
         profiles = [step.profile for step in steps.records]
-        requests = None if steps.log is None else steps.log.requests
+        requests = None
+        if steps.log is not None:
+            requests = steps.log.requests
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
@@ -392,8 +405,7 @@ class Estimator:
         if not self.unrolls or self.watch is not None or subject.step is not None:
             return None
         model = subject.model
-        is_divided = any(local_part(each) is not each for each in model.parameters())
-        if is_divided or set(self.mesh) == {"replica"}:
+        if is_divided(model) or set(self.mesh) == {"replica"}:
             return None
         folds = folds_of(blocks_in(model))
         if not folds:
@@ -457,7 +469,7 @@ class Estimator:
                 f"{self.caller}: hardware={describe(self.hardware)}: "
                 "pass a chip's name, a TOML file, or an lflops.Hardware"
             )
-        return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
+        return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
         """Run the steps of a subject, with fewer blocks if there is a fold."""
@@ -512,7 +524,7 @@ class Estimator:
             survivors=None if subject.step is None else [],
             host=tuple(model.parameters()) if self.offload else (),
         )
-        if any(local_part(each) is not each for each in model.parameters()):
+        if is_divided(model):
             # In the first step torch infers the placements of results on tensors of its own.
             self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()
@@ -583,7 +595,9 @@ class Estimator:
         lstm = LSTM_LAYER.name().removeprefix("aten::")
         calls = sum(op.calls for op in profile.op_counts if op.operator == lstm)
         if calls and (self.backward or torch.is_grad_enabled()):
-            gpu = chip.name if chip is not None and is_gpu(chip) else ""
+            gpu = ""
+            if chip is not None and is_gpu(chip):
+                gpu = chip.name
             yield Note(code="lstm_workspace", subject=gpu, values={"calls": calls})
         if stepper is not None:
             yield from stepper.notes
@@ -719,7 +733,9 @@ class _Counter(OperatorCounter):
 
 
 def _write(done: int, total: int | None) -> None:
-    of_total = f" of {total:,} ({done / total:.0%})" if total else ""
+    of_total = ""
+    if total:
+        of_total = f" of {total:,} ({done / total:.0%})"
     end = "\n" if done == total else ""
     sys.stderr.write(f"\restimate: {done:,} operators{of_total}{end}")
     sys.stderr.flush()

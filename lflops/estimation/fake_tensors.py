@@ -554,7 +554,9 @@ def prefers_cudnn(family: str) -> bool:
     release = torch.__version__
     if release < "2.9" or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    cudnn = None
+    if torch.version.cuda:
+        cudnn = torch.backends.cudnn.version()
     if release < "2.11":
         cudnn = cudnn or 91002
     else:

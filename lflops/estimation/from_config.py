@@ -123,7 +123,9 @@ def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:
     """Return inputs and labels of zeros, with the sizes in the configuration."""
     parameters = inspect.signature(model.forward).parameters
-    vision = getattr(config, "vision_config", None) if "pixel_values" in parameters else None
+    vision = None
+    if "pixel_values" in parameters:
+        vision = getattr(config, "vision_config", None)
     batch: dict[str, Tensor | bool] = {}
     if vision is not None:
         batch["pixel_values"] = torch.zeros(samples, *_image(target, vision))

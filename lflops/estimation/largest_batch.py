@@ -11,7 +11,7 @@ from lflops.errors import CountError
 from lflops.estimation.estimate import Estimator, Model, Subject, batch_of, built, checked_model
 from lflops.estimation.mesh import checked_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer
-from lflops.hardware.chips import Hardware, named
+from lflops.hardware.chips import Hardware, chip_named
 from lflops.inputs.arguments import check_memory, describe
 from lflops.memory.peak import TIGHT, MemoryFit, memory_fit, memory_fit_of
 from lflops.profile.profile import Profile
@@ -133,7 +133,7 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
     Raises `CountError` if there is no chip, or if its memory is unknown.
     """
-    chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
+    chip = chip_named(estimator.hardware)
     empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))
     if empty is None:
         raise CountError(

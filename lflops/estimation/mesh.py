@@ -115,6 +115,11 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
     return fake_group(prod(mesh.values()), rank)
 
 
+def is_divided(model: nn.Module) -> bool:
+    """Whether this rank has only a part of a parameter."""
+    return any(local_part(each) is not each for each in model.parameters())
+
+
 def parallelize(
     caller: str,
     model: nn.Module,
@@ -138,8 +143,7 @@ def parallelize(
     Returns:
         DDP's buckets, which no module holds.
     """
-    is_divided = any(local_part(each) is not each for each in model.parameters())
-    if is_divided or set(mesh) == {"pipeline"}:
+    if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
         trained = (each for each in model.parameters() if each.requires_grad)
@@ -166,7 +170,9 @@ def _shard(
     # A cast to another dtype creates the copy of the shard that is gathered. Without a cast, the
     # copy on the device is gathered.
     is_cast = any(mixed.param_dtype not in (None, each.dtype) for each in model.parameters())
-    copy_for = mesh["data"] if offload and not is_cast else None
+    copy_for = None
+    if offload and not is_cast:
+        copy_for = mesh["data"]
     for part in (*blocks_in(model).values(), model):
         shards: Any = fully_shard(
             part, mesh=devices[sharded], mp_policy=mixed, offload_policy=place

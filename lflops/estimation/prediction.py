@@ -339,13 +339,17 @@ class _Step:
             widened=tuple(reason for reason, factor in distances if factor > 1),
         )
 
+    def _is_sharded(self) -> bool:
+        """Whether FSDP gathers the parameters."""
+        return any(call.collective == _GATHERS for call in self.profile.communication)
+
     def _distances(self) -> Iterator[tuple[str, float]]:
         """Yield what no fitted step has, and the factor by which it widens the interval."""
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
         if self.chip.name in self.family.not_fitted:
             yield f"no fitted run used {self.chip.name}", widening.chip
-        if not any(call.collective == _GATHERS for call in self.profile.communication):
+        if not self._is_sharded():
             yield "all fitted runs used FSDP", widening.setting
         parameters = self.profile.modules[""].parameters
         fewest = widening.fewest_parameters
@@ -378,7 +382,7 @@ class _Step:
         gathered_again = 0.0
         reduced = 0.0
         buckets: list[float] = []
-        is_sharded = any(call.collective == _GATHERS for call in self.profile.communication)
+        is_sharded = self._is_sharded()
         for call in self.profile.communication:
             seconds = self._transfer(call)
             lag = call.calls * self._ranks_of(call) * self.rates.lag_seconds

@@ -107,7 +107,9 @@ class Unrolling:
         if not digits:
             return None
         number = int(digits)
-        return number if self._first <= number <= self._last else None
+        if self._first <= number <= self._last:
+            return number
+        return None
 
     def _digits(self, fqn: str) -> str:
         if not fqn.startswith(self._prefix):
@@ -372,12 +374,10 @@ class Unrolling:
         if type(value) is int:
             return value + (longer - value) * self._copies
         if isinstance(value, Struct):
-            names = value.__struct_fields__
-            changed = {
-                name: self._on_line(getattr(value, name), getattr(longer, name))
-                for name in names
-                if name != "module"
-            }
+            changed = {}
+            for name in value.__struct_fields__:
+                if name != "module":
+                    changed[name] = self._on_line(getattr(value, name), getattr(longer, name))
             return replace(value, **changed)
         if isinstance(value, dict):
             if value.keys() != longer.keys():
@@ -496,15 +496,22 @@ def _counts(row: Any) -> list[int]:
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
     """Return the fields of a row that are no counts."""
-    names = [name for name in row.__struct_fields__ if name != "module"]
-    values = [getattr(row, name) for name in names if not isinstance(getattr(row, name), int)]
+    if module is None:
+        module = row.module
+    values = []
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if name != "module" and not isinstance(value, int):
+            values.append(value)
     group_size = getattr(row, "group_size", None)
-    return (row.module if module is None else module, group_size, *values)
+    return (module, group_size, *values)
 
 
 def _numbered(requests: Iterable[Request]) -> list[Request]:
     """Number the allocations of requests from 0 on."""
     numbers: dict[int, int] = {}
-    return [
-        request._replace(key=numbers.setdefault(request.key, len(numbers))) for request in requests
-    ]
+    numbered = []
+    for request in requests:
+        number = numbers.setdefault(request.key, len(numbers))
+        numbered.append(request._replace(key=number))
+    return numbered

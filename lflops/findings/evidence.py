@@ -187,7 +187,9 @@ class StepEvidence:
         operators = self.operator_times.of({module}, {"forward"})
         if forward.self_macs and not operators.traced:
             return 0.0
-        around = self.seconds_around_model if not module else 0.0
+        around = 0.0
+        if not module:
+            around = self.seconds_around_model
         return max(forward.self_seconds.median + around - operators.seconds, 0.0)
 
     def sleeping_in(self, module: str) -> float:
@@ -270,7 +272,9 @@ def sleeping_seconds(profile: Profile) -> float:
             seconds = _sleep_of(step)
             if seconds is not None:
                 known.append(seconds)
-    return max(statistics.median(known), 0.0) if known else 0.0
+    if not known:
+        return 0.0
+    return max(statistics.median(known), 0.0)
 
 
 def _sleep_of(step: Step) -> float | None:
@@ -294,7 +298,9 @@ def host_syncs(profile: Profile) -> int:
         if operator.name.endswith("StreamSynchronize"):
             calls += operator.calls
     per_step = round(ratio(calls, profile.traced_steps) or 0)
-    return per_step if per_step >= MANY_HOST_SYNCS else 0
+    if per_step >= MANY_HOST_SYNCS:
+        return per_step
+    return 0
 
 
 def allowance(lost_cpu_share: float) -> float:

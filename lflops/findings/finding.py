@@ -65,10 +65,9 @@ def least_share(right: int, total: int) -> float:
     high = right / total
     for _ in range(BISECTIONS):
         share = (low + high) / 2
-        chance = sum(
-            comb(total, count) * share**count * (1 - share) ** (total - count)
-            for count in range(right, total + 1)
-        )
+        chance = 0.0
+        for count in range(right, total + 1):
+            chance += comb(total, count) * share**count * (1 - share) ** (total - count)
         if chance < ONE_SIDE:
             low = share
         else:
@@ -96,11 +95,11 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
     if not issues:
         return []
     costliest = max(finding.seconds or 0.0 for finding in issues)
-    leads = [
-        finding
-        for finding in found
-        if finding.is_issue or (finding.is_overhead and (finding.seconds or 0.0) > costliest)
-    ]
+    leads = []
+    for finding in found:
+        is_costly_overhead = finding.is_overhead and (finding.seconds or 0.0) > costliest
+        if finding.is_issue or is_costly_overhead:
+            leads.append(finding)
     return sorted(leads, key=_by_cost)
 
 

@@ -180,7 +180,9 @@ class ModuleRule(StepRule):
     """A reason that is found in the times of modules."""
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        return [] if step.cannot_locate_time else self.detect_modules(step, earlier)
+        if step.cannot_locate_time:
+            return []
+        return self.detect_modules(step, earlier)
 
     @abstractmethod
     def detect_modules(

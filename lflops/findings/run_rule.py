@@ -58,7 +58,9 @@ class RunEvidence:
     @cached_property
     def allowance(self) -> float:
         """The factor by which thresholds rise on a busy machine."""
-        lost = 0.0 if self.profile is None else lost_share(self.profile)
+        lost = 0.0
+        if self.profile is not None:
+            lost = lost_share(self.profile)
         return allowance(max(preempted_share(self.ledger), lost))
 
     @cached_property

@@ -102,7 +102,9 @@ def _allocating(step: StepEvidence) -> float:
     if step.breakdown is None:
         return 0.0
     seconds = allocating(step.profile)
-    return seconds if seconds >= LEAST_ALLOCATING_SHARE * step.mean else 0.0
+    if seconds >= LEAST_ALLOCATING_SHARE * step.mean:
+        return seconds
+    return 0.0
 
 
 def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -> float:

@@ -400,7 +400,9 @@ class OperatorAccumulator:
         """
         args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)
-        moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
+        moved = 0
+        if self.counts_traffic:
+            moved = bytes_moved(operator, args, kwargs, out)
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
         is_simple = not (cost.macs or cost.recompute is not None or cost.is_upper_bound)
         known = KnownCost(cost, moved, dtype, is_simple)

@@ -91,7 +91,9 @@ def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
         return None
     position, name = MASK_AT[operator]
     passed = argument(args, kwargs, position, name)
-    mask = known(passed) if isinstance(passed, Tensor) else None
+    mask = None
+    if isinstance(passed, Tensor):
+        mask = known(passed)
     if mask is None or mask.dim() < 2:
         return None
     query, key = args[:2]

@@ -113,7 +113,9 @@ def _add_scripted(collected: CountedPass) -> None:
     """List the operators of scripted modules that call kernels directly as unsupported."""
     for fqn, module in _scripted(collected.tree):
         calls = collected.calls[fqn]
-        graph = getattr(module, "inlined_graph", None) if calls else None
+        graph = None
+        if calls:
+            graph = getattr(module, "inlined_graph", None)
         if graph is None:
             continue
         for operator, weights in _below_dispatcher(graph):

@@ -21,6 +21,7 @@ from lflops.attribution.module_tracker import ModuleTracker
 from lflops.error_guard import Guard, unguarded
 from lflops.flop_counter.known_values import LARGEST
 from lflops.inputs.tensors import nodes_of, tensors_in
+from lflops.profile.module_names import name_below
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
@@ -215,7 +216,7 @@ class CompiledRegions:
             given = [self._given(arg) for arg in args]
         call = RegionCall(
             graph=graph,
-            scope=f"{fqn}.{name}" if fqn else name,
+            scope=name_below(fqn, name),
             fqn=fqn,
             phase=phase,
             given=given,
@@ -230,7 +231,9 @@ class CompiledRegions:
     def _given(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        owner = self._scopes.tree.owner(value) if isinstance(value, torch.nn.Parameter) else None
+        owner = None
+        if isinstance(value, torch.nn.Parameter):
+            owner = self._scopes.tree.owner(value)
         has_integers = not value.is_floating_point() and not value.is_complex()
         is_copied = has_integers and not value.is_meta and value.numel() <= LARGEST
         return GivenTensor(

@@ -319,7 +319,9 @@ class Counting:
         memory.stop()
 
     def _assemble(self, resolved: Resolved, *, partial: bool) -> Profile:
-        memory = self._counter.memory if resolved.is_memory_known else None
+        memory = None
+        if resolved.is_memory_known:
+            memory = self._counter.memory
         run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
         collected = CountedPass(
             tree=self._tree,
@@ -352,11 +354,10 @@ class Counting:
         """The number of positions that each layer multiplied its matrices with, in one call."""
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]
-            matrices = sum(
-                parameter.numel()
-                for parameter in module.parameters(recurse=False)
-                if parameter.dim() > 1
-            )
+            matrices = 0
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() > 1:
+                    matrices += parameter.numel()
             if matrices and row.calls:
                 yield row.forward.self_macs // (matrices * row.calls)
 

@@ -116,7 +116,9 @@ def _if_in_mask(rule: Rule) -> Rule:
 
     def masked(result: Tensor, args: Sequence[Any]) -> Tensor | None:
         output_mask = next(value for value in args if isinstance(value, list))
-        return rule(result, args) if output_mask[0] else None
+        if output_mask[0]:
+            return rule(result, args)
+        return None
 
     return masked
 

@@ -235,7 +235,9 @@ def _validation_result(asked: list[Tensor]) -> bool | None:
         file = code.co_filename
         if file.startswith(_DISTRIBUTIONS):
             is_check = file == torch.distributions.constraints.__file__ and code.co_name == "check"
-            return True if is_check or code.co_qualname in _VALIDATORS else None
+            if is_check or code.co_qualname in _VALIDATORS:
+                return True
+            return None
         if not file.startswith((_LFLOPS_COUNTER, _TORCH)):
             return None
     return None

@@ -297,7 +297,9 @@ class LiveMemory:
         self._see_deaths()
         for tensor in tensors:
             storage_and_key = storage_of(tensor)
-            alive = self._alive.get(storage_and_key[1]) if storage_and_key else None
+            alive = None
+            if storage_and_key:
+                alive = self._alive.get(storage_and_key[1])
             if alive is not None:
                 self.record.relabelled[alive.serial] = category
 

@@ -145,7 +145,9 @@ def shapes(value: Any) -> Any:
 
 def values_or_shape(value: Any) -> Any:
     """The integers in a tensor, or its shape if they are unknown."""
-    integers = values_of(value) if isinstance(value, Tensor) else None
+    integers = None
+    if isinstance(value, Tensor):
+        integers = values_of(value)
     return shapes(value) if integers is None else integers
 
 
@@ -188,7 +190,9 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
 
 def _in_reals(cost: Cost) -> Cost:
     """Count a complex multiply-accumulate as four real ones, and a complex addition as two."""
-    executed = None if cost.executed_macs is None else 4 * cost.executed_macs
+    executed = None
+    if cost.executed_macs is not None:
+        executed = 4 * cost.executed_macs
     return cost._replace(
         macs=4 * cost.macs,
         executed_macs=executed,

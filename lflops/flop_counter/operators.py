@@ -303,7 +303,9 @@ def _floating_elements(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     dtype = tensor.dtype
-    return tensor.numel() if dtype.is_floating_point or dtype.is_complex else 0
+    if dtype.is_floating_point or dtype.is_complex:
+        return tensor.numel()
+    return 0
 
 
 @lru_cache

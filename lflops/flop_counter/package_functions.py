@@ -152,8 +152,7 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
         for place, value in enumerate(passed):
             is_read = reads_all or (place < len(names) and names[place] in entry.reads)
             operands.append(_operand(value, read=is_read))
-        result = entry.formula(*operands)
-        return result if isinstance(result, Cost) else Cost(result)
+        return Cost.of(entry.formula(*operands))
 
     return cost
 

@@ -110,7 +110,7 @@ class Totals:
         counts = self.op_counts[key]
         counts.calls += 1
         counts.macs += cost.macs
-        counts.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
+        counts.executed_macs += cost.macs_left
         counts.flops += 2 * cost.macs + cost.other_flops
         counts.bytes_moved += moved
 

@@ -261,13 +261,15 @@ class Collective(NamedTuple):
 def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
     """Return the process group and the payload of a call of a collective operator."""
     # An argument may be an output buffer, so each argument is measured separately.
-    sizes = [sum(map(size, tensors_of((value,)))) for value in (*args, *kwargs.values(), out)]
+    payload = 0
+    for value in (*args, *kwargs.values(), out):
+        payload = max(payload, sum(map(size, tensors_of((value,)))))
     operator = name.rpartition("::")[2]
     for value in (*args, *kwargs.values()):
         group = _group(value)
         if group is not None:
-            return Collective(operator, group.group_name, group.size(), max(sizes))
-    return Collective(operator, "", None, max(sizes))
+            return Collective(operator, group.group_name, group.size(), payload)
+    return Collective(operator, "", None, payload)
 
 
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:

@@ -31,13 +31,16 @@ def convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False
 ) -> Cost:
     """The kernel at each position of the output, or of the input if `transposed`."""
+    has_bias = bias is not None
+    return Cost(_products(x, weight, out, transposed=transposed), other_flops=prod(out) * has_bias)
+
+
+def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
+    """The MACs of the kernel at all positions."""
     scanned = x if transposed else out
-    positions = prod(scanned[2:])
     batch = x[0]
-    return Cost(
-        macs=batch * positions * prod(weight),
-        other_flops=prod(out) if bias is not None else 0,
-    )
+    positions = prod(scanned[2:])
+    return batch * positions * prod(weight)
 
 
 @formula("conv_tbc")
@@ -53,7 +56,9 @@ def convolution_relu(
 ) -> Cost:
     """A convolution and a ReLU. If there is a `z`, it is scaled and added before the ReLU."""
     plain = convolution(x, weight, out=out, bias=bias)
-    operations = 1 if z is None else 3
+    operations = 1
+    if z is not None:
+        operations += 2
     return plain._replace(other_flops=plain.other_flops + operations * prod(out))
 
 
@@ -78,14 +83,9 @@ def convolution_backward(
 
     The gradient of the bias is a sum.
     """
-    scanned = x if transposed else grad
-    positions = prod(scanned[2:])
-    batch = x[0]
     of_input, of_weight, of_bias = output_mask
-    return Cost(
-        macs=batch * positions * prod(weight) * (of_input + of_weight),
-        other_flops=prod(grad) if of_bias else 0,
-    )
+    forward = _products(x, weight, grad, transposed=transposed)
+    return Cost(forward * (of_input + of_weight), other_flops=prod(grad) * of_bias)
 
 
 # The fallback on the CPU.

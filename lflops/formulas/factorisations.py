@@ -162,8 +162,9 @@ def householder_product(a: Shape, tau: Shape) -> Cost:
 @formula("ormqr")
 def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = True) -> Cost:
     """Q times a matrix, or the matrix times Q if not `left`; one reflection at a time."""
-    rows, columns = other[-2:]
-    reflected, others = (rows, columns) if left else (columns, rows)
+    reflected, others = other[-2:]
+    if not left:
+        reflected, others = others, reflected
     count = tau[-1]
     return _per_matrix(other, 4 * reflected * others * count - 2 * others * count**2)
 
@@ -172,7 +173,8 @@ def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = 
 def least_squares(a: Shape, b: Shape) -> Cost:
     """QR: the reflections, their product with the right-hand sides, and a triangle."""
     m, n = _tall(a)
-    sides = b[-1] if len(b) == len(a) else 1
+    has_several_sides = len(b) == len(a)
+    sides = b[-1] if has_several_sides else 1
     return _per_matrix(a, _householder(a) + (4 * m * n - n**2) * sides)
 
 
@@ -180,7 +182,9 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
     """Tridiagonal form, then implicit QR steps."""
     n = a[-1]
-    return _per_matrix(a, 9 * n**3 if compute_v else 4 * n**3 * _THIRD)
+    if compute_v:
+        return _per_matrix(a, 9 * n**3)
+    return _per_matrix(a, 4 * n**3 * _THIRD)
 
 
 @formula("_linalg_svd")
@@ -195,7 +199,9 @@ def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool =
 
 
 def _fft(x: Shape, dimensions: Sequence[int], factor: float) -> Cost:
-    length = prod(x[dimension] for dimension in dimensions)
+    length = 1
+    for dimension in dimensions:
+        length *= x[dimension]
     if not length:
         return Cost()
     return Cost(other_flops=round(factor * prod(x) * log2(length)))

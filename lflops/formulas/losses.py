@@ -115,6 +115,16 @@ def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: boo
     return Cost(other_flops=operations * _elements(parameters))
 
 
+def sgd_operations(
+    *, momentum: float, weight_decay: float, nesterov: bool, is_first_step: bool
+) -> int:
+    """The operations per element of an update of SGD."""
+    operations = 1 + bool(nesterov) + bool(weight_decay)
+    if momentum and not is_first_step:
+        operations += 2
+    return operations
+
+
 @formula("_fused_sgd", "_fused_sgd_")
 def fused_sgd(
     parameters: Sequence[Shape],
@@ -125,8 +135,12 @@ def fused_sgd(
     is_first_step: bool,
 ) -> Cost:
     """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
-    averaging = 2 if momentum and not is_first_step else 0
-    operations = 1 + averaging + nesterov + bool(weight_decay)
+    operations = sgd_operations(
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+        is_first_step=is_first_step,
+    )
     return Cost(other_flops=operations * _elements(parameters))
 
 

@@ -15,6 +15,13 @@ def _stored(x: Shape) -> int:
     return x.stored if isinstance(x, SparseShape) else prod(x)
 
 
+def _bias_additions(elements: int, beta: float) -> int:
+    """The operations of adding a bias: one per element, none if `beta` is 0."""
+    if not beta:
+        return 0
+    return elements
+
+
 @formula("mm", "_int_mm", "hspmm")
 def mm(a: Shape, b: Shape) -> int:
     """[n, k] x [k, m]; only the stored elements of a sparse matrix."""
@@ -28,7 +35,8 @@ def mm(a: Shape, b: Shape) -> int:
 @formula("_sparse_mm_reduce_impl")
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
     """A sparse matrix by a dense one, reduced to the sum, mean, largest or smallest product."""
-    rows, columns = a[0], b[-1]
+    rows = a[0]
+    columns = b[-1]
     pairs = _stored(a) * columns
     if reduce == "sum":
         return Cost(pairs)
@@ -70,7 +78,7 @@ def packed_linear_backward_weights(
     grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool
 ) -> Cost:
     """[m, ...] x [..., k], and a sum for the bias."""
-    return Cost(prod(grad) * x[-1], other_flops=prod(grad) if bias_defined else 0)
+    return Cost(prod(grad) * x[-1], other_flops=prod(grad) * bias_defined)
 
 
 @formula("_foreach_mm")
@@ -83,7 +91,7 @@ def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """X + [n, k] x [k, m], only at the elements that the sparse x stores."""
     k = a[-1]
-    return Cost(_stored(x) * k, other_flops=_stored(x) if beta else 0)
+    return Cost(_stored(x) * k, other_flops=_bias_additions(_stored(x), beta))
 
 
 @formula("_scaled_mm", "_scaled_mm_v2")
@@ -95,14 +103,14 @@ def scaled_mm(a: Shape, b: Shape) -> Cost:
 @formula("addmm", "addmm_", "_sparse_addmm")
 def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """Bias + [n, k] x [k, m]."""
-    return Cost(mm(a, b), other_flops=a[0] * b[1] if beta else 0)
+    return Cost(mm(a, b), other_flops=_bias_additions(a[0] * b[1], beta))
 
 
 @formula("_addmm_activation")
 def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """`addmm`, and one operation per element for the activation."""
-    operations = 2 if beta else 1
-    return Cost(mm(a, b), other_flops=operations * a[0] * b[1])
+    elements = a[0] * b[1]
+    return Cost(mm(a, b), other_flops=elements + _bias_additions(elements, beta))
 
 
 @formula("bmm")
@@ -116,13 +124,13 @@ def bmm(a: Shape, b: Shape) -> int:
 @formula("baddbmm", "baddbmm_")
 def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """Bias + [batch, n, k] x [batch, k, m]."""
-    return Cost(bmm(a, b), other_flops=a[0] * a[1] * b[2] if beta else 0)
+    return Cost(bmm(a, b), other_flops=_bias_additions(a[0] * a[1] * b[2], beta))
 
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """Bias + the sum of [n, k] x [k, m] over the batch, which is one longer dot product."""
-    return Cost(bmm(a, b), other_flops=a[1] * b[2] if beta else 0)
+    return Cost(bmm(a, b), other_flops=_bias_additions(a[1] * b[2], beta))
 
 
 @formula("mv")
@@ -134,7 +142,7 @@ def mv(a: Shape, x: Shape) -> int:
 @formula("addmv", "addmv_")
 def addmv(bias: Shape, a: Shape, x: Shape, *, beta: float = 1) -> Cost:
     """Bias + [n, k] x [k]."""
-    return Cost(mv(a, x), other_flops=a[0] if beta else 0)
+    return Cost(mv(a, x), other_flops=_bias_additions(a[0], beta))
 
 
 @formula("dot", "vdot")

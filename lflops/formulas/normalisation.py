@@ -76,7 +76,8 @@ def batch_norm(
     x: Shape, weight: Shape | None, bias: Shape | None, *, training: bool = True
 ) -> Cost:
     """Statistics over the batch in training, known statistics otherwise."""
-    return _normalised(x, weight, bias, operations=5 if training else 2)
+    operations = 5 if training else 2
+    return _normalised(x, weight, bias, operations=operations)
 
 
 @formula("_native_batch_norm_legit_no_training", "_batch_norm_no_update")

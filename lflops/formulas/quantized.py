@@ -58,7 +58,8 @@ def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost
 def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: Shape) -> Cost:
     """[n, k] x [k, m], where half of the weights are kept."""
     k = x[0]
-    return Cost(prod(out) * k // 2, other_flops=prod(out) if bias is not None else 0)
+    has_bias = bias is not None
+    return Cost(prod(out) * k // 2, other_flops=prod(out) * has_bias)
 
 
 @formula(

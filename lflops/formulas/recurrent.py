@@ -34,8 +34,13 @@ def recurrent(
         passes: How many times the work is done: once in forward, and once for each gradient.
     """
     steps = passes * prod(x[:-1])
-    matrices = sum(prod(weight) for weight in weights if len(weight) > 1)
-    biases = sum(prod(weight) for weight in weights if len(weight) == 1)
+    matrices = 0
+    biases = 0
+    for weight in weights:
+        if len(weight) > 1:
+            matrices += prod(weight)
+        else:
+            biases += prod(weight)
     gates = cells * GATE_OPERATIONS[mode] * hidden
     return Cost(macs=steps * matrices, other_flops=steps * (biases + gates))
 
@@ -53,7 +58,9 @@ def mkldnn_rnn_layer(
     has_biases: bool,
 ) -> Cost:
     """One layer in one direction. Without biases, the last two weights are placeholders."""
-    weights = [w0, w1, w2, w3] if has_biases else [w0, w1]
+    weights = [w0, w1]
+    if has_biases:
+        weights += [w2, w3]
     return recurrent(x, weights, cells=1, mode=mode, hidden=hidden_size)
 
 
@@ -70,8 +77,10 @@ def mkldnn_rnn_layer_backward(
     has_biases: bool,
 ) -> Cost:
     """The gradients of the vectors and of the weights, always both."""
-    weights = [w0, w1, w2, w3] if has_biases else [w0, w1]
-    return recurrent(x, weights, cells=1, mode=mode, hidden=hidden_size, passes=2)
+    forward = mkldnn_rnn_layer(
+        x, w0, w1, w2, w3, mode=mode, hidden_size=hidden_size, has_biases=has_biases
+    )
+    return Cost(2 * forward.macs, other_flops=2 * forward.other_flops)
 
 
 @formula("_cudnn_rnn", "miopen_rnn")

@@ -16,8 +16,10 @@ def _pool(dimensions: int) -> Formula:
         # Some operators also return indices.
         has_several_results = out and not isinstance(out[0], int)
         pooled: Shape = out[0] if has_several_results else out
-        window = kernel * dimensions if len(kernel) == 1 else kernel
-        return Cost(other_flops=prod(pooled) * prod(window))
+        is_square = len(kernel) == 1
+        if is_square:
+            kernel = kernel * dimensions
+        return Cost(other_flops=prod(pooled) * prod(kernel))
 
     cost.__name__ = f"pool{dimensions}d"
     return cost

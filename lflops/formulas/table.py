@@ -52,6 +52,20 @@ class Cost(NamedTuple):
     recompute: "Cost | None" = None
     is_upper_bound: bool = False
 
+    @classmethod
+    def of(cls, result: "int | Cost") -> "Cost":
+        """The cost that a formula returned, which may be a number of multiply-accumulates."""
+        if isinstance(result, Cost):
+            return result
+        return cls(result)
+
+    @property
+    def macs_left(self) -> int:
+        """Multiply-accumulates without the ones that a mask lets the kernel skip."""
+        if self.executed_macs is None:
+            return self.macs
+        return self.executed_macs
+
 
 Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)

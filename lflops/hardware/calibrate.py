@@ -203,7 +203,10 @@ def _number_in(file: pathlib.Path) -> int:
 
 def _inactive_file(group: pathlib.Path) -> int:
     """Return the bytes of the file cache that the system can reclaim."""
-    fields = dict(line.split() for line in read(group / "memory.stat").decode().splitlines())
+    fields = {}
+    for line in read(group / "memory.stat").decode().splitlines():
+        name, value = line.split()
+        fields[name] = value
     return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 
@@ -352,7 +355,9 @@ def _measured(
         found, copied = measure(machine, clock, dtypes)
         peaks = {dtype: max(rate, peaks.get(dtype, 0.0)) for dtype, rate in found.items()}
         bandwidth = max(filter(None, (bandwidth, copied)), default=None)
-        lost = (watch.lost() or 0.0) if machine.kind == "cpu" else 0.0
+        lost = 0.0
+        if machine.kind == "cpu":
+            lost = watch.lost() or 0.0
         if lost <= MOST_LOST * (watch.used + lost):
             return peaks, bandwidth, False
     return peaks, bandwidth, True

@@ -242,6 +242,17 @@ def named(name: str) -> Hardware:
     return found
 
 
+def chip_named(hardware: Hardware | str | None) -> Hardware | None:
+    """Return the chip with a name; return a chip itself, and `None` for `None`.
+
+    Raises:
+        HardwareError: The chip is unknown.
+    """
+    if isinstance(hardware, str):
+        return named(hardware)
+    return hardware
+
+
 def vendor_of(name: str) -> str | None:
     """Return the vendor of a chip; `None` if the chip is unknown."""
     found = _found(name)
@@ -282,7 +293,9 @@ def save(name: str, measured: Hardware) -> Path:
     check_new(name)
     path = own_file()
     try:
-        before = read(path).decode().rstrip() if path.exists() else ""
+        before = ""
+        if path.exists():
+            before = read(path).decode().rstrip()
         path.parent.mkdir(parents=True, exist_ok=True)
         separator = "\n\n" if before else ""
         write_whole(path, f"{before}{separator}{_as_toml(name, measured)}".encode())

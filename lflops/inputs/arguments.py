@@ -71,7 +71,9 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
-        builds = f", or lambda: {name}(...), which builds it without memory" if may_build else ""
+        builds = ""
+        if may_build:
+            builds = f", or lambda: {name}(...), which builds it without memory"
         raise CountError(f"{caller}: {name} is a class: pass an instance{builds}")
     if not isinstance(module, nn.Module):
         raise CountError(f"{caller}: {describe(module)} is not a torch.nn.Module")

@@ -31,6 +31,7 @@ from lflops.inputs.tensors import (
     may_hold_tensors,
     storage_of,
 )
+from lflops.profile.module_names import name_below
 from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
@@ -252,7 +253,7 @@ def _path(name: str, key: Any) -> str:
         key = key.name
     if type(key) not in (str, int, bool):
         raise _Unreadable
-    return f"{name}.{key}" if name else str(key)
+    return name_below(name, str(key))
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]

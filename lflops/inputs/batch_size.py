@@ -11,14 +11,21 @@ Sources of tokens are the tensors named `*input_ids`, or else the ids that an em
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lflops.inputs.arguments import is_whole
-from lflops.inputs.tensors import attributes_of, is_tensor, storage_of
+from lflops.inputs.tensors import (
+    Storage,
+    attributes_of,
+    is_tensor,
+    items_of,
+    parts_of,
+    storage_of,
+)
 from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
 
 INPUT_IDS = "input_ids"
@@ -95,7 +102,9 @@ class BatchSizes:
             found = _with_sizes(names, tensors)
             samples = self._samples(batch, found)
             ids = [each for each in found if each.holds_token_ids]
-            tokens = sum(prod(each.sizes) for each in ids) if ids else None
+            tokens = None
+            if ids:
+                tokens = sum(prod(each.sizes) for each in ids)
         return BatchSize(
             samples=None if samples is None else samples.number,
             tokens=tokens,
@@ -107,7 +116,9 @@ class BatchSizes:
         graphs = _number_of_graphs(batch)
         if graphs is not None:
             return _Samples(graphs, "num_graphs of the batch")
-        loaded = None if self._loader_size is None else self._loader_size()
+        loaded = None
+        if self._loader_size is not None:
+            loaded = self._loader_size()
         listed = _listed_samples(batch, found)
         if loaded is None:
             return listed or _shared_dimension(found)
@@ -269,11 +280,10 @@ def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
 
 def _number_of_graphs(batch: Any) -> int | None:
     """The graphs that a batch, or an entry of it, states to have."""
-    entries: Iterable[Any] = (batch,)
-    storage = None if is_tensor(batch) else storage_of(batch)
+    entries = [batch]
+    storage = _storage(batch)
     if storage is not None:
-        parts = storage.values() if isinstance(storage, dict) else storage
-        entries = (batch, *list(parts)[:MOST_PARTS])
+        entries += parts_of(storage)[:MOST_PARTS]
     for entry in entries:
         if not is_tensor(entry) and _defines(entry, "num_graphs"):
             # The attribute may be a property of a user's class.
@@ -282,6 +292,13 @@ def _number_of_graphs(batch: Any) -> int | None:
                 if is_whole(number):
                     return int(number)
     return None
+
+
+def _storage(value: Any) -> Storage | None:
+    """The storage of a container, or `None` for a tensor or any other value."""
+    if is_tensor(value):
+        return None
+    return storage_of(value)
 
 
 MOST_PARTS = 8
@@ -297,9 +314,7 @@ def _defines(value: Any, name: str) -> bool:
 
 def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
     """The length of a list with one entry for each sample."""
-    if batch is None or is_tensor(batch):
-        return None
-    storage = storage_of(batch)
+    storage = _storage(batch)
     if not storage:
         return None
     if not isinstance(storage, dict):
@@ -307,8 +322,7 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
             return _Samples(len(storage), "length of the batch")
         if all(_has_image(entry) for entry in storage[:MOST_ENTRIES]):
             return _Samples(len(storage), "length of the batch")
-    parts: Mapping[Any, Any] = storage if isinstance(storage, dict) else dict(enumerate(storage))
-    for key, part in parts.items():
+    for key, part in items_of(storage):
         if isinstance(part, list | tuple) and _is_list_of_samples(part[:MOST_ENTRIES]):
             return _Samples(len(part), f"length of {name_of_input(str(key))}")
     return None
@@ -321,11 +335,10 @@ def _are_records(entries: Sequence[Any]) -> bool:
 
 def _has_image(entry: Any) -> bool:
     """Whether a tuple or a dictionary has an image, as a sample of a data set has."""
-    storage = None if is_tensor(entry) else storage_of(entry)
+    storage = _storage(entry)
     if not storage:
         return False
-    values = list(storage.values()) if isinstance(storage, dict) else list(storage)
-    return sum(map(_is_image, values)) == 1
+    return sum(map(_is_image, parts_of(storage))) == 1
 
 
 def _is_list_of_samples(entries: Sequence[Any]) -> bool:

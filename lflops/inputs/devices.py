@@ -95,7 +95,9 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
         outside = torch.device("privateuseone").type
     names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU", outside: "PrivateUse1"}
     activity: ProfilerActivity | None = getattr(ProfilerActivity, names.get(device.type, ""), None)
-    return activity if activity in supported_activities() else None
+    if activity not in supported_activities():
+        return None
+    return activity
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
@@ -104,7 +106,9 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
     Returns `None` if there is no such function, or if nothing has used the device yet: the call
     would initialize it.
     """
-    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    module = None
+    if device.type != "cpu":
+        module = getattr(torch, device.type, None)
     function = getattr(module, name, None)
     if function is None and is_accelerator(device):
         # torch 2.8 lacks some of these functions.

@@ -142,7 +142,9 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
     is_zero = mask == 0
     if is_zero.all() or not is_zero.any():
         # Nothing is masked, or everything, which no training run does.
-        return Positions(padded=0, total=mask.numel()) if companions else None
+        if not companions:
+            return None
+        return Positions(padded=0, total=mask.numel())
     confirmed = []
     for masked in (is_zero, ~is_zero):
         if _is_at_ends(masked) and any(_is_constant(each, masked) for each in companions):

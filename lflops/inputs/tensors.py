@@ -20,6 +20,7 @@ from uuid import UUID
 import torch
 from torch import Tensor
 
+from lflops.profile.module_names import name_below
 from lflops.torch_private.tensors import node_of, without_overrides
 
 Storage = dict[Any, Any] | list[Any] | tuple[Any, ...]
@@ -166,13 +167,22 @@ class _Search:
                 return
             path = name
             if type(key) in (str, int):
-                path = f"{name}.{key}" if name else str(key)
+                path = name_below(name, str(key))
             yield from self.tensors(path, part, depth - 1)
 
 
 def items_of(storage: Storage) -> Iterable[tuple[Any, Any]]:
     """The entries of a container with their keys or positions."""
-    return storage.items() if type(storage) is dict else enumerate(storage)
+    if type(storage) is dict:
+        return storage.items()
+    return enumerate(storage)
+
+
+def parts_of(storage: Storage) -> list[Any]:
+    """The entries of a container without their keys or positions."""
+    if type(storage) is dict:
+        return list(storage.values())
+    return list(storage)
 
 
 def _parts(value: Any) -> Storage | None:
@@ -182,7 +192,9 @@ def _parts(value: Any) -> Storage | None:
     kind = type(value)
     if kind is set or kind is frozenset:
         return list(value)
-    return attributes_of(value) if may_hold_tensors(value) else None
+    if not may_hold_tensors(value):
+        return None
+    return attributes_of(value)
 
 
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -194,13 +206,15 @@ def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if type(value) is not dict and not isinstance(value, list | tuple):
         return value
-    before = list(value.values()) if type(value) is dict else list(value)
+    before = parts_of(value)
     after = [changed(part, kind, change) for part in before]
     if all(map(operator.is_, after, before)):
         return value
     if type(value) is dict:
         return dict(zip(value, after, strict=True))
-    return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
+    if hasattr(value, "_fields"):
+        return type(value)(*after)
+    return type(value)(after)
 
 
 def cut_off(tensor: Tensor) -> Tensor:

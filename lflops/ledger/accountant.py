@@ -136,7 +136,9 @@ class Usual:
 
         Returns `None` if the step is not slow, or if there are too few recent steps.
         """
-        size = round(SIZES_PER_DOUBLING * math.log2(step.elements)) if step.elements else None
+        size = None
+        if step.elements:
+            size = round(SIZES_PER_DOUBLING * math.log2(step.elements))
         recent = self._by_size.setdefault(size, _Recent())
         verdict = self._verdict(step, recent)
         recent.add(step)
@@ -148,7 +150,9 @@ class Usual:
     def _verdict(self, step: StepSpent, recent: "_Recent") -> Verdict | None:
         is_new_size = not recent.knows
         compared = self._all if is_new_size else recent
-        cost = compared.cost_of(step) if compared.knows else 0
+        cost = 0
+        if compared.knows:
+            cost = compared.cost_of(step)
         if not cost:
             return None
         by_phase = _excess(step, compared, cost)
@@ -229,7 +233,9 @@ class _Recent:
 
     def add(self, step: StepSpent) -> None:
         """Add a step, and drop the oldest if there are too many."""
-        oldest = self.steps.popleft() if len(self.steps) == REMEMBERED else None
+        oldest = None
+        if len(self.steps) == REMEMBERED:
+            oldest = self.steps.popleft()
         self.steps.append(step)
         self.totals.replace(None if oldest is None else oldest.total, step.total)
         self._net.replace(None if oldest is None else oldest.net, step.net)
@@ -295,7 +301,9 @@ class _Times(list[int]):
     def beyond(self, time: int) -> int:
         """Extra duration over the median if it exceeds the tolerance, else 0."""
         excess = time - self.median
-        return excess if excess > LEAST and excess > self.tolerance else 0
+        if excess > LEAST and excess > self.tolerance:
+            return excess
+        return 0
 
 
 def elements(shapes: Any) -> int | None:
@@ -443,7 +451,9 @@ class StepAccountant:
             self.spent[self._current] += spent
             self._between[self._current] += spent
             return
-        collecting = self._collected(begin, at) if self._collections else 0
+        collecting = 0
+        if self._collections:
+            collecting = self._collected(begin, at)
         if collecting:
             self._step[COLLECTING] += collecting
         self._step[self._current] += spent - collecting

@@ -114,7 +114,9 @@ class CategoryMarks:
             is_counted = self._running and self._running.pop() is not None
             return self._current if is_counted else None
         if event == WAIT:
-            return WAIT if self._running and self._running[-1] is not None else None
+            if self._running and self._running[-1] is not None:
+                return WAIT
+            return None
         if event == REST:
             return self._after_rest(subject)
         if event == BEGIN:

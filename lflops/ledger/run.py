@@ -408,7 +408,9 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
         if is_over:
             spent = _lost(spent, 0.0)
         elif lost_after is not None and done > lost_after:
-            share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0
+            share = 0.0
+            if steps < lost_after:
+                share = (lost_after - steps) / (done - steps)
             spent = _lost(spent, share)
             is_over = True
         nanoseconds = sum(spent.values())

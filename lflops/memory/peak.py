@@ -97,7 +97,9 @@ def usable_bytes(chip: Hardware) -> int | None:
     """Return the memory of a chip that a process can use; `None` if it is unknown."""
     if chip.usable_bytes is not None:
         return int(chip.usable_bytes)
-    return None if chip.memory_bytes is None else int(chip.memory_bytes * USABLE)
+    if chip.memory_bytes is None:
+        return None
+    return int(chip.memory_bytes * USABLE)
 
 
 def memory_fit(
@@ -171,7 +173,9 @@ def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
 def allocator_limit(chip: Hardware | None, *, ranks: int = 1) -> int | None:
     """Return the bytes that the allocator can reserve on a chip, or `None` if they are unknown."""
     empty = memory_fit(0, chip, ranks=ranks)
-    return None if empty is None else empty.usable_bytes - empty.needed_bytes
+    if empty is None:
+        return None
+    return empty.usable_bytes - empty.needed_bytes
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -198,33 +202,35 @@ def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages
     """Return the storages at the peak, grouped over repeated modules, the largest first."""
     held: dict[str, str] = {}
     for label, modules in _folded(memory, patterns):
-        held |= {module: label for module, _ in modules}
+        for module, _ in modules:
+            held[module] = label
     folded = fold_repeats(
         memory.alive,
         lambda each: (each.module, each.category, each.operator, each.phase, each.bytes),
         patterns,
     )
-    rows = [
-        Storages(
+    rows = []
+    for label, same in folded:
+        first = same[0]
+        row = Storages(
             pattern=held.get(first.module, first.module),
             category=first.category,
             operator=first.operator,
             phase=first.phase,
             module=label,
-            number=1 + len(more),
+            number=len(same),
             each_bytes=first.bytes,
         )
-        for label, (first, *more) in folded
-    ]
+        rows.append(row)
     return tuple(sorted(rows, key=lambda storages: -storages.each_bytes))
 
 
 def memory_holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
     """Return the modules that hold bytes, grouped over repeated modules, the most bytes first."""
-    rows = [
-        Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items))
-        for label, items in _folded(memory, patterns)
-    ]
+    rows = []
+    for label, items in _folded(memory, patterns):
+        held = sum(nbytes for _, nbytes in items)
+        rows.append(Holder(name=label, modules=len(items), bytes=held))
     return tuple(sorted(rows, key=lambda holder: -holder.bytes))
 
 
@@ -238,17 +244,23 @@ def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list
 
 def peak_moment(memory: Memory) -> Moment | None:
     """Return the operator that reached the peak, or `None` if the timeline does not contain it."""
-    return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)
+    for moment in memory.timeline:
+        if moment.index == memory.peak_index:
+            return moment
+    return None
 
 
 def blocks_of(profile: Profile) -> list[str]:
     """Return the modules whose last name is a number, except modules inside such a module."""
-    numbered = [row for row in profile.modules if row.rpartition(".")[2].isdecimal()]
-    return [
-        row
-        for row in numbered
-        if not any(above.rpartition(".")[2].isdecimal() for above in ancestry(row)[1:])
-    ]
+    blocks = []
+    for row in profile.modules:
+        if _is_numbered(row) and not any(map(_is_numbered, ancestry(row)[1:])):
+            blocks.append(row)
+    return blocks
+
+
+def _is_numbered(row: str) -> bool:
+    return row.rpartition(".")[2].isdecimal()
 
 
 class Checkpointed(Struct, frozen=True, kw_only=True):
@@ -352,11 +364,11 @@ def _of_logits(memory: Memory) -> int:
     for each in memory.alive:
         if each.operator.startswith("_log_softmax"):
             sizes |= {each.bytes // 2, each.bytes, 2 * each.bytes}
-    return sum(
-        each.bytes
-        for each in memory.alive
-        if each.bytes in sizes and each.category in ("activations", "temporary")
-    )
+    nbytes = 0
+    for each in memory.alive:
+        if each.bytes in sizes and each.category in ("activations", "temporary"):
+            nbytes += each.bytes
+    return nbytes
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
@@ -505,28 +517,28 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
 
 
 def _own_trained(profile: Profile, row: str) -> int:
-    below = (
-        name for name in profile.modules if name and name.rpartition(".")[0] == row and name != row
-    )
-    module = profile.modules[row]
-    return max(
-        module.trainable_parameter_bytes
-        - sum(profile.modules[name].trainable_parameter_bytes for name in below),
-        0,
-    )
+    own = profile.modules[row].trainable_parameter_bytes
+    for name, module in profile.modules.items():
+        if name and name.rpartition(".")[0] == row:
+            own -= module.trainable_parameter_bytes
+    return max(own, 0)
 
 
 def _sizes(profile: Profile, state: int) -> _Sizes:
     root = profile.modules[""]
-    blocks = [profile.modules[block] for block in blocks_of(profile)]
+    parameters = [0]
+    gradients = [0]
+    for name in blocks_of(profile):
+        block = profile.modules[name]
+        parameters.append(block.parameter_bytes)
+        gradients.append(block.trainable_parameter_bytes)
     return _Sizes(
         parameters=root.parameter_bytes,
         gradients=root.trainable_parameter_bytes,
-        block=max((block.parameter_bytes for block in blocks), default=0),
-        block_gradients=max((block.trainable_parameter_bytes for block in blocks), default=0),
-        rest=root.parameter_bytes - sum(block.parameter_bytes for block in blocks),
-        rest_gradients=root.trainable_parameter_bytes
-        - sum(block.trainable_parameter_bytes for block in blocks),
+        block=max(parameters),
+        block_gradients=max(gradients),
+        rest=root.parameter_bytes - sum(parameters),
+        rest_gradients=root.trainable_parameter_bytes - sum(gradients),
         state=state,
     )
 
@@ -553,12 +565,20 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
     """
     phase = moment.phase
     live = moment.live
-    divided = ranks if phase == "optimizer" else 1
-    gathered = _gathered(moment, sizes, level) if ranks > 1 else 0
-    parameters = _part(sizes.parameters, ranks if level == 3 else 1)
-    gradients = _part(live.gradients, ranks if level >= 2 else 1)
+    gathered = 0
+    if ranks > 1:
+        gathered = _gathered(moment, sizes, level)
+    parameters = sizes.parameters
+    if level == 3:
+        parameters = _part(parameters, ranks)
+    gradients = live.gradients
+    if level >= 2:
+        gradients = _part(gradients, ranks)
     state = _part(sizes.state, ranks)
-    rest = live.activations + live.other + _part(live.temporary + moment.more, divided)
+    temporary = live.temporary + moment.more
+    if phase == "optimizer":
+        temporary = _part(temporary, ranks)
+    rest = live.activations + live.other + temporary
     return Sharded(
         strategy=STRATEGIES[level - 1],
         ranks=ranks,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from lflops.profile.module_names import ancestry
+from lflops.profile.module_names import ancestry, name_below
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.distributed import flat_parts
 from lflops.torch_private.modules import child_modules, is_compiled, packed_parameters, unwrapped
@@ -139,7 +139,7 @@ class ModuleTree:
 def _below(name: str, key: str) -> str:
     if key in TRANSPARENT:
         return name
-    return f"{name}.{key}" if name else key
+    return name_below(name, key)
 
 
 class ParameterSize(NamedTuple):
@@ -279,7 +279,9 @@ def _base(
     if len(candidates) > 1:
         for owner in owners:
             candidates = [fqn for fqn in candidates if fqn in ancestry(owner)]
-    return candidates[0] if len(candidates) == 1 else None
+    if len(candidates) != 1:
+        return None
+    return candidates[0]
 
 
 def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, exact: bool) -> bool:
@@ -297,7 +299,9 @@ def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, ex
 def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
     for name in filter(None, path.split(".")):
         child = getattr(module, name, None)
-        module = child if isinstance(child, nn.Module) else None
+        module = None
+        if isinstance(child, nn.Module):
+            module = child
     return module
 
 

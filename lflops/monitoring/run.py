@@ -245,7 +245,9 @@ class MonitoredRun:
     @property
     def ledger(self) -> Ledger | None:
         """The time of the run so far by category, or `None` if no ledger is kept."""
-        return None if self._ledger is None else self._ledger.account
+        if self._ledger is None:
+            return None
+        return self._ledger.account
 
     def enters(self, category: str) -> None:
         """From now on, assign time to this category, until `leaves(category)`."""
@@ -521,7 +523,9 @@ class MonitoredRun:
                 self._requests.stop()
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
-        reporters = None if self._results is None else self._results.reporters
+        reporters = None
+        if self._results is not None:
+            reporters = self._results.reporters
         with self.guard:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
@@ -555,7 +559,9 @@ class MonitoredRun:
             if training is None or not training.is_main:
                 return
             account = ledger.account
-            window = None if reporters is None else reporters.window
+            window = None
+            if reporters is not None:
+                window = reporters.window
             log_run(account, window, self._paths(), training.log)
             if reporters is not None:
                 reporters.save_run_page(self.profiles, account)

@@ -461,7 +461,9 @@ class Session:
     @property
     def _point_period(self) -> int | None:
         """Steps between two points of the curves."""
-        return None if self._live_metrics is None else self._training.log_every
+        if self._live_metrics is None:
+            return None
+        return self._training.log_every
 
     @property
     def _share_period(self) -> int | None:

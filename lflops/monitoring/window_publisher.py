@@ -75,7 +75,9 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
     is_partial = profile.run.partial and not missing
-    text = " before its end" if cut_short or failed or is_partial else ""
+    text = ""
+    if cut_short or failed or is_partial:
+        text = " before its end"
     if missing:
         text += f" without the reports of ranks {missing}"
     return text
@@ -333,8 +335,12 @@ class WindowPublisher:
             return
         run = profile.run
         self._keep(profile)
-        path = None if self.paths is None else self.paths.profile(run)
-        is_saved = path is not None and self.save(profile, path)
+        path = None
+        saved = []
+        if self.paths is not None:
+            path = self.paths.profile(run)
+            if self.save(profile, path):
+                saved.append(path)
         cut_short, own = self._own.pop((run.stage, run.window), (run.partial, ()))
         self.shares[run.stage or ""] = _shares(own, profile.steps)
         step = self._training.logged_step()
@@ -346,7 +352,7 @@ class WindowPublisher:
         closed = _Closed(
             analysis,
             f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}",
-            [path] if path is not None and is_saved else [],
+            saved,
             step,
             is_first=self._closed == 1,
         )
@@ -372,8 +378,11 @@ class WindowPublisher:
         if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]
-        places = list(_places(files, self.reporters.where())) if closed.is_first else []
-        others = [str(file) for file in files if not any(str(file) in place for place in places)]
+        places: list[str] = []
+        if closed.is_first:
+            places += _places(files, self.reporters.where())
+        shown = "\n".join(places)
+        others = [str(file) for file in files if str(file) not in shown]
         message = [
             closed.message,
             prepared.text,
@@ -435,9 +444,9 @@ def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
-    for index, line in enumerate(lines):
-        shown = "" if index else label
-        yield f"{shown:<16}  {line}"
+    for line in lines:
+        yield f"{label:<16}  {line}"
+        label = ""
 
 
 def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:

@@ -21,6 +21,13 @@ def ancestry(name: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def name_below(above: str, label: str) -> str:
+    """Return the name of a child of a module; the root has an empty name."""
+    if not above:
+        return label
+    return f"{above}.{label}"
+
+
 def children(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names directly below each name, in the given order."""
     below: dict[str, list[str]] = {name: [] for name in names}
@@ -57,7 +64,7 @@ def patterns(
         for label, names, is_whole in _alike(parents, modules, below):
             pattern = spelled_out(names)
             if is_whole:
-                pattern = f"{above}.{label}" if above else label
+                pattern = name_below(above, label)
             if pattern in taken:
                 found.update({name: name for name in names})
             else:

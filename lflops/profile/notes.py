@@ -123,7 +123,9 @@ def _fill(template: str, note: Note) -> str:
 
 
 def _ignored(note: Note) -> str:
-    took = ", {seconds:duration}" if "seconds" in note.values else ""
+    took = ""
+    if "seconds" in note.values:
+        took = ", {seconds:duration}"
     return _fill(
         "{row} is left out of all totals, as requested: {macs} MACs and {flops} FLOPs in "
         f"{{calls:operator call}}{took}",
@@ -157,7 +159,9 @@ def _time_scaled(note: Note) -> str:
     for phase, factor in note.values.items():
         factors.append(f"{phase} by {_WORDS.format_field(factor, '')}")
     errors = [abs(factor - 1) for factor in time_factors([note])]
-    error = f" (± {round(100 * max(errors))} %)" if errors else ""
+    error = ""
+    if errors:
+        error = f" (± {round(100 * max(errors))} %)"
     reliability = "approximate"
     if are_times_far_off([note]):
         reliability = "unreliable"
@@ -186,7 +190,9 @@ def _schedule_shrunk(note: Note) -> str:
 
 def _no_trace(note: Note) -> str:
     reason = kinds()[note.code].reasons.get(note.subject, note.subject)
-    error = f" ({note.values['error']})" if "error" in note.values else ""
+    error = ""
+    if "error" in note.values:
+        error = f" ({note.values['error']})"
     return f"there is no trace: {reason or 'the reason is unknown'}{error}"
 
 

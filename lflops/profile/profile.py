@@ -428,11 +428,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         Raises:
             ValueError: The phase or the metric is unknown.
         """
-        phases = _phases(phase, metric)
-        return {
-            name: sum(getattr(module.work(each), metric) for each in phases)
-            for name, module in self.modules.items()
-        }
+        totals = {}
+        for name in self.modules:
+            totals[name] = self.total(name, phase, metric=metric)
+        return totals
 
     def by_operator(
         self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs"

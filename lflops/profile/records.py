@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
+from lflops.profile.series import ratio
+
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {
@@ -94,6 +96,13 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         return replace(
             self, median=self.median * factor, low=self.low * factor, high=self.high * factor
         )
+
+
+def median_of(stats: TimingStats | None) -> float | None:
+    """Return the median, or `None` if there are no times."""
+    if stats is None:
+        return None
+    return stats.median
 
 
 class ByCategory(NamedTuple):
@@ -241,9 +250,9 @@ class Trace(Struct, frozen=True, kw_only=True):
             reverse=True,
         )
 
-    def per_batch(self, figure: float) -> float | None:
-        """Return the mean over the recorded batches; `None` if their number is unknown."""
-        return figure / self.batches if self.batches else None
+    def per_batch(self, figure: float | None) -> float | None:
+        """Return the mean over the recorded batches; `None` if it is unknown."""
+        return ratio(figure, self.batches)
 
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):

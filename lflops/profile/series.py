@@ -1,7 +1,8 @@
 """Sums and groups of items, and short forms of long series."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -31,14 +32,42 @@ def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
     """Add up the numbers of `(key, number)` pairs. Keys are in the order of their first numbers."""
     totals: dict[Key, Number] = {}
     for key, number in pairs:
-        totals[key] = totals[key] + number if key in totals else number
+        if key in totals:
+            totals[key] += number
+        else:
+            totals[key] = number
     return totals
 
 
 def sum_known(values: Iterable[Number | None]) -> Number | None:
     """Return the sum of the values; `None` if one of them is unknown."""
     terms = list(values)
-    return None if None in terms else sum(terms)  # type: ignore[arg-type]
+    if None in terms:
+        return None
+    return sum(terms)  # type: ignore[arg-type]
+
+
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """Return the largest of the known values; `None` if no value is known."""
+    known = [value for value in values if value is not None]
+    return max(known, default=None)
+
+
+def positions(items: Iterable[Key]) -> dict[Key, int]:
+    """Return the position of each item."""
+    return {item: position for position, item in enumerate(items)}
+
+
+def scaled(numbers: Mapping[Key, float], factor: float) -> dict[Key, float]:
+    """Multiply each number by a factor."""
+    return {key: number * factor for key, number in numbers.items()}
+
+
+def multiplied(value: Number | None, factor: Number) -> Number | None:
+    """Return the product; `None` if the value is unknown."""
+    if value is None:
+        return None
+    return value * factor
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
@@ -67,10 +96,13 @@ def spelled_runs(numbers: Iterable[int]) -> list[str]:
         if not runs or number != runs[-1][-1] + 1:
             runs.append([])
         runs[-1].append(number)
-    spelled = []
-    for run in runs:
-        spelled.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return spelled
+    return list(map(_spelled, runs))
+
+
+def _spelled(run: Sequence[int]) -> str:
+    if len(run) == 1:
+        return str(run[0])
+    return f"{run[0]}-{run[-1]}"
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
@@ -92,8 +124,8 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
 
 def dtype_of(op_counts: Iterable[Any]) -> str | None:
     """Return the dtype of most MACs in forward and backward; `None` without MACs."""
-    macs: dict[str, int] = {}
+    macs: Counter[str] = Counter()
     for each in op_counts:
         if each.phase in {"forward", "backward"} and each.macs:
-            macs[each.dtype] = macs.get(each.dtype, 0) + each.macs
+            macs[each.dtype] += each.macs
     return max(macs, key=macs.__getitem__, default=None)

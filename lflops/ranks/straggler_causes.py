@@ -42,7 +42,9 @@ def is_busy(unprofiled: RankComparison | None) -> bool:
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
     """Return a straggler with its cause, and with its place widened to what the cause slows."""
     is_work = row.phase not in OUTSIDE_MODULES
-    work_ratio = _explaining_work_ratio(row, profile) if is_work else None
+    work_ratio = None
+    if is_work:
+        work_ratio = _explaining_work_ratio(row, profile)
     if work_ratio is not None:
         return replace(row, cause="work", work_ratio=work_ratio)
     cause = _cause(row, profile, is_work=is_work)
@@ -61,7 +63,9 @@ def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
         return None
     if is_work and _do_other_threads_explain(row.slow_rank, unprofiled):
         return "thread"
-    return "preempted" if _do_waits_explain(row, unprofiled) else None
+    if not _do_waits_explain(row, unprofiled):
+        return None
+    return "preempted"
 
 
 def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
@@ -129,7 +133,9 @@ def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
     ratio = _macs_ratio(profile.ranks, row.slow_rank)
     if ratio is None or ratio < MORE_WORK:
         activity = _activity(row.slow_rank, profile.unprofiled_comparison)
-        ratio = None if activity is None else activity.units_ratio
+        ratio = None
+        if activity is not None:
+            ratio = activity.units_ratio
     if ratio is None or ratio < MORE_WORK:
         return None
     if row.ratio is not None and row.ratio > AS_MUCH_LONGER * ratio:

@@ -262,7 +262,9 @@ def _slowest_module(
     most, slowest = late[0]
     is_size_right = MOST_OF * seconds_when_slow <= most <= seconds_when_slow / MOST_OF
     is_alone = len(late) == 1 or late[1][0] <= most / 2
-    return slowest if is_size_right and is_alone else None
+    if is_size_right and is_alone:
+        return slowest
+    return None
 
 
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:

@@ -13,7 +13,7 @@ from lflops.analysis.compare.diff import (
     causes,
 )
 from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
-from lflops.report.text import phase_label
+from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
 """Changes with a sentence."""
@@ -38,7 +38,9 @@ def headline(diff: Diff) -> tuple[str, ...]:
     of_causes = [_cause(cause) for cause in timed[:_LISTED]]
     of_causes += _smaller_changes(timed[_LISTED:])
     of_whole = list(_whole(diff, found))
-    largest = abs(timed[0].seconds or 0.0) if timed else 0.0
+    largest = 0.0
+    if timed:
+        largest = abs(timed[0].seconds or 0.0)
     if _change_of_all_modules(diff) > largest:
         changes = [*of_whole, *of_causes]
     else:
@@ -137,7 +139,9 @@ def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     if batch is None:
         return
     sizes = f"{units.count(batch.before)} to {units.count(batch.after)}"
-    work = ", and the work with it" if batch.explains_work else ""
+    work = ""
+    if batch.explains_work:
+        work = ", and the work with it"
     sentence = f"The batch went from {sizes} samples per step{work}."
     if diff.step.ratio is not None:
         sentence += f" A sample takes {_amount(diff.step.ratio / batch.ratio)} time."
@@ -167,7 +171,7 @@ def _change(cause: DiffCause) -> str:
 def _named(cause: DiffCause) -> str:
     if cause.kind == "phase":
         return phase_label(cause.name)
-    return f"{cause.name} ×{cause.modules}" if cause.modules > 1 else cause.name
+    return f"{cause.name}{times_mark(cause.modules)}"
 
 
 def _cost(seconds: float | None) -> str:
@@ -323,5 +327,7 @@ def _amount(ratio: float) -> str:
 
 def _first(names: Sequence[str]) -> str:
     """The first names, and the number of the other names."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    more = ""
+    if len(names) > _NAMED:
+        more = f" and {len(names) - _NAMED} more"
     return f"{', '.join(names[:_NAMED])}{more}"

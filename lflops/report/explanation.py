@@ -27,6 +27,7 @@ from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
+from lflops.profile.series import ratio
 from lflops.report.first_screen import (
     PREEMPTED,
     PREEMPTED_SHARE,
@@ -37,7 +38,7 @@ from lflops.report.first_screen import (
 )
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
-from lflops.report.text import counted, shortened
+from lflops.report.text import counted, joined, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1
@@ -112,7 +113,9 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
     def cause(self) -> str | None:
         """The name of the most expensive issue, or `None` without one."""
         issue = first_issue(self.findings)
-        return None if issue is None else issue.cause
+        if issue is None:
+            return None
+        return issue.cause
 
 
 def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
@@ -139,7 +142,10 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
         if window is None:
             raise
         ledger = None
-    return _explained(None if window is None else load(window), ledger, path, window)
+    profile = None
+    if window is not None:
+        profile = load(window)
+    return _explained(profile, ledger, path, window)
 
 
 def last_window(folder: Path) -> Path | None:
@@ -158,14 +164,19 @@ def windows_in(folder: Path) -> list[Profile]:
         ProfileError: There is none, or one cannot be read.
     """
     last = profile_at(folder)
-    profiles = [load(file) for file in folder.rglob("*.profile.json")]
-    of_stage = [profile for profile in profiles if profile.run.stage == last.run.stage]
+    of_stage = []
+    for file in folder.rglob("*.profile.json"):
+        profile = load(file)
+        if profile.run.stage == last.run.stage:
+            of_stage.append(profile)
     return sorted(of_stage, key=lambda profile: (profile.run.step or 0, profile.run.window or 0))
 
 
 def profile_at(path: Path) -> Profile:
     """Load the profile of a file, or of the last window in the folder of a run."""
-    window = last_window(path) if path.is_dir() else path
+    if not path.is_dir():
+        return load(path)
+    window = last_window(path)
     if window is None:
         raise ProfileError(f"{path}: there is no profile in this folder")
     return load(window)
@@ -197,40 +208,34 @@ def issue_changes(before: Analysis, after: Analysis) -> tuple[IssueChange, ...]:
     issues_after = _issues(after)
     changes = []
     for key, finding in issues_after.items():
-        first = issues_before.get(key)
-        if first is not None:
-            status: ChangeStatus = "still"
-        else:
-            status = "new" if _would_show(before, finding.cause) else "cannot tell"
-        changes.append(
-            IssueChange(
-                status=status,
-                finding=finding,
-                before=None if first is None else first.seconds,
-                after=finding.seconds,
-            )
+        cost_before = None
+        status: ChangeStatus = "cannot tell"
+        if key in issues_before:
+            cost_before = issues_before[key].seconds
+            status = "still"
+        elif _would_show(before, finding.cause):
+            status = "new"
+        change = IssueChange(
+            status=status, finding=finding, before=cost_before, after=finding.seconds
         )
+        changes.append(change)
     for key, finding in issues_before.items():
         if key not in issues_after:
-            is_gone = _would_show(after, finding.cause)
-            changes.append(
-                IssueChange(
-                    status="gone" if is_gone else "cannot tell",
-                    finding=finding,
-                    before=finding.seconds,
-                    after=None,
-                )
-            )
+            status = "cannot tell"
+            if _would_show(after, finding.cause):
+                status = "gone"
+            change = IssueChange(status=status, finding=finding, before=finding.seconds, after=None)
+            changes.append(change)
     return tuple(changes)
 
 
 def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
     """The issues of a run by rule and module."""
-    return {
-        (finding.cause, finding.module): finding
-        for finding in report_of(run).verdict.findings
-        if finding.is_issue
-    }
+    issues = {}
+    for finding in report_of(run).verdict.findings:
+        if finding.is_issue:
+            issues[finding.cause, finding.module] = finding
+    return issues
 
 
 def _would_show(analysis: Analysis, cause: str) -> bool:
@@ -269,13 +274,14 @@ def _explained(
     window: Path | None = None,
 ) -> Explanation:
     analysis = None
+    summary = None
     verdict = _NO_WINDOW
     unseen: str | None = ""
     if profile is not None:
         analysis = analyze(profile)
+        summary = window_summary(analysis)
         verdict = report_of(analysis).verdict
         unseen = unseen_because(analysis)
-    summary = None if analysis is None else window_summary(analysis)
     findings = findings_of(summary, ledger)
     was_preempted = ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE
     if unseen is None and was_preempted:
@@ -296,7 +302,7 @@ def _explained(
         modules=(),
         ranks=(),
         figures=dict(_figures(analysis, ledger)),
-        run=None if ledger is None else _seconds_by_group(ledger),
+        run=_seconds_by_group(ledger),
         more=dict(_more(path, window, ledger)),
     )
     if analysis is None:
@@ -313,9 +319,12 @@ def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     """A sentence with the newest out-of-memory report, or the empty string."""
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
-    reports = [] if folder is None else list(folder.rglob("oom-*-rank*.txt"))
-    newest = max(reports, key=lambda file: file.stat().st_mtime, default=None)
-    see = "" if newest is None else f", see {newest}"
+    see = ""
+    if folder is not None:
+        reports = folder.rglob("oom-*-rank*.txt")
+        newest = max(reports, key=lambda file: file.stat().st_mtime, default=None)
+        if newest is not None:
+            see = f", see {newest}"
     return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
 
 
@@ -327,9 +336,12 @@ def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None)
     by_name = {fact.name: fact.text for fact in screen.figures}
     if screen.steps is None:
         return f"{verdict.said} {screen.trained}"
-    at = f", at {by_name['MFU']} MFU" if "MFU" in by_name else ""
-    advice = "" if window is not None else f"{verdict.said} "
-    return f"{advice}A step takes {by_name['step']}{at}. {screen.trained}"
+    said = f"A step takes {by_name['step']}"
+    if "MFU" in by_name:
+        said += f", at {by_name['MFU']} MFU"
+    if window is None:
+        said = f"{verdict.said} {said}"
+    return f"{said}. {screen.trained}"
 
 
 def _modules(analysis: Analysis) -> Iterator[Module]:
@@ -344,7 +356,7 @@ def _modules(analysis: Analysis) -> Iterator[Module]:
 
 def _rank_lines(analysis: Analysis) -> Iterator[str]:
     for label, text in list(ranks(analysis))[:MOST_LINES]:
-        yield _short(f"{label}: {text}" if label else text)
+        yield _short(joined(label, text, separator=": "))
 
 
 def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -368,21 +380,26 @@ def _figures(
         yield "mfu", analysis.utilization.mfu
         yield "samples_per_second", times.samples_per_second
         yield "tokens_per_second", times.tokens_per_second
-        yield "macs", sum(counts.macs for counts in analysis.totals.values())
+        yield "macs", analysis.total_macs
         yield "peak_bytes", analysis.peak_bytes
         yield "parameters", profile.modules[""].parameters
         yield "ranks", profile.run.world_size
         yield "threads", profile.run.threads
-        yield "lost_cpu_share", lost_share(profile) if profile.cpu_lost_shares else None
+        lost = None
+        if profile.cpu_lost_shares:
+            lost = lost_share(profile)
+        yield "lost_cpu_share", lost
     if ledger is not None:
-        per_step = training_seconds(ledger) / ledger.steps if ledger.steps else None
+        per_step = ratio(training_seconds(ledger), ledger.steps)
         yield "run_seconds", ledger.total
         yield "run_steps", ledger.steps
         yield "run_starts", len(ledger.starts)
         yield "run_seconds_per_step", per_step
 
 
-def _seconds_by_group(ledger: Ledger) -> dict[str, float]:
+def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
+    if ledger is None:
+        return None
     return {name: round(seconds, 3) for name, seconds in ledger.by_group().items()}
 
 
@@ -414,16 +431,18 @@ def _short(text: str) -> str:
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
-    findings = [
-        replace(finding, sentence=finding.sentence + _track_record(finding))
-        for finding in found.findings
-    ]
+    findings = []
+    for finding in found.findings:
+        sentence = finding.sentence + _track_record(finding)
+        findings.append(replace(finding, sentence=sentence))
     return verdict_lines(judge(found.said, findings, found.unseen, found.because))
 
 
 def _track_record(finding: Finding) -> str:
     """How often such findings were right, in brackets after the sentence."""
-    return f" ({finding.track_record})" if finding.track_record else ""
+    if not finding.track_record:
+        return ""
+    return f" ({finding.track_record})"
 
 
 def markdown(found: Explanation) -> Iterator[str]:

@@ -26,8 +26,8 @@ from lflops.memory.peak import usable_bytes
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.records import ready_for_threads
-from lflops.profile.series import summed
-from lflops.report.report import Fact, Part, report_of
+from lflops.profile.series import ratio, scaled, summed
+from lflops.report.report import Fact, Part, device_names, report_of
 from lflops.report.text import WORDS, counted, joined, phase_label
 from lflops.report.verdict import unseen_because
 
@@ -216,12 +216,20 @@ def window_summary(analysis: Analysis) -> WindowSummary:
     reached = analysis.utilization
     chip = analysis.chip
     rate = reached.flops_per_second
-    flops = None if rate is None or times.mean is None else rate * times.mean
-    rates = [report.fact(name) for name in ("tokens/s", "samples/s")]
-    devices = dict.fromkeys(rank.device for rank in profile.ranks if rank.device)
+    flops = None
+    if rate is not None and times.mean is not None:
+        flops = rate * times.mean
+    usable = None
+    if chip is not None:
+        usable = usable_bytes(chip)
+    rates = []
+    for name in ("tokens/s", "samples/s"):
+        fact = report.fact(name)
+        if fact is not None and fact.value is not None:
+            rates.append(fact)
     return WindowSummary(
         title=profile.modules[""].class_name or "a script",
-        device=" and ".join(devices) or profile.run.device_name,
+        device=" and ".join(device_names(profile)),
         mean=times.mean,
         phases=times.parts,
         recomputed=times.recomputed_share,
@@ -229,8 +237,8 @@ def window_summary(analysis: Analysis) -> WindowSummary:
         peak=reached.peak_flops_per_second,
         hint=_hint(analysis),
         peak_bytes=analysis.peak_bytes,
-        usable_bytes=None if chip is None else usable_bytes(chip),
-        rates=tuple(fact for fact in rates if fact is not None and fact.value is not None),
+        usable_bytes=usable,
+        rates=tuple(rates),
         findings=report.verdict.findings,
         unseen=unseen_because(analysis),
         confidence=tuple(filter(None, report.verdict.confidence.split("; "))),
@@ -270,8 +278,12 @@ def _ranks(analysis: Analysis) -> Iterator[RankShown]:
     lost = summed((row.slow_rank, row.seconds_lost) for row in analysis.stragglers.rows)
     for rank in listed:
         seconds = lost.get(rank.rank, 0.0)
-        said = f"the other ranks wait {units.duration(seconds)} per step for it" if seconds else ""
-        status = "" if rank.status == "ok" else rank.status
+        said = ""
+        if seconds:
+            said = f"the other ranks wait {units.duration(seconds)} per step for it"
+        status = ""
+        if rank.status != "ok":
+            status = rank.status
         yield RankShown(
             rank=rank.rank,
             status=rank.status,
@@ -296,29 +308,41 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
         ledger = None
     times = _times(window, ledger)
     confidence = _confidence(window, ledger)
-    phases = {} if times is None else times.phases
+    steps = None
+    phases: Mapping[str, float] = {}
+    mean = 0.0
+    if times is not None:
+        steps = times.steps
+        phases = times.phases
+        mean = steps.mean
     cards: list[Card] = []
-    mean = 0.0 if times is None else times.steps.mean
     for finding in most_urgent_first(findings_of(window, ledger)):
         if _is_saving(finding, mean):
             cards.append(_card(finding, confidence, ledger))
+    hint = ""
+    ranks: Sequence[RankShown] = ()
+    if window is not None:
+        hint = window.hint
+        ranks = window.ranks
     return FirstScreen(
         title=_title(window),
         header=tuple(_header(window, ledger)),
         confidence=confidence,
         figures=tuple(_figures(window, ledger, times)),
-        trained="" if ledger is None else _trained(ledger),
-        steps=None if times is None else times.steps,
+        trained=_trained(ledger),
+        steps=steps,
         cards=tuple(cards[:MOST_CARDS]),
         nothing="" if cards else _nothing(times, confidence),
         phases=tuple(_parts(phases)),
-        hint="" if window is None else window.hint,
-        ranks=() if window is None else window.ranks,
+        hint=hint,
+        ranks=tuple(ranks),
     )
 
 
 def _title(window: WindowSummary | None) -> str:
-    return "A run without a window" if window is None else window.title
+    if window is None:
+        return "A run without a window"
+    return window.title
 
 
 def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str]:
@@ -347,19 +371,18 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
 
 def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None:
     """The times of all unprofiled steps of the run, or of the window."""
-    groups = [] if ledger is None else ledger.unprofiled
-    if ledger is not None and groups:
-        return _times_of_run(groups, ledger, window)
+    if ledger is not None and ledger.unprofiled:
+        return _times_of_run(ledger.unprofiled, ledger, window)
     if window is None or window.mean is None:
         return None
-    seconds = sorted(
-        step.seconds
-        for step in window.profile.steps
-        if step.is_unprofiled and step.seconds is not None
-    )
-    steps = _steps(
-        len(seconds), window.mean, _quantile(seconds, 0.5), _quantile(seconds, 0.95), "window"
-    )
+    seconds = []
+    for step in window.profile.steps:
+        if step.is_unprofiled and step.seconds is not None:
+            seconds.append(step.seconds)
+    seconds.sort()
+    p50 = _quantile(seconds, 0.5)
+    p95 = _quantile(seconds, 0.95)
+    steps = _steps(len(seconds), window.mean, p50, p95, "window")
     return _Times(steps, with_recompute(window.phases, window.recomputed))
 
 
@@ -379,7 +402,9 @@ def _times_of_run(
     sums: list[tuple[str, float]] = []
     for group in groups:
         sums += group.spent.items()
-    phases = {name: seconds / number for name, seconds in summed(sums).items()}
+    phases = summed(sums)
+    for name in phases:
+        phases[name] /= number
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
             phases = _on_device(phases, mean, window)
@@ -405,13 +430,16 @@ def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) 
     The ledger has host times, which are launches of kernels.
     """
     waited = phases.get("data", 0.0)
-    rest = {name: seconds for name, seconds in window.phases.items() if name != "data"}
+    rest = dict(window.phases)
+    rest.pop("data", None)
     total = sum(rest.values())
     if not total:
         return {**phases}
     scale = max(mean - waited, 0.0) / total
-    data = {"data": waited} if waited else {}
-    return data | {name: seconds * scale for name, seconds in rest.items()}
+    data = {}
+    if waited:
+        data["data"] = waited
+    return data | scaled(rest, scale)
 
 
 _ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")
@@ -432,7 +460,7 @@ def _parts(phases: Mapping[str, float]) -> Iterator[Part]:
     mean = sum(phases.values())
     for name in sorted(phases, key=_place):
         seconds = phases[name]
-        share = seconds / mean if mean else 0.0
+        share = ratio(seconds, mean) or 0.0
         yield Part(
             name=name,
             label=phase_label(name),
@@ -507,7 +535,9 @@ def _time_trained(ledger: Ledger) -> Fact:
 
 
 def _of_memory(peak: int, usable: int | None) -> Fact:
-    of_chip = "" if usable is None else f"of {units.size(usable)} that the chip has"
+    of_chip = ""
+    if usable is not None:
+        of_chip = f"of {units.size(usable)} that the chip has"
     return Fact(
         name="peak live memory",
         label="peak live memory",
@@ -525,17 +555,17 @@ def trained_share(ledger: Ledger) -> float | None:
     return ledger.by_group().get("training", 0.0) / ledger.total
 
 
-def _trained(ledger: Ledger) -> str:
-    """The share of the time that was training, and the largest other parts."""
-    others: list[str] = []
-    if not ledger.total:
+def _trained(ledger: Ledger | None) -> str:
+    """The share of the time that was training, and the largest other parts. Empty if unknown."""
+    if ledger is None or not ledger.total:
         return ""
+    others: list[str] = []
     for group, seconds in ledger.by_group().items():
         if group != "training" and len(others) < FIRST_CARDS:
             others.append(f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}")
     total = units.long_duration(ledger.total)
-    rest = f"; {', '.join(others)}" if others else ""
-    return f"{units.percent(trained_share(ledger))} of {total} was training{rest}."
+    trained = f"{units.percent(trained_share(ledger))} of {total} was training"
+    return f"{joined(trained, ', '.join(others), separator='; ')}."
 
 
 # Confidence.
@@ -544,14 +574,20 @@ def _trained(ledger: Ledger) -> str:
 def _confidence(window: WindowSummary | None, ledger: Ledger | None) -> Confidence:
     if window is None:
         return Confidence(level="low", why=("no window was profiled", "only the ledger of the run"))
-    why = [] if window.unseen is None else [window.unseen]
+    why = []
+    if window.unseen is not None:
+        why.append(window.unseen)
     if ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE:
         why.append(PREEMPTED)
     is_low = bool(why)
     doubts = [text for text in window.confidence if text not in why]
     why += doubts
-    # The first text says how many steps were timed.
-    level: Level = "low" if is_low else "medium" if len(doubts) > 1 else "high"
+    level: Level = "high"
+    if is_low:
+        level = "low"
+    elif len(doubts) > 1:
+        # The first text says how many steps were timed.
+        level = "medium"
     return Confidence(level=level, why=tuple(why))
 
 
@@ -568,13 +604,18 @@ def _nothing(times: _Times | None, confidence: Confidence) -> str:
 
 def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
     """The findings about a run, those about a phase with the seconds of all unprofiled steps."""
-    of_step = () if window is None else window.findings
-    found = list(of_step)
-    if ledger is not None:
-        found = _with_run_findings(of_step, ledger, None if window is None else window.profile)
+    profile = None
+    of_step: Sequence[Finding] = ()
+    of_window: Mapping[str, float] = {}
+    if window is not None:
+        profile = window.profile
+        of_step = window.findings
+        of_window = with_recompute(window.phases, window.recomputed)
+    if ledger is None:
+        return ordered(of_step)
+    found = _with_run_findings(of_step, ledger, profile)
     times = _times(window, ledger)
-    if ledger is not None and times is not None and times.steps.source == "run":
-        of_window = {} if window is None else with_recompute(window.phases, window.recomputed)
+    if times is not None and times.steps.source == "run":
         found = [_of_all_steps(finding, times, of_window, ledger) for finding in found]
     return ordered(found)
 
@@ -589,7 +630,9 @@ def _with_run_findings(
     of_run = findings_of_run(run)
     is_in_run = any(finding.cause == "data" for finding in of_run)
     findings = [*of_run]
-    findings += [each for each in of_step if not (each.cause == "data" and is_in_run)]
+    for finding in of_step:
+        if finding.cause != "data" or not is_in_run:
+            findings.append(finding)
     collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
     explained = 2 * max(collecting, default=0.0)
     issues = {finding.cause for finding in findings if finding.is_issue}
@@ -672,9 +715,10 @@ def rhythm(seconds: Sequence[float]) -> str:
 
 
 def _ordinal(number: int) -> str:
+    if number % 100 in {11, 12, 13}:
+        return f"{number}th"
     endings = {1: "st", 2: "nd", 3: "rd"}
-    is_teen = number % 100 in {11, 12, 13}
-    return f"{number}{'th' if is_teen else endings.get(number % 10, 'th')}"
+    return f"{number}{endings.get(number % 10, 'th')}"
 
 
 def _is_saving(finding: Finding, mean: float) -> bool:
@@ -699,12 +743,16 @@ def _is_large_overhead(finding: Finding) -> bool:
 
 def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:
     seconds = finding.seconds
-    view = VIEWS.get(finding.cause, "modules" if finding.module else "run")
+    saving = "unknown"
+    if seconds is not None:
+        saving = f"−{units.duration(seconds)}"
+    usual_view = "modules" if finding.module else "run"
+    view = VIEWS.get(finding.cause, usual_view)
     return Card(
         cause=finding.cause,
         title=_title_of(finding, ledger),
         seconds=seconds,
-        text="unknown" if seconds is None else f"−{units.duration(seconds)}",
+        text=saving,
         action=finding.fix,
         sentence=finding.sentence,
         view=view,
@@ -715,22 +763,27 @@ def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Car
 
 
 def _title_of(finding: Finding, ledger: Ledger | None) -> str:
-    often = _stalls(ledger) if finding.cause == "data" else ""
-    if often:
-        return f"Data loading stalls {often}"
+    if finding.cause == "data":
+        often = _stalls(ledger)
+        if often:
+            return f"Data loading stalls {often}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
         title = f"{title} {finding.rank}"
-    place = f" in {plain(finding.module)}" if finding.module else ""
-    return f"{title[0].upper()}{title[1:]}{place}"
+    if finding.module:
+        title = f"{title} in {plain(finding.module)}"
+    return f"{title[0].upper()}{title[1:]}"
 
 
 def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
+    level: Level = "medium"
     if finding.right is not None:
         is_proven = least_share(*finding.right) >= PROVEN_SHARE
-        level: Level = "high" if is_proven and of_screen.level != "low" else "medium"
+        if is_proven and of_screen.level != "low":
+            level = "high"
         return Confidence(level=level, why=(finding.track_record,))
     if not finding.is_issue:
-        level = "low" if of_screen.level == "low" else "medium"
+        if of_screen.level == "low":
+            level = "low"
         return Confidence(level=level, why=("below the threshold of an issue",))
     return Confidence(level=of_screen.level, why=("above the threshold of an issue",))

@@ -7,7 +7,7 @@ from lflops import units
 from lflops.ledger.account import Ledger
 from lflops.profile.module_names import plain
 from lflops.report.first_screen import FIRST_CARDS, FirstScreen
-from lflops.report.text import counted, joined
+from lflops.report.text import counted, joined, label_first
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
 
@@ -27,7 +27,7 @@ def first_screen_rows(
     figures = []
     for fact in screen.figures:
         figures.append(f"{fact.label} {joined(fact.text, fact.remark, separator=' ')}")
-    yield from _labelled("figures", figures)
+    yield from label_first("figures", figures)
     if screen.trained:
         yield "time", screen.trained
     if screen.steps is not None:
@@ -36,14 +36,14 @@ def first_screen_rows(
     if len(groups) > 1:
         bars = sparkline([group.seconds / group.steps for group in groups])
         yield "", f"{bars} the last {counted(sum(group.steps for group in groups), 'step')}"
-    yield from _labelled("do next", list(_cards(screen)))
+    yield from label_first("do next", list(_cards(screen)))
     phases = []
     for part in screen.phases:
         phases.append(f"{part.label} {part.text.replace(', ', ' (')})")
     if phases:
         yield "step by phase", ", ".join(phases)
     slow = [rank.said for rank in screen.ranks if rank.lost or rank.status != "ok"]
-    yield from _labelled("ranks", slow)
+    yield from label_first("ranks", slow)
     if screen.hint:
         yield "unknown", screen.hint
     yield (
@@ -64,7 +64,9 @@ def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
-        action = f" {_escaped(card.action)}." if card.action else ""
+        action = ""
+        if card.action:
+            action = f" {_escaped(card.action)}."
         yield f"{number}. **{_escaped(card.title)}** {card.text} per step.{action}"
     yield ""
     for part in screen.phases:
@@ -77,11 +79,6 @@ def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Text without meaning in Markdown."""
     return _MARKUP.sub(r"\\\g<0>", plain(text))
-
-
-def _labelled(label: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for index, line in enumerate(lines):
-        yield "" if index else label, line
 
 
 def _cards(screen: FirstScreen) -> Iterator[str]:

@@ -16,7 +16,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
 from lflops.report.report import Report, report_of, speed_lines, unsupported_lines
-from lflops.report.text import counted, labelled, shortened_name
+from lflops.report.text import counted, labelled, shortened_name, times_mark
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
@@ -96,8 +96,7 @@ def _named(modules: BusyModules) -> str:
     """Name, number and class. A long name loses its first parts."""
     if not modules.name:
         return root_itself(modules.kind)
-    number = f" ×{modules.modules}" if modules.modules > 1 else ""
-    after = f"{number}  {plain(modules.kind)}"
+    after = f"{times_mark(modules.modules)}  {plain(modules.kind)}"
     room = max(_NAME - len(after), _LEAST_NAME)
     return f"{shortened_name(plain(modules.name), room)}{after}"
 

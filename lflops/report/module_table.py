@@ -14,7 +14,8 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import TIMED_PHASES, ModuleRow, has_times, share_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import PHASES, Phase
-from lflops.report.text import WORDS
+from lflops.profile.series import multiplied, ratio
+from lflops.report.text import WORDS, times_mark
 
 _SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
 
@@ -51,7 +52,9 @@ def module_lines(
         above: The path of this row.
     """
     for row in rows:
-        path = row.name if row.is_self else f"{above}.{_last_part(row)}".strip(".")
+        path = row.name
+        if not row.is_self:
+            path = f"{above}.{_last_part(row)}".strip(".")
         yield ModuleLine(row, times * row.times, path)
         yield from module_lines(row.children, times * row.times, path)
 
@@ -60,9 +63,16 @@ def _last_part(row: ModuleRow) -> str:
     """The last part of the name; for repeated rows both ends of a range, or up to three names."""
     if row.repeat is None:
         return row.label
-    labels = [name.rpartition(".")[2] for name in row.names]
-    is_range = len({label.rstrip("0123456789") for label in labels}) == 1
-    return f"{labels[0]}…{labels[-1]}" if is_range or len(labels) > 3 else ", ".join(labels)
+    labels = []
+    stems = set()
+    for name in row.names:
+        label = name.rpartition(".")[2]
+        labels.append(label)
+        stems.add(label.rstrip("0123456789"))
+    is_range = len(stems) == 1
+    if is_range or len(labels) > 3:
+        return f"{labels[0]}…{labels[-1]}"
+    return ", ".join(labels)
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
@@ -80,14 +90,14 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
     def share_of_step(line: ModuleLine) -> str:
         share = line.row.time_share
         if step:
-            seconds = line.row.time(phase)
-            share = None if seconds is None else seconds / step
+            share = ratio(line.row.time(phase), step)
         return units.percent(multiplied(share, line.times))
 
     yield _duration(phase)
-    yield ModuleColumn(
-        f"% of\n{analysis.evidence.unit}" if step else f"% of {_SHORT[phase]}\ntime", share_of_step
-    )
+    heading = f"% of {_SHORT[phase]}\ntime"
+    if step:
+        heading = f"% of\n{analysis.evidence.unit}"
+    yield ModuleColumn(heading, share_of_step)
     timed = [each for each in TIMED_PHASES if has_times(analysis.profile, each)]
     if phase is None and len(timed) > 1:
         yield from map(_duration, timed)
@@ -95,13 +105,15 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
 
 def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
     by_flops = share_of(analysis.profile, phase) == "flops"
-    share = ModuleColumn(
-        "% of\nFLOPs" if by_flops else "% of\nMACs",
-        lambda line: units.percent(multiplied(line.row.share, line.times)),
-    )
-    yield _flops(phase) if by_flops else _macs(phase)
+    metric = "FLOPs" if by_flops else "MACs"
+    if by_flops:
+        yield _flops(phase)
+    else:
+        yield _macs(phase)
     yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
-    yield share
+    yield ModuleColumn(
+        f"% of\n{metric}", lambda line: units.percent(multiplied(line.row.share, line.times))
+    )
     if not by_flops and has_times(analysis.profile, phase):
         yield _rate(analysis, phase)
     counted = [each for each, counts in analysis.totals.items() if counts.macs]
@@ -145,11 +157,6 @@ def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
     )
 
 
-def multiplied(value: float | None, factor: float) -> float | None:
-    """The product, or `None` if the value is unknown."""
-    return None if value is None else value * factor
-
-
 FORMATS = ("markdown", "latex", "csv")
 
 _LATEX = str.maketrans(WORDS["latex"])
@@ -161,10 +168,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
     """The table as GitHub Markdown, with all columns."""
     head, *lines = table_cells(analysis, rows, phase)
-    table = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
+    written = _markdown_row(head) + _markdown_row(["---", "---", *["--:"] * (len(head) - 2)])
     for line in lines:
-        table.append([cell.replace("|", "\\|") for cell in line])
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+        written += _markdown_row(cell.replace("|", "\\|") for cell in line)
+    return written
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
@@ -185,7 +196,8 @@ def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | No
 
 
 def _latex_row(cells: Iterable[str]) -> str:
-    return f"{' & '.join(cell.translate(_LATEX) for cell in cells)} \\\\"
+    escaped = [cell.translate(_LATEX) for cell in cells]
+    return f"{' & '.join(escaped)} \\\\"
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
@@ -216,6 +228,9 @@ def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
 def _csv_row(analysis: Analysis, line: ModuleLine) -> list[str | float | None]:
     row = line.row
     total = multiplied(row.time(None), line.times)
+    share = None
+    if total is not None:
+        share = analysis.step_times.share(total)
     cells: list[str | float | None] = [
         _without_formula(line.path),
         _without_formula(row.class_name),
@@ -223,7 +238,7 @@ def _csv_row(analysis: Analysis, line: ModuleLine) -> list[str | float | None]:
         row.calls * line.times,
         row.parameters * line.times,
         total,
-        None if total is None else analysis.step_times.share(total),
+        share,
     ]
     for phase in PHASES:
         counts = row.phases[phase] * line.times
@@ -234,7 +249,9 @@ def _csv_row(analysis: Analysis, line: ModuleLine) -> list[str | float | None]:
 
 def _without_formula(name: str) -> str:
     shown = plain(name)
-    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+    if shown.startswith(_FORMULA):
+        return f"'{shown}"
+    return shown
 
 
 def table_cells(
@@ -244,6 +261,5 @@ def table_cells(
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):
-        times = f" ×{line.times}" if line.times > 1 else ""
-        name = plain(f"{line.path or '(model)'}{times}")
+        name = plain(f"{line.path or '(model)'}{times_mark(line.times)}")
         yield [name, plain(line.row.class_name), *(column.cell(line) for column in columns)]

@@ -1,7 +1,7 @@
 """The ranks of a run as lines: which reported, which are slow and where, and what they wait for."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
@@ -11,7 +11,7 @@ from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
 from lflops.ranks.straggler import Straggler, Stragglers
 from lflops.ranks.straggler_search import ENOUGH
-from lflops.report.text import counted
+from lflops.report.text import counted, label_first
 
 _WORST = 3
 """Slow ranks, waits and collectives that have a line."""
@@ -47,7 +47,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield from _imbalance(analysis)
     yield from _communication(analysis)
     if analysis.stragglers.too_few_steps is None:
-        yield from _labelled("waiting", map(_waiting, analysis.stragglers.waits[:_WORST]))
+        yield from label_first("waiting", map(_waiting, analysis.stragglers.waits[:_WORST]))
     yield from _by_rank(
         listed,
         {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu},
@@ -61,7 +61,9 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
     for status in ("failed", "late", "missing"):
         named = [f"{rank.rank}{_position(rank)}" for rank in each if rank.status == status]
         if named:
-            more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+            more = ""
+            if len(named) > _LISTED:
+                more = f" and {len(named) - _LISTED} more"
             yield f"{status}: {', '.join(named[:_LISTED])}{more}"
 
 
@@ -70,7 +72,9 @@ def _position(rank: Rank) -> str:
     where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
     if rank.host:
         where.append(f"on {rank.host}")
-    return f" ({plain(', '.join(where))})" if where else ""
+    if not where:
+        return ""
+    return f" ({plain(', '.join(where))})"
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -80,12 +84,14 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     slow_ranks = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
         slow_ranks.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
-    yield from _labelled("slow ranks", slow_ranks or [_nobody(found, analysis)])
+    yield from label_first("slow ranks", slow_ranks or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.is_alternating):
-        length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
-        less = f"a step would take {length}{units.percent(found.lost_share)} less"
-        yield "imbalance", f"with all ranks as fast as the median rank, {less}"
+        less = f"{units.percent(found.lost_share)} less"
+        if mean:
+            less = f"{units.duration(mean * (1 - found.lost_share))}, {less}"
+        said = f"with all ranks as fast as the median rank, a step would take {less}"
+        yield "imbalance", said
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
@@ -99,10 +105,11 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """A sentence about each of the slowest ranks, by rank, module, phase and cause."""
-    return {
-        (row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis)
-        for row in analysis.stragglers.rows[:_WORST]
-    }
+    sentences = {}
+    for row in analysis.stragglers.rows[:_WORST]:
+        key: Hashable = (row.slow_rank, row.module, row.phase, row.cause)
+        sentences[key] = _sentence(row, analysis)
+    return sentences
 
 
 def _nobody(found: Stragglers, analysis: Analysis) -> str:
@@ -116,26 +123,20 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
             "ranks"
         )
     if found.is_alternating:
-        why = (
-            "the lengths of their batches differ"
-            if found.lengths_differ
-            else "no rank is the slowest in most of the steps"
-        )
+        why = "no rank is the slowest in most of the steps"
+        if found.lengths_differ:
+            why = "the lengths of their batches differ"
         return f"no single rank: different ranks arrive last in different steps: {why}"
+    longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (
         not analysis.is_staged
         and found.step_seconds
-        and any(wait.seconds >= _LONG_WAIT_SHARE * found.step_seconds for wait in found.waits)
+        and longest_wait >= _LONG_WAIT_SHARE * found.step_seconds
     ):
         return (
             "cannot tell: ranks wait for each other, and in no place is a rank slower beyond noise"
         )
     return "none: no rank is slower than the other ranks beyond noise"
-
-
-def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for index, sentence in enumerate(sentences):
-        yield "" if index else label, sentence
 
 
 def _sentence(row: Straggler, analysis: Analysis) -> str:
@@ -148,26 +149,30 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
     if row.until is not None:
         often += f", up to step {row.until}"
     where = place_of_rank(row)
-    number = f" ({row.modules} modules)" if row.modules > 1 else ""
+    if row.modules > 1:
+        where += f" ({row.modules} modules)"
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"
-    why = "" if row.cause is None else f"; {reason_of(row, analysis.profile)}"
+    if row.cause is not None:
+        costs += f"; {reason_of(row, analysis.profile)}"
     slower = f"{_slower(row.ratio)} than the other ranks"
-    return f"{rank} is {slower} in {where}{number}{often}: {costs}{why}"
+    return f"{rank} is {slower} in {where}{often}: {costs}"
 
 
 def _slower(ratio: float | None) -> str:
     """How much slower a rank is, as a share, or from ten times on as a factor."""
     if ratio is None or ratio <= 1:
         return "slower"
-    return (
-        f"{units.percent(ratio - 1)} slower" if ratio < _SMALLEST_FACTOR else f"×{ratio:.0f} slower"
-    )
+    if ratio < _SMALLEST_FACTOR:
+        return f"{units.percent(ratio - 1)} slower"
+    return f"×{ratio:.0f} slower"
 
 
 def _waiting(wait: RankWait) -> str:
     """Describe a wait: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
-    who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
+    who = f"{wait.ranks} ranks wait"
+    if wait.ranks == 1:
+        who = f"rank {wait.longest_rank} waits"
     traced = ""
     if wait.traced_seconds is not None:
         traced = f", in the traces {units.duration(wait.traced_seconds)}"
@@ -184,13 +189,17 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
     ]
     if len(found) > _WORST:
         sentences.append(f"{len(found) - _WORST} more")
-    yield from _labelled("communication", sentences)
+    yield from label_first("communication", sentences)
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:
     """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`."""
-    over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
-    group = f" (group {plain(each.group)})" if in_group else ""
+    over = ""
+    if each.group_size is not None:
+        over = f" over {counted(each.group_size, 'rank')}"
+    group = ""
+    if in_group:
+        group = f" (group {plain(each.group)})"
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
     if each.seconds is not None:
         exposed = ""
@@ -199,7 +208,9 @@ def _collective(each: Collective, *, in_group: bool) -> str:
         parts.append(f"{units.duration(each.seconds)}{exposed}")
     if each.bus_bytes_per_second is not None:
         least = "at least " if each.includes_waiting else ""
-        share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
+        share = ""
+        if each.link_share is not None:
+            share = f", {units.percent(each.link_share)} of the link"
         parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
     return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 

@@ -235,7 +235,9 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
     yield from _phases(times, unit)
     why_no_rate = "the samples of a batch are unknown: pass units="
-    remark = "" if times.samples_per_second is not None else why_no_rate
+    remark = ""
+    if times.samples_per_second is None:
+        remark = why_no_rate
     yield _fact("samples/s", times.samples_per_second, "/s", remark)
     if times.tokens_per_second is not None:
         yield _fact("tokens/s", times.tokens_per_second, "/s")
@@ -266,7 +268,9 @@ def _basis_of_step(analysis: Analysis) -> str:
             if step.is_unprofiled and step.seconds is not None:
                 indices.append(step.index)
         several = f"of the steps {min(indices):,} to {max(indices):,}"
-    spread = f" ± {plus_minus(times.spread)}" if times.spread is not None else ""
+    spread = ""
+    if times.spread is not None:
+        spread = f" ± {plus_minus(times.spread)}"
     median = units.duration(times.seconds.median)
     return f"mean of {units.count(times.steps)} {several}; median {median}{spread}"
 
@@ -325,7 +329,7 @@ def _peak(reached: Utilization, profile: Profile) -> str:
     """The peak that MFU is a share of, or why it is unknown."""
     run = profile.run
     if reached.hardware is None:
-        chips = _chips(profile)
+        chips = device_names(profile)
         if len(chips) > 1:
             names = ", ".join(chips)
             return f"the ranks have different chips, which have no common peak: {names}"
@@ -395,7 +399,9 @@ def _by_category(profile: Profile) -> str:
     for category in sorted(sizes, key=lambda name: -sizes[name]):
         if sizes[category]:
             parts.append(f"{category.replace('_', ' ')} {units.size(sizes[category])}")
-    return f"of these {', '.join(parts)}" if parts else ""
+    if not parts:
+        return ""
+    return f"of these {', '.join(parts)}"
 
 
 def _parameters(root: ModuleProfile) -> Iterator[str]:
@@ -463,11 +469,17 @@ def _why_no_breakdown(analysis: Analysis) -> str:
 
 def _subject(profile: Profile) -> Iterator[Fact]:
     run = profile.run
-    step = None if run.step is None else f"step {run.step}"
-    window = None if run.window is None else f"window {run.window}"
+    step = None
+    if run.step is not None:
+        step = f"step {run.step}"
+    window = None
+    if run.window is not None:
+        window = f"window {run.window}"
     partial = "partial" if run.partial else None
     yield _text("profiled", _listed(_root(profile), _passes(profile), step, window, partial))
-    number_of_ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
+    number_of_ranks = None
+    if run.world_size > 1:
+        number_of_ranks = counted(run.world_size, "rank")
     yield _text("device", _listed(_device(profile), run.dtype, run.precision, number_of_ranks))
     created = run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
     yield _text("created", created)
@@ -516,12 +528,12 @@ def _device(profile: Profile) -> str:
     """The device that the figures are for. An estimate runs on none, and is for a chip."""
     run = profile.run
     if run.kind != "estimate":
-        return f"{' and '.join(_chips(profile))} on {run.host}"
+        return f"{' and '.join(device_names(profile))} on {run.host}"
     chip = run.hardware.name if run.hardware else "no device"
     return f"{chip}, estimated on {run.host}"
 
 
-def _chips(profile: Profile) -> list[str]:
+def device_names(profile: Profile) -> list[str]:
     """The chips of all ranks, each once."""
     chips = list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device))
     return chips or [profile.run.device_name]
@@ -617,7 +629,9 @@ def _never_called(analysis: Analysis) -> str:
             labels.append(f"{shortened(label, _SHORT_NAME)} ×{len(names)}")
         else:
             labels += [shortened(name or root, _SHORT_NAME) for name in names]
-    more = f"{len(labels) - _UNCALLED} more" if len(labels) > _UNCALLED else ""
+    more = ""
+    if len(labels) > _UNCALLED:
+        more = f"{len(labels) - _UNCALLED} more"
     number_below = len(uncalled) - len(top)
     below = f"{number_below} below {'it' if len(top) == 1 else 'them'}" if number_below else ""
     return plain(joined(", ".join(labels[:_UNCALLED]), more, below, separator=" and "))
@@ -633,6 +647,8 @@ def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
     for fact in facts:
         depth = depths.get(fact.of, -1) + 1
         depths[fact.name] = depth
-        share = "" if fact.share is None else f"{units.percent(fact.share):>7} of the {whole}"
+        share = ""
+        if fact.share is not None:
+            share = f"{units.percent(fact.share):>7} of the {whole}"
         rest = joined(share, fact.remark)
         yield f"{'  ' * depth}{fact.label}", f"{fact.text:>{width}}  {rest}".rstrip()

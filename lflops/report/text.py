@@ -49,6 +49,20 @@ def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
     return "\n".join(shown)
 
 
+def label_first(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines of which only the first has the label."""
+    for line in lines:
+        yield label, line
+        label = ""
+
+
+def times_mark(number: int) -> str:
+    """The mark after the name of a repeated module, such as ` ×12`. Empty for a single module."""
+    if number <= 1:
+        return ""
+    return f" ×{number}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as `3 calls`."""
     return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
@@ -152,12 +166,11 @@ def _advice(saving: Saving) -> str:
             f"logits and loss hold {units.size(saving.bytes)}: use a loss that computes them for "
             "one chunk of the tokens at a time"
         )
-    number = f" ×{saving.modules}" if saving.modules > 1 else ""
-    return f"checkpoint {plain(saving.module)}{number}"
+    return f"checkpoint {plain(saving.module)}{times_mark(saving.modules)}"
 
 
 def _cost(saving: Saving, analysis: Analysis) -> str:
-    total = sum(counts.macs for counts in analysis.totals.values())
+    total = analysis.total_macs
     if not saving.macs or not total:
         return ""
     share = units.percent(saving.macs / total)

@@ -230,7 +230,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
         }
         yield sentences[fit.verdict]
     if bound is None and fit is None:
-        macs = sum(counts.macs for counts in analysis.totals.values())
+        macs = analysis.total_macs
         yield f"A step has {units.count(macs)} MACs. Nothing was timed{disturbed_by(analysis.profile)}."
 
 

@@ -83,7 +83,9 @@ def head(value: object) -> dict[str, Any]:
         given, _ = json.JSONDecoder(parse_int=float).raw_decode(text)
     except (ValueError, RecursionError):
         return {}
-    return _known(given) if isinstance(given, dict) else {}
+    if not isinstance(given, dict):
+        return {}
+    return _known(given)
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:

@@ -246,7 +246,9 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _value(datum: Any, index: int = 0) -> Any:
-    return datum.numpy.item(index) if index < datum.numpy.size <= _PARTS else None
+    if index < datum.numpy.size <= _PARTS:
+        return datum.numpy.item(index)
+    return None
 
 
 def _status(datum: Any) -> _Status:

@@ -216,9 +216,13 @@ def event_seconds(device: torch.device) -> float | None:
     host = HostClock()
     costs = []
     try:
-        trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(8)]
-        _, _, last, _ = trials[-1]
-        last.event.synchronize()
+        trials = []
+        for _ in range(8):
+            began = host.mark()
+            start = clock.mark()
+            end = clock.mark()
+            trials.append((began, start, end, host.mark()))
+        end.event.synchronize()
         for began, start, end, done in trials:
             costs.append(max(host.seconds(began, done) / 2, clock.seconds(start, end)))
     except RuntimeError:
@@ -305,7 +309,9 @@ class ThreadSchedule:
     def read(self) -> bytes | None:
         """Scheduler counters of the thread so far, or `None` if the system has none."""
         try:
-            return None if self._file is None else os.pread(self._file, 80, 0)
+            if self._file is None:
+                return None
+            return os.pread(self._file, 80, 0)
         except OSError:
             return None
 
@@ -334,4 +340,6 @@ def _waited() -> float | None:
                 nanoseconds += int(read(thread / "schedstat").split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    return nanoseconds / 1e9 if nanoseconds else None
+    if not nanoseconds:
+        return None
+    return nanoseconds / 1e9

@@ -31,6 +31,7 @@ from lflops.attribution.module_tracker import Frame, FrameStack
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.inputs.tensors import nodes_of
 from lflops.model.module_tree import ModuleTree
+from lflops.profile.module_names import name_below
 from lflops.profile.records import ModulePhase, Phase
 from lflops.timing.clock import Clock, DeviceClock, HostClock, device_clock, seconds_of
 from lflops.timing.module_times import (
@@ -185,7 +186,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), None, ""))
         stack = self._stack()
         above = stack.frames[-1]
-        fqn = f"{above.module_phase.fqn}.{name}" if above.module_phase.fqn else name
+        fqn = name_below(above.module_phase.fqn, name)
         frame = _TimedFrame(key, ModulePhase(fqn, stack.phase), self._module_fqn(above))
         self._push(stack, frame, None)
 

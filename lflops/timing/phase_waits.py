@@ -110,4 +110,6 @@ class PhaseWaits:
 
 def _waited(counters: bytes | None) -> int | None:
     """Nanoseconds that a thread has waited for a core, from its scheduler counters."""
-    return int(counters.split(None, 2)[1]) if counters else None
+    if not counters:
+        return None
+    return int(counters.split(None, 2)[1])

@@ -115,13 +115,13 @@ def record_graphs() -> Callable[[], None]:
             _LEVEL: getattr(config, _LEVEL) or _BASIC,
             _KERNEL_EVENTS: True,
         }
-        entries: dict[str, Any] = {name: config._config[name] for name in wanted}  # type: ignore[attr-defined,unused-ignore]
+        entries: dict[str, Any] = config._config  # type: ignore[attr-defined,unused-ignore]
         # The value of each setting, its default, and the value set by the user, or torch's mark for
         # an unset value.
-        before = {
-            name: (getattr(config, name), entry.default, entry.user_override.get())
-            for name, entry in entries.items()
-        }
+        before = {}
+        for name in wanted:
+            entry = entries[name]
+            before[name] = (getattr(config, name), entry.default, entry.user_override.get())
         graph_id = debug._pre_grad_graph_id
         if graph_id is None:
             # Otherwise a backward that is compiled at its first run records nothing.
@@ -162,7 +162,9 @@ def _graph_of_key() -> fx.GraphModule | None:
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is creates_key:
             graph = frame.f_locals.get(_GRAPH)
-            return graph if isinstance(graph, fx.GraphModule) else None
+            if not isinstance(graph, fx.GraphModule):
+                return None
+            return graph
     return None
 
 

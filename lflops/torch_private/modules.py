@@ -170,7 +170,10 @@ def compilations() -> int:
     It does not load torch.compile.
     """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
+    if loaded is None:
+        return 0
+    graphs: int = loaded.counters["stats"]["unique_graphs"]
+    return graphs
 
 
 def graph_breaks() -> int:
@@ -179,7 +182,9 @@ def graph_breaks() -> int:
     It does not load torch.compile.
     """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if loaded is None else sum(loaded.counters["graph_break"].values())
+    if loaded is None:
+        return 0
+    return sum(loaded.counters["graph_break"].values())
 
 
 def compile_seconds() -> float:

@@ -48,7 +48,9 @@ def overloads_of(operator: Any) -> list[Any]:
         return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
     # The result of `torch.library.custom_op` holds its only overload.
     overload = getattr(operator, "_opoverload", operator)
-    return [overload] if isinstance(overload, OpOverload | HigherOrderOperator) else []
+    if not isinstance(overload, OpOverload | HigherOrderOperator):
+        return []
+    return [overload]
 
 
 def decomposes(operator: Any) -> bool:
@@ -159,7 +161,9 @@ def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of all arguments, in the order of the schema."""
     names = []
     for each in operator._schema.arguments:
-        default = each.default_value if each.has_default_value() else None
+        default = None
+        if each.has_default_value():
+            default = each.default_value
         names.append((each.name, default))
     return tuple(names)
 

@@ -236,7 +236,9 @@ class _Work:
         if macs is None:
             macs = self._modules[call.fqn].work(call.phase).self_macs * self._steps
             nanoseconds = self._nanoseconds[call.fqn, call.phase]
-        return 2e9 * macs / nanoseconds if nanoseconds else None
+        if not nanoseconds:
+            return None
+        return 2e9 * macs / nanoseconds
 
     def _time(self, call: Call) -> int:
         return call.device if self._on_device else call.end - call.start

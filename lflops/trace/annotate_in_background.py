@@ -165,7 +165,9 @@ def main(arguments: Sequence[str]) -> int:
     status = 0
     try:
         calls = msgspec.json.decode(read(calls_file, LARGEST_RAW), type=RecordedCalls)
-        profile = load(arguments[3]) if len(arguments) > 3 else None
+        profile = None
+        if len(arguments) > 3:
+            profile = load(arguments[3])
         left_out = annotate(trace, calls, into, profile=profile)
     except _DAMAGED as error:
         failure = error

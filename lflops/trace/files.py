@@ -118,7 +118,9 @@ def malformed_at(error: msgspec.DecodeError) -> tuple[int, str] | None:
     """Return the position and the problem that an error about malformed JSON reports, or `None`."""
     message = str(error)
     found = _AT_BYTE.search(message)
-    return (int(found[1]) - 1, message[: found.start()]) if found else None
+    if not found:
+        return None
+    return (int(found[1]) - 1, message[: found.start()])
 
 
 def without_infinities(text: bytes) -> bytes:

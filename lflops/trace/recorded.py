@@ -179,6 +179,10 @@ class RecordedTrace(Struct, kw_only=True):
     first: int = 0
     last: int = 0
 
+    def steps(self) -> list[Span]:
+        """Return the profiler's steps in recorded order."""
+        return [span for span in self.spans if span.kind == "step"]
+
     def on_host(self) -> Iterator[HostItem]:
         """Iterate over everything on the host.
 

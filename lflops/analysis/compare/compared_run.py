@@ -18,7 +18,7 @@ from lflops.analysis.utilization import utilization
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASS_PHASES, PHASES, Phase
+from lflops.profile.records import PASS_PHASES, PHASES, Phase, TimingStats, median_of
 from lflops.profile.series import ratio, sum_known
 
 FACTS = (
@@ -111,7 +111,9 @@ class ComparedRun(NamedTuple):
                 raise ValueError(f"{name} has {len(converted)} values for {len(names)} modules")
             return converted
 
-        count_type = int if figures.counted else int | None
+        count_type: Any = int | None
+        if figures.counted:
+            count_type = int
         columns = {
             "peak_bytes": column("peak_bytes", int | None),
             "parameters": column("parameters", int),
@@ -164,18 +166,28 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
     root = profile.modules[""]
     lost = profile.cpu_lost_shares
     phases_ran = [phase for phase in PHASES if root.work(phase).calls]
+    facts = {name: getattr(profile.run, name) for name in FACTS}
+    phases = {}
+    for name, stats in times.spreads.items():
+        phases[name] = Measured(stats.median, stats.error)
+    peak_bytes = root.peak_bytes
+    if profile.memory:
+        peak_bytes = profile.memory.peak_bytes
+    cpu_lost = None
+    if lost:
+        cpu_lost = statistics.fmean(lost)
     return RunFigures(
-        facts={name: getattr(profile.run, name) for name in FACTS},
+        facts=facts,
         counted=bool(profile.op_counts),
         phases_ran=tuple(phases_ran),
         step=measured(times.seconds),
-        phases={name: Measured(each.median, each.error) for name, each in times.spreads.items()},
+        phases=phases,
         mfu=mfu,
         samples_per_second=times.samples_per_second,
         tokens_per_second=times.tokens_per_second,
-        peak_bytes=profile.memory.peak_bytes if profile.memory else root.peak_bytes,
+        peak_bytes=peak_bytes,
         has_reliable_times=not are_times_far_off(profile.notes),
-        cpu_lost=statistics.fmean(lost) if lost else None,
+        cpu_lost=cpu_lost,
     )
 
 
@@ -188,12 +200,19 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
             seconds: list[float | None] = []
             errors: list[float | None] = []
             for spread in map(attrgetter(f"{prefix}seconds"), works):
-                seconds.append(None if spread is None else spread.median)
-                errors.append(None if spread is None else spread.error)
+                seconds.append(median_of(spread))
+                errors.append(error_of(spread))
             columns[f"{phase}.{prefix}seconds"] = seconds
             columns[f"{phase}.{prefix}error"] = errors
             columns[f"{phase}.{prefix}calls"] = list(map(attrgetter(f"{prefix}calls"), works))
     return columns
+
+
+def error_of(stats: TimingStats | None) -> float | None:
+    """The standard error of the median, or `None` if it is unknown."""
+    if stats is None:
+        return None
+    return stats.error
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
@@ -290,6 +309,13 @@ class SharedPhases:
         return found
 
 
+def _prefix(*, own: bool) -> str:
+    """The beginning of the names of inclusive columns, or of columns of self figures."""
+    if own:
+        return "self_"
+    return ""
+
+
 class ModuleSide(NamedTuple):
     """A module in one of the runs.
 
@@ -311,13 +337,13 @@ class ModuleSide(NamedTuple):
 
     def timed_work(self, *, own: bool) -> list[int]:
         """The MACs and the FLOPs of each phase that has times."""
-        work = self.of.timed_work["self_" if own else ""]
+        work = self.of.timed_work[_prefix(own=own)]
         rows = [work[row] for row in self._rows(own=own)]
         return [sum(values) for values in zip(*rows, strict=True)]
 
     def time(self, *, own: bool) -> Measured | None:
         """Sum of the phases that ran."""
-        times = self.of.times["self_" if own else ""]
+        times = self.of.times[_prefix(own=own)]
         parts: list[tuple[float | None, float | None]] = []
         for row in self._rows(own=own):
             parts += times[row]
@@ -327,14 +353,14 @@ class ModuleSide(NamedTuple):
         """The `seconds` or `macs` in a phase."""
         if field == "macs" and not self.of.counted:
             return None
-        prefix = "self_" if own else ""
-        figure: float | None = self._sum(self.of.run.columns[f"{phase}.{prefix}{field}"], own=own)
+        column = self.of.run.columns[f"{phase}.{_prefix(own=own)}{field}"]
+        figure: float | None = self._sum(column, own=own)
         return figure
 
     def parameters(self, *, own: bool) -> int:
         """Number of distinct parameters."""
-        column = "self_parameters" if own else "parameters"
-        parameters: int = self._sum(self.of.run.columns[column], own=own)
+        column = self.of.run.columns[f"{_prefix(own=own)}parameters"]
+        parameters: int = self._sum(column, own=own)
         return parameters
 
     def peak(self) -> int | None:
@@ -342,7 +368,9 @@ class ModuleSide(NamedTuple):
         return peak
 
     def _rows(self, *, own: bool) -> Sequence[int]:
-        return self.rows if own else self.rows[:1]
+        if own:
+            return self.rows
+        return self.rows[:1]
 
     def _sum(self, column: Sequence[Any], *, own: bool) -> Any:
         return sum_known([column[row] for row in self._rows(own=own)])
@@ -355,14 +383,20 @@ class ModulePair(NamedTuple):
     after: ModuleSide | None
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
-        before = None if self.before is None else figure(self.before)
-        after = None if self.after is None else figure(self.after)
+        before = after = None
+        if self.before is not None:
+            before = figure(self.before)
+        if self.after is not None:
+            after = figure(self.after)
         return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         """The times before and after."""
-        before = None if self.before is None else self.before.time(own=own)
-        after = None if self.after is None else self.after.time(own=own)
+        before = after = None
+        if self.before is not None:
+            before = self.before.time(own=own)
+        if self.after is not None:
+            after = self.after.time(own=own)
         return before, after
 
     def same_work(self, *, own: bool) -> bool:
@@ -378,7 +412,7 @@ class ModulePair(NamedTuple):
 
         `explained` are the seconds of the change that submodules explain.
         """
-        prefix = "self_" if own else ""
+        prefix = _prefix(own=own)
 
         def change(field: str) -> Change:
             return self.change(lambda side: side.work(prefix + field))

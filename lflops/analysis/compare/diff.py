@@ -153,7 +153,9 @@ def _unpaired(partners: _Partners, nodes: Iterable[ModuleNode]) -> list[ModuleNo
 
 
 def _depth(name: str) -> int:
-    return name.count(".") + 1 if name else 0
+    if not name:
+        return 0
+    return name.count(".") + 1
 
 
 def _root(run: ComparedRun) -> ModuleNode:
@@ -189,8 +191,8 @@ def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
     best = None
     for root, other in ((before, after), (after, before)):
         for child in root.children:
-            shared = _shared(child, other) if child.children else 0
-            if shared > most:
+            shared = _shared(child, other)
+            if child.children and shared > most:
                 most = shared
                 best = (root, child)
     if best is None:
@@ -248,7 +250,9 @@ def _same(
 
 def _label_and_class(node: ModuleNode) -> Hashable:
     """Label and class; a number as label says nothing."""
-    return None if node.label.isdecimal() else (node.label, node.kind)
+    if node.label.isdecimal():
+        return None
+    return node.label, node.kind
 
 
 _KEYS: tuple[tuple[_Key, bool], ...] = (
@@ -300,21 +304,27 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         """The ratio of the times in `news`; `None` if the time before is close to 0."""
         is_own = self.news is self.self_work.time
         whole = self.inclusive.time.before
-        return None if is_own and _is_tiny(self.news.before, whole) else self.news.ratio
+        if is_own and _is_tiny(self.news.before, whole):
+            return None
+        return self.news.ratio
 
     @property
     def macs_ratio(self) -> float | None:
         """The ratio of the self MACs; of all MACs if the self MACs before are close to 0."""
         own = self.self_work.macs
         whole = self.inclusive.macs
-        return whole.ratio if _is_tiny(own.before, whole.before) else own.ratio
+        if _is_tiny(own.before, whole.before):
+            return whole.ratio
+        return own.ratio
 
     @property
     def news(self) -> Timing:
         """The self time if it is slower, faster or costs more for other work; else the inclusive."""
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
-        return own if own.verdict in CHANGED or costs_more else self.inclusive.time
+        if own.verdict in CHANGED or costs_more:
+            return own
+        return self.inclusive.time
 
 
 _TINY = 0.05
@@ -412,9 +422,13 @@ def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[
     Raises:
         ProfileError: A file cannot be read.
     """
-    first = before if isinstance(before, Profile) else load(before)
-    second = after if isinstance(after, Profile) else load(after)
-    return compare(compared_run(first), compared_run(second)).diff
+    return compare(_compared_run(before), _compared_run(after)).diff
+
+
+def _compared_run(run: Profile | str | PathLike[str]) -> ComparedRun:
+    if not isinstance(run, Profile):
+        run = load(run)
+    return compared_run(run)
 
 
 def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
@@ -425,7 +439,9 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     phases = _shared_phases(first, second)
     left = SharedPhases(before, phases)
     right = SharedPhases(after, phases)
-    pairs = [ModulePair(_side(left, one), _side(right, other)) for one, other in nodes]
+    pairs = []
+    for one, other in nodes:
+        pairs.append(ModulePair(_side(left, one), _side(right, other)))
 
     unreliable: list[Side] = []
     if not first.has_reliable_times:
@@ -433,7 +449,9 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     if not second.has_reliable_times:
         unreliable.append("after")
     lost = (first.cpu_lost or 0.0, second.cpu_lost or 0.0)
-    judge = None if unreliable else _judge(pairs, first.step, lost)
+    judge = None
+    if not unreliable:
+        judge = _judge(pairs, first.step, lost)
     judge_of_step = judge_of_steps(None, first.step, times=1, lost=lost)
     names = dict.fromkeys([*first.phases, *second.phases])
     judge_of_phases = judge_of_steps(judge, first.step, times=len(names), lost=lost)
@@ -461,7 +479,9 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
 
 
 def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
-    return None if node is None else ModuleSide(of, node.rows)
+    if node is None:
+        return None
+    return ModuleSide(of, node.rows)
 
 
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
@@ -503,8 +523,12 @@ def _judge(
             if first and second:
                 known.append((first, second))
     root, _ = pairs[0].times(own=False)
-    modules = root.seconds if root else 0.0
-    step_seconds = step.seconds if step else modules
+    modules = 0.0
+    if root:
+        modules = root.seconds
+    step_seconds = modules
+    if step:
+        step_seconds = step.seconds
     return judge_of(known, modules=modules, step=step_seconds, times=2 * len(known), lost=lost)
 
 
@@ -598,13 +622,17 @@ def limits(
         checked.append(_mfu_limit(diff.mfu.after, diff.cpu_lost[1] or 0.0, min_mfu))
     if max_memory is not None:
         peak = diff.peak_bytes.after
-        broken = None if peak is None else peak > max_memory
+        broken = None
+        if peak is not None:
+            broken = peak > max_memory
         checked.append(Limit(name="max_memory", allowed=max_memory, found=peak, is_broken=broken))
     return tuple(checked)
 
 
 def _regress_limit(step: Timing, allowed: float) -> Limit:
-    caveat = None if step.caveat == "few_steps" else step.caveat
+    caveat = step.caveat
+    if caveat == "few_steps":
+        caveat = None
     regress = None
     broken = None
     if step.ratio is not None:
@@ -687,7 +715,9 @@ def batch_change(diff: Diff) -> BatchChange | None:
 def causes(diff: Diff) -> tuple[DiffCause, ...]:
     """The changes that a larger batch does not explain, largest cost or gain first."""
     batch = batch_change(diff)
-    explained = batch.ratio if batch and batch.explains_work else None
+    explained = None
+    if batch and batch.explains_work:
+        explained = batch.ratio
     found = [
         *_module_changes(diff, explained),
         *_phase_changes(diff),
@@ -747,19 +777,26 @@ def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
     """The ratio of the self MACs, or of all MACs if the self MACs before are close to 0."""
     own = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
-    is_tiny = _is_tiny(
-        sum_known(change.before for change in own), sum_known(change.before for change in whole)
-    )
-    return _ratio(whole if is_tiny else own)
+    before = sum_known(change.before for change in own)
+    if _is_tiny(before, sum_known(change.before for change in whole)):
+        return _ratio(whole)
+    return _ratio(own)
 
 
 def _interval(
     times: Sequence[Timing], whole: CommonFactor | None
 ) -> tuple[float | None, float | None]:
     """The interval around all ratios, including the common factor of the whole run."""
-    factor = 1.0 if whole is None else whole.ratio
-    lows = [time.low * factor for time in times if time.low is not None]
-    highs = [time.high * factor for time in times if time.high is not None]
+    factor = 1.0
+    if whole is not None:
+        factor = whole.ratio
+    lows = []
+    highs = []
+    for time in times:
+        if time.low is not None:
+            lows.append(time.low * factor)
+        if time.high is not None:
+            highs.append(time.high * factor)
     return min(lows, default=None), max(highs, default=None)
 
 
@@ -782,12 +819,12 @@ def _placed(
         if not module.name or module.name.rpartition(".")[0] not in names:
             uppermost.append((kind, module))
     for _, name, group in _grouped(diff, uppermost):
-        times = [module.inclusive.time for module in group]
         if kind == "added":
-            seconds = sum_known(time.after for time in times)
+            seconds = sum_known(module.inclusive.time.after for module in group)
         else:
-            seconds = sum_known(time.before for time in times)
-            seconds = None if seconds is None else -seconds
+            seconds = sum_known(module.inclusive.time.before for module in group)
+            if seconds is not None:
+                seconds = -seconds
         yield DiffCause(kind=kind, name=name, modules=len(group), seconds=seconds or None)
 
 
@@ -831,7 +868,9 @@ def _ratio(changes: Iterable[Change | Timing]) -> float | None:
     both = list(changes)
     before = sum_known(change.before for change in both)
     after = sum_known(change.after for change in both)
-    return None if after == before else ratio(after, before)
+    if after == before:
+        return None
+    return ratio(after, before)
 
 
 def _is_same(one: float, other: float) -> bool:

@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.records import TimingStats
-from lflops.profile.series import robust_deviation
+from lflops.profile.series import robust_deviation, sum_known
 
 LEAST_CHANGE = 0.03
 """The smallest relative change of a time that counts.
@@ -224,7 +224,9 @@ class Judge(NamedTuple):
         return self.whole.ratio, self.whole.error
 
     def _least_error(self, seconds: float) -> float:
-        return self.least_error if seconds >= self.large else self.least_error_of_small
+        if seconds >= self.large:
+            return self.least_error
+        return self.least_error_of_small
 
     def _is_changed(self, change: float, seconds: float, error: float) -> bool:
         """Return whether a relative change is large enough to matter, and beyond the noise."""
@@ -235,12 +237,16 @@ class Judge(NamedTuple):
 
 def slowed_by(lost: float) -> float:
     """The largest factor by which a step may be longer if other processes took this CPU share."""
-    return (1 - lost) ** -LOST_COUNTS if lost < 1 else math.inf
+    if lost >= 1:
+        return math.inf
+    return math.pow(1 - lost, -LOST_COUNTS)
 
 
 def measured(spread: TimingStats | None) -> Measured | None:
     """The median over several steps, with its error."""
-    return None if spread is None else Measured(spread.median, spread.error)
+    if spread is None:
+        return None
+    return Measured(spread.median, spread.error)
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
@@ -250,14 +256,10 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
     """
     if not parts:
         return None
-    total_seconds = 0.0
-    total_error: float | None = 0.0
-    for seconds, error in parts:
-        if seconds is None:
-            return None
-        total_seconds += seconds
-        total_error = None if error is None or total_error is None else total_error + error
-    return Measured(total_seconds, total_error)
+    seconds = sum_known(seconds for seconds, _ in parts)
+    if seconds is None:
+        return None
+    return Measured(seconds, sum_known(error for _, error in parts))
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
@@ -268,12 +270,13 @@ def unjudged(before: Measured | None, after: Measured | None, macs: float | None
         ratio = after.seconds / before.seconds
         if macs and macs != 1:
             per_mac = ratio / macs
-    return Timing(
-        before=None if before is None else before.seconds,
-        after=None if after is None else after.seconds,
-        ratio=ratio,
-        per_mac=per_mac,
-    )
+    return Timing(before=_seconds(before), after=_seconds(after), ratio=ratio, per_mac=per_mac)
+
+
+def _seconds(measured: Measured | None) -> float | None:
+    if measured is None:
+        return None
+    return measured.seconds
 
 
 def judge_of(

@@ -25,7 +25,9 @@ from lflops.hardware.chips import Hardware
 from lflops.inputs.arguments import check_memory
 from lflops.inputs.tensors import tensors_in
 from lflops.memory.peak import FRAGMENTATION, TIGHT, MemoryFit, memory_fit_of
+from lflops.profile.module_names import name_below
 from lflops.profile.profile import Profile
+from lflops.profile.series import ratio
 
 _HEADS = ("recomputed", "peak", "saved", "more FLOPs", "of the step's", "more time")
 
@@ -76,7 +78,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     @property
     def peak_bytes(self) -> int:
         """Peak of live tensors in the estimate of the whole step."""
-        return 0 if self.profile.memory is None else self.profile.memory.peak_bytes
+        if self.profile.memory is None:
+            return 0
+        return self.profile.memory.peak_bytes
 
     def table(self) -> str:
         """Return a table with a line for each alternative and for the plan."""
@@ -84,14 +88,13 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         total = sum(op.flops for op in self.profile.op_counts) - self.alternatives[-1].flops
         rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
-            share = each.flops / total if total else None
             row = (
                 each.policy,
                 self._recomputed(each.policy),
                 units.size(each.peak_bytes),
                 units.size(plain.peak_bytes - each.peak_bytes),
                 units.count(each.flops),
-                units.percent(share),
+                units.percent(ratio(each.flops, total)),
                 units.duration(each.seconds),
             )
             rows.append(row)
@@ -103,7 +106,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> str:
         """Return the last line of the table, with the same verdict as the estimate of a chip."""
-        lowest = "" if self.fits else ", this is the lowest peak"
+        lowest = ""
+        if not self.fits:
+            lowest = ", this is the lowest peak"
         fit = self.memory_fit
         if fit is not None:
             needed = units.size(fit.needed_bytes)
@@ -121,7 +126,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         code = _SELECTIVE_CODE if "selective" in used else _FULL_CODE
         lines = [code]
         for policy in used:
-            argument = ", context_fn=selective" if policy == "selective" else ""
+            argument = ""
+            if policy == "selective":
+                argument = ", context_fn=selective"
             blocks = [block for block, chosen in self.policies.items() if chosen == policy]
             lines += _loops(blocks, argument)
         return "\n".join(lines) + "\n"
@@ -133,7 +140,10 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         if policy != "best":
             return str(len(self.policies))
         chosen = Counter(self.policies.values())
-        numbers = [f"{chosen[each]} {each}" for each in POLICIES[1:] if chosen[each]]
+        numbers = []
+        for each in POLICIES[1:]:
+            if chosen[each]:
+                numbers.append(f"{chosen[each]} {each}")
         return ", ".join(numbers) or "0"
 
 
@@ -175,9 +185,9 @@ def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
         else:
             runs.append((container, range(number, number + 1)))
     for container, numbers in runs:
-        prefix = f"{container}." if container else ""
+        block = name_below(container, "{index}")
         yield f"for index in range({numbers.start}, {numbers.stop}):"
-        yield f'    recompute(model.get_submodule(f"{prefix}{{index}}"){argument})'
+        yield f'    recompute(model.get_submodule(f"{block}"){argument})'
 
 
 # How often the budget of the search is lowered by the bytes by which an estimate exceeds it.
@@ -314,8 +324,15 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
         alternatives=tuple(alternatives),
         profile=profile,
         estimates=trials.made,
-        memory_fit=memory_fit_of(profile, profile.run.hardware) if by_room else None,
+        memory_fit=_memory_fit(profile, by_room=by_room),
     )
+
+
+def _memory_fit(profile: Profile, *, by_room: bool) -> MemoryFit | None:
+    """Return what the step needs of the chip, if the memory of the chip is the budget."""
+    if not by_room:
+        return None
+    return memory_fit_of(profile, profile.run.hardware)
 
 
 def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
@@ -326,7 +343,7 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
 
 
 def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
-    needs = memory_fit_of(profile, profile.run.hardware) if by_room else None
+    needs = _memory_fit(profile, by_room=by_room)
     if needs is None:
         return memory_of(profile).peak_bytes - budget
     if needs.verdict == "fits":
@@ -335,10 +352,13 @@ def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
 
 
 def _alternative(chain: Chain, policy: str, choices: Sequence[Policy]) -> Alternative:
+    seconds = None
+    if chain.times:
+        seconds = chain.spent(chain.times, choices) * FEMTO
     return Alternative(
         policy=policy,
         peak_bytes=chain.peak(choices),
         estimated=False,
         flops=chain.spent(chain.flops, choices),
-        seconds=chain.spent(chain.times, choices) * FEMTO if chain.times else None,
+        seconds=seconds,
     )

@@ -46,8 +46,12 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
         return None
     gradients = chain.offsets[after] - chain.offsets[after + 1]
     last_offset = chain.offsets[after + 1]
-    earlier = [offset + gradients * copies for offset in chain.offsets[: after + 1]]
-    inserted = [last_offset + gradients * (copies - copy) for copy in range(copies)]
+    earlier = []
+    for offset in chain.offsets[: after + 1]:
+        earlier.append(offset + gradients * copies)
+    inserted = []
+    for later_copies in range(copies, 0, -1):
+        inserted.append(last_offset + gradients * later_copies)
     kinds_before = chain.kinds[: after + 1]
     return replace(
         chain,
@@ -124,11 +128,15 @@ class BlockTrials:
         With `fold`, the estimates are of a model without most of its equal blocks. The result is
         then `None` if there are no such blocks, or if they did not run the same operators.
         """
-        first = self._whole or self._first(None if fold else ())
-        folds = self.folds if fold else []
-        if fold and not folds:
-            self._whole = first
-            return None
+        folds: list[Fold] = []
+        if fold:
+            first = self._whole or self._first(None)
+            folds = self.folds
+            if not folds:
+                self._whole = first
+                return None
+        else:
+            first = self._whole or self._first(())
         kinds = first.reading.kinds
         trials = [first]
         wanted = _possible_keys(kinds).difference(keys_of(kinds, first.choices))
@@ -152,7 +160,9 @@ class BlockTrials:
     def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
         """Extend the chain of a folded model to the whole model."""
         names = full_names(folds, self._blocks)
-        units = [tuple(names[block] for block in unit) for unit in self.units]
+        units = []
+        for unit in self.units:
+            units.append(tuple(names[block] for block in unit))
         whole = chain
         for fold, one_less in shorter_folds(folds):
             shorter = self._first(one_less).reading
@@ -170,7 +180,8 @@ class BlockTrials:
             if longer is None:
                 return None
             whole = longer
-            units[after + 1 : after + 1] = [(fold.block(number),) for number in fold.removed]
+            copies = [(fold.block(number),) for number in fold.removed]
+            units[after + 1 : after + 1] = copies
         self.units = units
         return whole
 
@@ -178,7 +189,9 @@ class BlockTrials:
         """Estimate the model without recomputation, and find its blocks."""
         steps = self._steps({}, folds)
         last = steps[-1]
-        names = full_names(self.folds if folds is None else folds, self._blocks)
+        if folds is None:
+            folds = self.folds
+        names = full_names(folds, self._blocks)
         self.units = units_of(memory_of(last).timeline, last.modules.keys() & names.keys())
         if not self.units:
             raise CountError(
@@ -204,10 +217,13 @@ class BlockTrials:
             bound = lower_bound(replace(steps[-1], op_counts=tuple(recomputed)))
             if bound is not None:
                 times.append(round(bound.seconds / FEMTO))
+        times_of_units = None
+        if len(times) == len(flops):
+            times_of_units = tuple(times)
         return Trial(
             choices=tuple(choices),
             flops=tuple(flops),
-            times=tuple(times) if len(times) == len(flops) else None,
+            times=times_of_units,
             reading=replace(readings[-1], fixed=max(each.fixed for each in readings)),
         )
 
@@ -250,7 +266,8 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
     keys: set[Key] = set()
     for place in range(len(kinds)):
         for before in POLICIES:
-            keys.update(key_of(kinds, place, before, choice) for choice in POLICIES)
+            for choice in POLICIES:
+                keys.add(key_of(kinds, place, before, choice))
     return keys
 
 

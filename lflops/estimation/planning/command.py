@@ -13,7 +13,6 @@ from lflops import units
 from lflops.cli.estimate import builder_for
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.cli.progress import ProgressLine
-from lflops.profile.series import gathered
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import counted
 
@@ -123,6 +122,8 @@ def plan(
     ] = False,
 ) -> None:
     """Rank the meshes, micro batches and checkpointing that fit by the predicted time of a step."""
+    if batch is None:
+        batch = _SAMPLES_PER_GPU * gpus
     with ProgressLine("loading torch") as progress:
         # Imported here because these modules import torch.
         from lflops.estimation.from_config import TOKENS, is_config
@@ -132,7 +133,7 @@ def plan(
         with builder_for(target, seq, remote_code=trust_remote_code) as build:
             found = find(
                 build,
-                _SAMPLES_PER_GPU * gpus if batch is None else batch,
+                batch,
                 gpus=gpus,
                 hardware=hardware,
                 optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
@@ -148,7 +149,9 @@ def plan(
                 "pipeline"
             )
         found.profile.save(save)
-    tokens = seq or (TOKENS if is_config(target) else None)
+    tokens = seq
+    if not tokens and is_config(target):
+        tokens = TOKENS
     if as_json:
         values = asdict(found)
         del values["profile"]
@@ -209,10 +212,14 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
 
 
 def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
-    meshes_of_reason = gathered((reason, name) for name, reason in found.left_out.items())
-    rows = [f"{', '.join(meshes)}: {reason}" for reason, meshes in meshes_of_reason.items()]
+    meshes_of_reason: dict[str, list[str]] = {}
+    for name, reason in found.left_out.items():
+        meshes_of_reason.setdefault(reason, []).append(name)
+    rows = []
+    for reason, meshes in meshes_of_reason.items():
+        rows.append(("left out", prose(f"{', '.join(meshes)}: {reason}")))
     yield ""
-    yield margin([("left out", prose(row)) for row in rows[:top]])
+    yield margin(rows[:top])
     more = _more(rows, top)
     if more:
         yield text(more, "dim")
@@ -220,49 +227,56 @@ def _left_out(found: "Plan", top: int) -> Iterator[RenderableType]:
 
 def _more(rows: Sequence[object], top: int) -> str:
     hidden = len(rows) - top
-    return f"{hidden} more: --top N lists them." if hidden > 0 else ""
+    if hidden <= 0:
+        return ""
+    return f"{hidden} more: --top N lists them."
 
 
 def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:
     throughput = "tokens/s" if tokens else "samples/s"
-    columns: dict[str, list[str]] = {"place": [str(row.place) for row in rows]}
-    columns |= _settings(rows)
-    timed = ("time", "interval", throughput, "exposed", "recomputing")
-    columns |= {name: [] for name in timed}
+    lines = []
     for row in rows:
+        cells = {"place": str(row.place)} | _settings(row)
         predicted = row.predicted
-        if predicted is None:
-            continue
-        recomputed = 0.0 if row.checkpointing == "none" else predicted.recomputed
-        interval = f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
-        exposed = predicted.by_kind.get("communication", 0.0)
-        columns["time"].append(units.duration(predicted.seconds))
-        columns["interval"].append(interval)
-        columns[throughput].append(units.rate(batch * (tokens or 1) / predicted.seconds))
-        columns["exposed"].append(units.duration(exposed))
-        columns["recomputing"].append(units.duration(recomputed))
-    return FittedTable("mesh", [row.name for row in rows], columns)
+        if predicted is not None:
+            recomputed = 0.0
+            if row.checkpointing != "none":
+                recomputed = predicted.recomputed
+            exposed = predicted.by_kind.get("communication", 0.0)
+            cells["time"] = units.duration(predicted.seconds)
+            cells["interval"] = (
+                f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
+            )
+            cells[throughput] = units.rate(batch * (tokens or 1) / predicted.seconds)
+            cells["exposed"] = units.duration(exposed)
+            cells["recomputing"] = units.duration(recomputed)
+        lines.append((row.name, cells))
+    return FittedTable.of_rows("mesh", lines)
 
 
 def _bound_table(rows: Sequence["Configuration"]) -> FittedTable:
-    columns = _settings(rows)
-    columns["at least"] = [units.duration(row.least_seconds) for row in rows]
-    if any(row.tensor_seconds for row in rows):
-        columns["exposed"] = [units.duration(row.tensor_seconds) for row in rows]
-    if any(row.bubble_seconds for row in rows):
-        columns["bubble"] = [units.duration(row.bubble_seconds) for row in rows]
-    return FittedTable("mesh", [row.name for row in rows], columns)
-
-
-def _settings(rows: Sequence["Configuration"]) -> dict[str, list[str]]:
-    """Return the columns that do not depend on a prediction."""
-    memory: list[str] = []
+    has_exposed = any(row.tensor_seconds for row in rows)
+    has_bubble = any(row.bubble_seconds for row in rows)
+    lines = []
     for row in rows:
-        mark = " !" if row.memory_fit.verdict == "tight" else ""
-        memory.append(units.size(row.memory_fit.needed_bytes, digits=1) + mark)
+        cells = _settings(row)
+        cells["at least"] = units.duration(row.least_seconds)
+        if has_exposed:
+            cells["exposed"] = units.duration(row.tensor_seconds)
+        if has_bubble:
+            cells["bubble"] = units.duration(row.bubble_seconds)
+        lines.append((row.name, cells))
+    return FittedTable.of_rows("mesh", lines)
+
+
+def _settings(row: "Configuration") -> dict[str, str]:
+    """Return the cells that do not depend on a prediction."""
+    memory = units.size(row.memory_fit.needed_bytes, digits=1)
+    if row.memory_fit.verdict == "tight":
+        memory += " !"
     return {
-        "recompute": [row.checkpointing for row in rows],
-        "micro batch": [f"{row.micro_batch} x {row.accumulation}" for row in rows],
+        "recompute": row.checkpointing,
+        "micro batch": f"{row.micro_batch} x {row.accumulation}",
         "memory": memory,
     }
 

@@ -18,7 +18,7 @@ from lflops import units
 from lflops.analysis.roofline import lower_bound
 from lflops.errors import CountError
 from lflops.estimation.changes import POLICIES, Changes, Policy, mixed_precision
-from lflops.estimation.estimate import Estimator, subject_of
+from lflops.estimation.estimate import Estimator, Subject, subject_of
 from lflops.estimation.mesh import DIMENSIONS
 from lflops.estimation.optimizer_step import MakesOptimizer, makes_optimizer
 from lflops.estimation.planning.block_trials import memory_of
@@ -136,11 +136,10 @@ def stage_peak(
     missing = 1 - stage.share
     optimizer_peak = peak_of(sheet, phase="optimizer")
     optimizer_peak -= missing * peak_of(none, phase="optimizer")
-    passes_peak = max(
-        value
-        for key, value in sheet.items()
-        if isinstance(key, MomentKey) and not key.with_gradients and stage.runs(key.place)
-    )
+    passes_peak = 0.0
+    for key, value in sheet.items():
+        if isinstance(key, MomentKey) and not key.with_gradients and stage.runs(key.place):
+            passes_peak = max(passes_peak, value)
     # The gradients of the block at work are part of `passes_peak` already.
     unsharded = (blocks - 1) * (gathered * weights + gradients) + stage.share * none["gradients"]
     in_flight = (stage.in_flight - 1) * blocks * activations + stage.buffers * sent
@@ -309,26 +308,31 @@ def plan(
         )
     chip = named(hardware) if isinstance(hardware, str) else hardware
     dtype, computing = PRECISIONS[precision]
-    is_mixed = computing is not None
-    changes = Changes(dtype=dtype, precision=precision if is_mixed else None)
-    fsdp_precision = mixed_precision(computing, "fp32" if is_mixed else None)
+    if computing is None:
+        changes = Changes(dtype=dtype)
+        fsdp_precision = mixed_precision(None, None)
+        gathered = 1.0
+    else:
+        changes = Changes(dtype=dtype, precision=precision)
+        fsdp_precision = mixed_precision(computing, "fp32")
+        gathered = 0.5
 
     def estimator(mesh: Mesh) -> Estimator:
+        mixed = fsdp_precision if "data" in mesh else None
         return Estimator(
-            caller=caller,
-            backward=True,
-            optimizer=makes,
-            hardware=chip,
-            mesh=mesh,
-            mixed=fsdp_precision if "data" in mesh else None,
+            caller=caller, backward=True, optimizer=makes, hardware=chip, mesh=mesh, mixed=mixed
         )
 
-    sheets = WorkSheets(
-        estimator,
-        lambda samples: changes.applied(caller, subject_of(caller, build(samples))),
-        lambda mesh: contextlib.nullcontext() if "data" in mesh else changes.autocast(),
-        progress=progress,
-    )
+    def make(samples: int) -> Subject:
+        return changes.applied(caller, subject_of(caller, build(samples)))
+
+    def context(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+        # FSDP2 casts by itself.
+        if "data" in mesh:
+            return contextlib.nullcontext()
+        return changes.autocast()
+
+    sheets = WorkSheets(estimator, make, context, progress=progress)
     return _Search(
         sheets,
         chip,
@@ -336,7 +340,7 @@ def plan(
         batch=batch,
         network=network,
         per_host=devices_per_host,
-        gathered=0.5 if is_mixed else 1.0,
+        gathered=gathered,
     ).plan()
 
 
@@ -398,7 +402,9 @@ class _Search:
                 f"plan: batch={self._batch}: no mesh of gpus={gpus} can divide it evenly: pass a "
                 f"multiple of {fewest_data_ranks}"
             )
-        unsharded: Mesh = {"replica": gpus} if gpus > 1 else {}
+        unsharded: Mesh = {}
+        if gpus > 1:
+            unsharded = {"replica": gpus}
         # The first estimate shows the blocks and the attention heads of the model.
         self._sheets.sheet(Case("none", 1, unsharded))
         degrees = list(filter(self._divides, degrees))
@@ -430,11 +436,10 @@ class _Search:
         depth = self._sheets.depth
         if stages <= max(depth, 1):
             return True
-        self._left_out[f"PP {stages}"] = (
-            f"its {depth} blocks are too few for {stages} stages"
-            if depth
-            else "pipelines need at least 10 blocks, all of them equal"
-        )
+        reason = "pipelines need at least 10 blocks, all of them equal"
+        if depth:
+            reason = f"its {depth} blocks are too few for {stages} stages"
+        self._left_out[f"PP {stages}"] = reason
         return False
 
     def _of_family(self, family: Family) -> list[Configuration]:
@@ -534,7 +539,9 @@ class _Search:
                 devices_per_host=self._per_host,
                 accumulation=accumulation,
             )
-            why = None if predicted is not None else why_not(profile, self._chip)
+            why = None
+            if predicted is None:
+                why = why_not(profile, self._chip)
         if predicted is None:
             reason = _bound_reason(tensor * accumulation, bubble)
         else:
@@ -626,8 +633,9 @@ class _Search:
         kept_by_two = self._sheet(corners, keeps_least, 1, mesh, 2)["activations"]
         micro_batches = self._batch // _data_ranks(mesh) // samples
         stages = stages_of(sheet, self._sheets.template.modules, mesh["pipeline"], micro_batches)
-        return max(
-            stage_peak(
+        peaks = []
+        for stage in stages:
+            peak = stage_peak(
                 stage,
                 sheet,
                 one,
@@ -637,16 +645,11 @@ class _Search:
                 gathered=self._gathered,
                 sent=(kept_by_two - kept_by_one) * samples,
             )
-            for stage in stages
-        )
+            peaks.append(peak)
+        return max(peaks)
 
-    def _room(self, peak: float, reserved: float | None = None) -> MemoryFit:
-        found = memory_fit(
-            int(peak),
-            self._chip,
-            ranks=self._gpus,
-            reserved_bytes=None if reserved is None else int(reserved),
-        )
+    def _room(self, peak: float, reserved: int | None = None) -> MemoryFit:
+        found = memory_fit(int(peak), self._chip, ranks=self._gpus, reserved_bytes=reserved)
         if found is None:
             raise CountError(
                 f"plan: hardware={self._chip.name!r}: its memory is unknown: "
@@ -664,7 +667,9 @@ class _Search:
             profile = self._sheets.whole(Case(each.checkpointing, each.micro_batch, each.mesh))
             added = self._accumulated[each.name, each.checkpointing, each.micro_batch]
             memory = memory_of(profile)
-            reserved = None if memory.reserved is None else memory.reserved.reserved_bytes + added
+            reserved = None
+            if memory.reserved is not None:
+                reserved = int(memory.reserved.reserved_bytes + added)
             needs = self._room(memory.peak_bytes + added, reserved)
             place = configurations.index(each)
             if needs.verdict != "does not fit":
@@ -732,7 +737,10 @@ def name_of(mesh: Mesh) -> str:
         parts.append(f"PP {mesh['pipeline']}")
     if "data" in mesh:
         replicas = mesh.get("replica")
-        parts.append(f"HSDP {replicas}x{mesh['data']}" if replicas else f"FSDP2 {mesh['data']}")
+        if replicas:
+            parts.append(f"HSDP {replicas}x{mesh['data']}")
+        else:
+            parts.append(f"FSDP2 {mesh['data']}")
     elif "replica" in mesh:
         parts.append(f"DDP {mesh['replica']}")
     if "tensor" in mesh:
@@ -777,10 +785,8 @@ def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
     parts = [(predicted.by_kind.get("communication", 0.0), "exposed communication")]
     if recomputes:
         parts.append((predicted.recomputed, "recomputation"))
-    parts.sort(reverse=True)
-    named_parts = [
-        f"{units.duration(seconds)} of {name}"
-        for seconds, name in parts
-        if seconds >= MINOR * predicted.seconds
-    ]
+    named_parts = []
+    for seconds, name in sorted(parts, reverse=True):
+        if seconds >= MINOR * predicted.seconds:
+            named_parts.append(f"{units.duration(seconds)} of {name}")
     return " and ".join(named_parts)

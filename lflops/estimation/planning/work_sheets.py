@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from torch import nn
 
-from lflops.estimation.changes import Policy, checkpointed
+from lflops.estimation.changes import Policy, checkpointed, with_submodules
 from lflops.estimation.equal_blocks import Fold, folded, folds_of, full_names, shorter_folds
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.mesh import tensor_plan
@@ -289,10 +289,9 @@ class WorkSheets:
             longer = self._estimated(case, None)
         except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
             longer = self._estimated(case, ())
-        shorter = [
-            (fold.length, self._estimated(case, folds))
-            for fold, folds in shorter_folds(self._folds)
-        ]
+        shorter = []
+        for fold, folds in shorter_folds(self._folds):
+            shorter.append((fold.length, self._estimated(case, folds)))
         return _DepthLines(longer, shorter)
 
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
@@ -304,10 +303,9 @@ class WorkSheets:
             inner = range(fold.first + 1, fold.first + fold.length - 1)
             for number in inner:
                 role_of_block[fold.block(number)] = Role(fold.block(inner[0]), len(inner))
-        roles = {
-            name: role_of_block.get(full_name, Role(full_name, 1))
-            for name, full_name in full_names(self._folds, self._block_names).items()
-        }
+        roles = {}
+        for name, full_name in full_names(self._folds, self._block_names).items():
+            roles[name] = role_of_block.get(full_name, Role(full_name, 1))
         return _sheet(steps[-2:], roles)
 
     def _run(
@@ -331,7 +329,7 @@ class WorkSheets:
             runs = self._inspect(subject.model)
             self._folds = runs if folds is None else folds
             stack.enter_context(folded(subject.model, self._folds))
-            left = _recomputable(blocks_in(subject.model))
+            left = with_submodules(blocks_in(subject.model))
             stack.enter_context(checkpointed(left, dict.fromkeys(left, case.policy)))
             return subject
 
@@ -345,8 +343,10 @@ class WorkSheets:
         runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
         is_one_run = len(runs) == 1 and runs[0].length == len(blocks)
         self._block_names = list(blocks)
-        self.blocks = list(_recomputable(blocks))
-        self.depth = len(blocks) if is_one_run else 0
+        self.blocks = list(with_submodules(blocks))
+        self.depth = 0
+        if is_one_run:
+            self.depth = len(blocks)
         self.heads = _heads_of(model)
         self.has_tensor_plan = bool(tensor_plan(model))
         return runs
@@ -390,12 +390,6 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
         if accumulates and not key.with_gradients:
             peak = max(peak, value + held)
     return peak
-
-
-def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    return {
-        name: block for name, block in blocks.items() if next(block.children(), None) is not None
-    }
 
 
 def _heads_of(model: Any) -> dict[str, int]:
@@ -486,10 +480,14 @@ def _add_memory(
         live = moment.by_category
         highest = moment.highest_bytes or moment.live_bytes
         in_optimizer = moment.phase == "optimizer"
-        raise_to("gradients", live.gradients if in_optimizer else 0)
+        gradients = live.gradients if in_optimizer else 0
+        activations = 0
+        if moment.phase == "backward":
+            activations = live.activations
+        raise_to("gradients", gradients)
         raise_to("parameters", live.parameters)
         raise_to("optimizer_state", live.optimizer_state)
-        raise_to("activations", live.activations if moment.phase == "backward" else 0)
+        raise_to("activations", activations)
         if not in_optimizer:
             raise_to("new gradient", live.gradients - gradients_before)
         for place in places:

@@ -104,4 +104,6 @@ def _in_operators(step: StepEvidence) -> str:
             "those of a reference model"
         )
     operators = step.operator_times.of({""}, {"forward", "backward"})
-    return f", in {operators.listed()}" if operators.names else ""
+    if not operators.names:
+        return ""
+    return f", in {operators.listed()}"

@@ -29,11 +29,10 @@ class FrozenLayers(StepRule):
         forward = step.root.forward.macs
         if not forward or not step.root.backward.macs:
             return
-        frozen = sum(
-            module.forward.self_macs
-            for module in _modules_without_backward(step).values()
-            if module.parameters and not module.trainable_parameters
-        )
+        frozen = 0
+        for module in _modules_without_backward(step).values():
+            if module.parameters and not module.trainable_parameters:
+                frozen += module.forward.self_macs
         if frozen >= MOSTLY_FROZEN_SHARE * forward:
             facts: Facts = {"frozen": frozen / forward}
             yield Candidate(rule=self, seconds=None, facts=facts)
@@ -51,11 +50,10 @@ class UnusedLayer(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if not step.root.backward.macs:
             return
-        unused = [
-            name
-            for name, module in _modules_without_backward(step).items()
-            if module.trainable_parameters and module.forward.macs
-        ]
+        unused = []
+        for name, module in _modules_without_backward(step).items():
+            if module.trainable_parameters and module.forward.macs:
+                unused.append(name)
         for name in unused:
             parent = name.rpartition(".")[0]
             seconds = step.profile.modules[name].forward.seconds

@@ -228,8 +228,12 @@ def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) ->
 def keys_seen(queries: int, keys: int, window: Window) -> int:
     """The number of pairs of a query and a key inside the window."""
     position = keys - queries if window.from_last else 0
-    last = keys if window.after is None else position + window.after
-    first = -queries if window.before is None else position - window.before
+    last = keys
+    if window.after is not None:
+        last = position + window.after
+    first = -queries
+    if window.before is not None:
+        first = position - window.before
     if first > last:
         return 0
     up_to_last = _pairs_up_to(last, queries, keys)
@@ -331,6 +335,11 @@ def _cost_by_scores(
     return cost
 
 
+def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
+    """The keys up to a query's position if the mask is causal, otherwise all keys."""
+    return Window.of(None, None, causal=is_causal, from_last=from_last)
+
+
 @attention_formula(
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
@@ -346,8 +355,7 @@ def _cost_by_scores(
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """The kernels of `scaled_dot_product_attention` that align a causal mask at the first key."""
-    mask = Mask.FROM_FIRST if is_causal else Mask.NONE
-    return dense(query, key, mask.window())
+    return dense(query, key, _causal_window(from_last=False, is_causal=is_causal))
 
 
 @attention_formula(
@@ -355,8 +363,7 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
 )
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """The kernel of `scaled_dot_product_attention` that aligns a causal mask at the last key."""
-    mask = Mask.FROM_LAST if is_causal else Mask.NONE
-    return dense(query, key, mask.window())
+    return dense(query, key, _causal_window(from_last=True, is_causal=is_causal))
 
 
 @formula("_native_multi_head_attention")
@@ -506,7 +513,7 @@ def cudnn(
     is_causal: bool = False,
 ) -> Scores:
     """Attention in cuDNN, of [batch, heads, length, width] or of packed sequences."""
-    window = (Mask.FROM_FIRST if is_causal else Mask.NONE).window()
+    window = _causal_window(from_last=False, is_causal=is_causal)
     if cum_seq_q is None:
         return dense(query, key, window)
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k)

@@ -22,7 +22,7 @@ Weight decay costs one more.
 
 def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
     """A product whose result is scaled by rows and by columns, with an optional bias."""
-    operations = 2 if bias is None else 3
+    operations = 2 + (bias is not None)
     return Cost(product, other_flops=operations * result_size)
 
 
@@ -48,7 +48,9 @@ def int8_mixed_product(
     result_size = prod(ca[:-1]) * cb[0]
     inner = ca[-1]
     scaled = _scaled(result_size * inner, result_size, bias)
-    outliers = prod(outlier_cols) if outlier_cols is not None else 0
+    if outlier_cols is None:
+        return scaled
+    outliers = prod(outlier_cols)
     if not outliers:
         return scaled
     return Cost(
@@ -101,6 +103,6 @@ def eight_bit_update(
     optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
 ) -> Cost:
     """`optimizer_update_32bit`, where each state is dequantized (1) and quantized (2)."""
-    states = 1 if state2 is None else 2
+    states = 1 + (state2 is not None)
     operations = UPDATES[optimizer_name] + bool(weight_decay) + 3 * states
     return Cost(other_flops=operations * prod(g))

@@ -88,9 +88,9 @@ def with_cache(
 
 
 def _plus(used_keys: Known, new_keys: int) -> Known:
-    if isinstance(used_keys, Values):
-        return Values(used + new_keys for used in used_keys)
-    return used_keys
+    if not isinstance(used_keys, Values):
+        return used_keys
+    return Values(used + new_keys for used in used_keys)
 
 
 @attention_formula(
@@ -122,7 +122,9 @@ def version_3(
 
     The mask is `causal` in the Python forward operator, and `is_causal` in the others.
     """
-    new_keys = k_new[1] if k_new is not None and len(k_new) == 4 else 0
+    new_keys = 0
+    if k_new is not None and len(k_new) == 4:
+        new_keys = k_new[1]
     packing = Packing(
         queries=cu_seqlens_q,
         keys=cu_seqlens_k,

@@ -37,10 +37,13 @@ def selective_scan(
     Per element, the product with D costs 2 more operations, a gate 2, a bias 1 and a softplus 1.
     """
     states = a[-1]
-    skip = 0 if d is None else 2
-    gate = 0 if z is None else 2
-    bias = 0 if delta_bias is None else 1
-    operations = SCAN * states + skip + gate + bias + bool(softplus)
+    operations = SCAN * states + bool(softplus)
+    if d is not None:
+        operations += 2
+    if z is not None:
+        operations += 2
+    if delta_bias is not None:
+        operations += 1
     return Cost(other_flops=operations * prod(u))
 
 
@@ -84,10 +87,11 @@ def causal_convolution_backward(
     """The gradients of the input and of the weight. The input of a SiLU is recomputed."""
     macs = _convolution_macs(x, weight)
     operations = (bias is not None) + bool(silu_activation)
+    recompute = Cost(macs) if silu_activation else None
     return Cost(
         macs=2 * macs,
         other_flops=operations * prod(x),
-        recompute=Cost(macs) if silu_activation else None,
+        recompute=recompute,
     )
 
 

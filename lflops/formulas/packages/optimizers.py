@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from lflops.formulas.losses import sgd_operations
 from lflops.formulas.table import Cost, Shape, function_formula
 
 Arguments = Sequence[Any]
@@ -17,7 +18,9 @@ OperationsOf = Callable[[Arguments], int]
 
 
 def _at(arguments: Arguments, place: int) -> Any:
-    return arguments[place] if place < len(arguments) else 0
+    if place < len(arguments):
+        return arguments[place]
+    return 0
 
 
 def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
@@ -32,12 +35,12 @@ def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
 
 def _sgd(arguments: Arguments) -> int:
     """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
-    decay = _at(arguments, 0)
-    momentum = _at(arguments, 1)
-    nesterov = _at(arguments, 4)
-    is_first_step = _at(arguments, 5)
-    averaging = 2 if momentum and not is_first_step else 0
-    return 1 + averaging + bool(nesterov) + bool(decay)
+    return sgd_operations(
+        weight_decay=_at(arguments, 0),
+        momentum=_at(arguments, 1),
+        nesterov=_at(arguments, 4),
+        is_first_step=_at(arguments, 5),
+    )
 
 
 KERNELS: dict[str, OperationsOf] = {

@@ -23,7 +23,7 @@ def scaled_mm(a: Shape, b: Shape, *, out: Shape) -> Cost:
 @formula("torchao::rowwise_scaled_linear_sparse_cutlass_f8f8")
 def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
     """Two of every four weights are kept. The result is scaled by rows and by columns."""
-    operations = 2 if bias is None else 3
+    operations = 2 + (bias is not None)
     return Cost(prod(x) * out[-1] // 2, other_flops=operations * prod(out))
 
 

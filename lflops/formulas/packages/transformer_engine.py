@@ -23,7 +23,9 @@ TEX = "transformer_engine_torch:"
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
     """The outer and the inner length of a matrix: all leading dimensions are one side."""
     leading = prod(x[:-1])
-    return (leading, x[-1]) if last_is_inner else (x[-1], leading)
+    if last_is_inner:
+        return leading, x[-1]
+    return x[-1], leading
 
 
 def _product(
@@ -73,7 +75,7 @@ def grouped_gemm(
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
     """Layer normalisation, by the convention."""
-    operations = 6 if bias is None else 7
+    operations = 6 + (bias is not None)
     return Cost(other_flops=operations * prod(x))
 
 

@@ -27,7 +27,9 @@ def _dense(shape: Shape) -> Shape:
 
 def _packed(shape: Shape) -> Shape:
     """[tokens, heads, width], with all dimensions of heads as one, and without the batch of 1."""
-    tokens, *heads, width = shape[1:] if len(shape) > 3 else shape
+    if len(shape) > 3:
+        shape = shape[1:]
+    tokens, *heads, width = shape
     return (tokens, prod(heads), width)
 
 

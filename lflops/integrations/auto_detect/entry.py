@@ -24,7 +24,9 @@ def settings_line() -> str | None:
     asked = os.environ.get(VARIABLE, "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return None
-    return "" if asked.lower() in {"1", "true", "yes", "on"} else asked
+    if asked.lower() in {"1", "true", "yes", "on"}:
+        return ""
+    return asked
 
 
 def watch() -> None:

@@ -60,7 +60,9 @@ class AutoDetectedLoop(LoopMonitor):
     ) -> None:
         alive: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
         for model in models:
-            name = type(model).__name__ if len(models) > 1 else ""
+            name = ""
+            if len(models) > 1:
+                name = type(model).__name__
             if name in alive:
                 name = f"{name}{len(alive)}"
             alive[name] = model
@@ -454,7 +456,9 @@ class Finder:
         """Handle the end of an optimizer's step. A failure here only ends the monitoring."""
         # The code below adds and removes hooks of the same kind as the hook that runs this method.
         # Torch fails if any hook except the last one does so.
-        known = None if self._optimizer is None else self._optimizer()
+        known = None
+        if self._optimizer is not None:
+            known = self._optimizer()
         is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
         if self._is_off or is_elsewhere or not is_called_last(entry.step_ends):
             return

@@ -21,6 +21,7 @@ from lflops.integrations.deepspeed.text import units as short_units
 from lflops.integrations.deepspeed.text.module_classes import aggregated
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.profile import Profile
+from lflops.profile.records import median_of
 from lflops.timing.measure import CountAndTime, measure, measure_generate
 
 # The number of timed passes, and of passes in which modules are timed; DeepSpeed takes one.
@@ -216,8 +217,7 @@ class FlopsProfiler:
 
     def get_total_duration(self, as_string: bool = False) -> float | str | None:  # noqa: FBT001, FBT002
         """Seconds of forward, without the time of counting; `None` if unknown."""
-        spread = self.profile.modules[""].forward.seconds
-        seconds = None if spread is None else spread.median
+        seconds = median_of(self.profile.modules[""].forward.seconds)
         return short_units.duration(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002

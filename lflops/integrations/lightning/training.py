@@ -227,13 +227,17 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
-    logger = trainer.loggers[0] if trainer.loggers else None
+    logger = None
+    if trainer.loggers:
+        logger = trainer.loggers[0]
     if logger is None and not without_logger:
         return None
     if isinstance(getattr(logger, "log_dir", None), str | PathLike):
         # For a logger that Lightning does not know, this is its save directory, or `None`.
         folder = trainer.log_dir
-        return None if folder is None else _local(trainer, str(folder))
+        if folder is None:
+            return None
+        return _local(trainer, str(folder))
     # Other loggers have one folder for all runs. In MLflow's folder, each folder is an experiment.
     above = getattr(logger, "save_dir", None)
     if logger is None or type(logger).__name__ == "MLFlowLogger":

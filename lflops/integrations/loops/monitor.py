@@ -415,7 +415,9 @@ class LoopMonitor:
     def _strategy(self, wrappers: Iterable[str]) -> str | None:
         """Name of the strategy: a wrapper of the model, or else the engine."""
         engine = self._loop.engine
-        default = None if engine is None else type(engine).__name__
+        default = None
+        if engine is not None:
+            default = type(engine).__name__
         return min(wrappers, default=default)
 
     def _stage_of(self, name: str) -> Stage:

@@ -114,4 +114,8 @@ def memory(
 
 
 def _lines(lines: Iterable[str]) -> RenderableType:
-    return Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in lines))
+    shown = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        shown.append(prose(line.strip(), indent=indent))
+    return Group(*shown)

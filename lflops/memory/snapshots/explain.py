@@ -124,7 +124,9 @@ def causes_of(
         total: Bytes of the device that the process can use.
     """
     held = grouped(peak.alive, lambda each: _code(category_of(each, parameter_sizes), each))
-    failed = peak.ran_out.size if peak.ran_out is not None else 0
+    failed = 0
+    if peak.ran_out is not None:
+        failed = peak.ran_out.size
     case = _Case(peak, held, failed, max(peak.reserved - peak.bytes, 0), total)
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
     first: list[Cause] = []
@@ -169,7 +171,9 @@ def _elsewhere(case: _Case) -> Cause | None:
     if case.total is None:
         return None
     elsewhere = case.total - failed.device_free - case.peak.reserved
-    return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
+    if elsewhere > OUTSIDE_ALLOCATOR:
+        return Cause(code="other_process", bytes=elsewhere)
+    return None
 
 
 def _fragmentation(case: _Case) -> Cause | None:
@@ -572,7 +576,9 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
 
 def _total_lines(explained: ExplainedMemory) -> Iterator[str]:
     if explained.ran_out:
-        line = f" at {explained.failed_line}" if explained.failed_line else ""
+        line = ""
+        if explained.failed_line:
+            line = f" at {explained.failed_line}"
         free = ""
         if explained.device_free_bytes is not None:
             free = f"; the device had {units.size(explained.device_free_bytes)} free"

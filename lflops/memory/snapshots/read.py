@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, NoReturn
 from lflops.errors import ProfileError
 from lflops.files import read
 from lflops.memory.snapshots.opcodes import check
-from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
 
@@ -190,29 +189,26 @@ def snapshot_of(
     if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
         raise ProfileError("is not a memory snapshot of torch: it has no list of segments")
     traces = reader.listed(content.get("device_traces", []), "device_traces")
-    segments = [
-        reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])
-    ]
-    devices = [
-        _number(each, "device", f"segments[{place}]", 0) for place, each in enumerate(segments)
-    ]
+    rows = []
+    devices = []
+    for place, each in enumerate(content["segments"]):
+        row = reader.mapping(each, f"segments[{place}]")
+        rows.append(row)
+        devices.append(_number(row, "device", f"segments[{place}]", 0))
     if device is None:
-        device = _fullest(segments, devices, traces)
-    settings = content.get("allocator_settings")
-    given = settings if isinstance(settings, Mapping) else {}
-    text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        device = _fullest(rows, devices, traces)
+    segments = []
+    for place, row in enumerate(rows):
+        if devices[place] == device:
+            segments.append(reader.segment(row, f"segments[{place}]"))
     trace: tuple[Entry, ...] = ()
     if device < len(traces):
         trace = tuple(reader.entries(traces[device], f"device_traces[{device}]"))
     found = Snapshot(
         device=device,
-        segments=tuple(
-            reader.segment(each, f"segments[{place}]")
-            for place, each in enumerate(segments)
-            if devices[place] == device
-        ),
+        segments=tuple(segments),
         trace=trace,
-        settings=text if isinstance(text, str) else "",
+        settings=_settings_text(content.get("allocator_settings")),
     )
     total = sum(entry.size for entry in trace)
     for segment in found.segments:
@@ -225,17 +221,33 @@ def snapshot_of(
     return found
 
 
+def _settings_text(settings: Any) -> str:
+    """Return the text of the allocator's settings, or an empty string if there is none."""
+    if not isinstance(settings, Mapping):
+        return ""
+    text = settings.get("PYTORCH_ALLOC_CONF", settings.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    if not isinstance(text, str):
+        return ""
+    return text
+
+
 def _fullest(
     segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]
 ) -> int:
     """Return the device that ran out of memory, or else the device with most reserved bytes."""
     for device, trace in enumerate(traces):
-        entries = trace if isinstance(trace, list) else []
-        if any(isinstance(each, Mapping) and each.get("action") == "oom" for each in entries):
+        if isinstance(trace, list) and any(map(_is_failure, trace)):
             return device
-    sizes = zip(devices, (each.get("total_size", 0) for each in segments), strict=True)
-    reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(size) is int)
+    reserved: dict[int, int] = {}
+    for device, segment in zip(devices, segments, strict=True):
+        size = segment.get("total_size", 0)
+        if type(size) is int:
+            reserved[device] = reserved.get(device, 0) + size
     return max(reserved, key=reserved.__getitem__, default=0)
+
+
+def _is_failure(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and entry.get("action") == "oom"
 
 
 class _Reader:

@@ -168,7 +168,9 @@ class Phases:
 
         Does nothing if there are no other ranks.
         """
-        node = getattr(losses[0], "grad_fn", None) if losses else None
+        node = None
+        if losses:
+            node = getattr(losses[0], "grad_fn", None)
         # The first node that runs registers a callback that runs after the last node.
         if self.awaits_others and node is not None:
 

@@ -30,7 +30,8 @@ from lflops.monitoring.inputs.training import Training
 from lflops.monitoring.outputs.paths import OutputPaths, append_text
 from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile, Profile
-from lflops.profile.records import PASS_PHASES, PHASES
+from lflops.profile.records import PASS_PHASES, PHASES, median_of
+from lflops.profile.series import multiplied
 from lflops.report import html as page
 from lflops.report.first_screen import WindowSummary, first_screen, window_summary
 from lflops.report.first_screen_text import first_screen_markdown, first_screen_rows
@@ -46,10 +47,15 @@ _CHARTS = msgspec.toml.decode(
 # maximum bytes of a page that is logged
 _LARGEST_PAGE = 1 << 30
 
-LAYOUT = {
-    group: {name: ["Multiline", [tags]] for name, tags in charts.items()}
-    for group, charts in _CHARTS.items()
-}
+
+def _layout() -> dict[str, dict[str, list[Any]]]:
+    layout: dict[str, dict[str, list[Any]]] = {}
+    for group, charts in _CHARTS.items():
+        layout[group] = {name: ["Multiline", [tags]] for name, tags in charts.items()}
+    return layout
+
+
+LAYOUT = _layout()
 """The layout of TensorBoard's custom scalars.
 
 It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.
@@ -308,8 +314,8 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
 def _table_row(name: str, module: ModuleProfile) -> list[Any]:
     milliseconds: list[float | None] = []
     for phase in PASS_PHASES:
-        seconds = module.work(phase).seconds
-        milliseconds.append(None if seconds is None else seconds.median * 1e3)
+        seconds = median_of(module.work(phase).seconds)
+        milliseconds.append(multiplied(seconds, 1e3))
     forward, backward, *_ = milliseconds
     total = None
     if forward is not None:
@@ -708,7 +714,9 @@ def module_scalars(
                 scalars[f"{phase}_ms", label] = sum(timed) * 1e3
             seconds += sum(timed)
             macs += sum(work.self_macs for work in works)
-        rate = flops_per_second(macs, seconds) if profile.is_counted else None
+        rate = None
+        if profile.is_counted:
+            rate = flops_per_second(macs, seconds)
         if rate:
             scalars["tflops", label] = rate / 1e12
     return scalars

@@ -135,5 +135,7 @@ class OutputPaths(NamedTuple):
         return self.traces / self._window(run) / name
 
     def _window(self, run: Run) -> str:
-        prefix = "" if self.monitor == 1 else f"{self.monitor}-"
+        prefix = ""
+        if self.monitor != 1:
+            prefix = f"{self.monitor}-"
         return f"{prefix}{run.stage}-{run.window}-{run.step}"

@@ -89,15 +89,21 @@ class StepCounter:
 
     def key(self, batch: Any) -> Hashable:
         """The shapes of a step's first batch, or `None` if they do not identify its work."""
-        return None if self._stage.fetches_itself else self._reader.shapes(batch)
+        if self._stage.fetches_itself:
+            return None
+        return self._reader.shapes(batch)
 
     def known(self, key: Hashable) -> Profile | None:
         """The profile of an earlier step with the same shapes."""
-        return None if key is None else self._counted.get(key)
+        if key is None:
+            return None
+        return self._counted.get(key)
 
     def padding(self, batch: Any) -> BatchPadding | None:
         """The possible padding in a step's first batch, or `None` if it is unknown."""
-        return None if self._stage.fetches_itself else padding_of(self._reader.read(batch))
+        if self._stage.fetches_itself:
+            return None
+        return padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
         """A `Counting` for one batch, not yet entered. The LightningModule is the root."""
@@ -115,7 +121,9 @@ class StepCounter:
         """Add up the batches of a step, and keep the result for steps with the same key."""
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
-            share = None if padding is None else padding.share(counted.run.tokens_from)
+            share = None
+            if padding is not None:
+                share = padding.share(counted.run.tokens_from)
             notes = (*counted.notes, *self._setting_notes(counted, share))
             counted = replace(counted, notes=notes)
         if key is not None and not depends_on_lengths(counted):
@@ -282,4 +290,6 @@ def _difference(counted: Profile, training: Training) -> str | None:
     sizes = parameter_sizes(ModuleTree({"": training.root}))
     parameters = sum(size.elements for size in sizes)
     found = counted.modules[""].parameters
-    return None if found == parameters else f"has {found} parameters, not {parameters}"
+    if found == parameters:
+        return None
+    return f"has {found} parameters, not {parameters}"

@@ -325,7 +325,9 @@ class StepTimer:
         `torch.compiler.reset()` removes the callback that reports compilations.
         """
         is_deaf = not self._is_closed and not self._compilations.listens
-        return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
+        if is_deaf and compilations() != self._compiled:
+            return ("recompiled",)
+        return ()
 
     def drop_batches(self) -> None:
         """Drop the batches of the current step and do not time it: a batch was abandoned."""
@@ -386,7 +388,9 @@ class StepTimer:
         # before anything else, since the rest of this method takes time
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
-        host_marks = self._host_phases.end() if self._is_on_device else None
+        host_marks = None
+        if self._is_on_device:
+            host_marks = self._host_phases.end()
         usage = cpu_usage() if self.times_phases else None
         thread = self._schedule.read()
         *of_fast_path, device_marks = self._phases.steps()

@@ -218,7 +218,9 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
     for step in steps:
         if step.kind == "counting":
             return step
-    return steps[-1] if steps else None
+    if not steps:
+        return None
+    return steps[-1]
 
 
 def _with_clip(steps: list[Step]) -> list[Step]:
@@ -229,15 +231,16 @@ def _with_clip(steps: list[Step]) -> list[Step]:
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(_has_long_clip(step) for step in timed)
     name = "clip" if 2 * long > len(timed) else OTHER
-    return [
-        replace(
+    renamed = []
+    for step in steps:
+        step_with_name = replace(
             step,
             phases=_renamed(step.phases, name),
             host_phases=_renamed(step.host_phases, name),
             uncontended_phases=_renamed(step.uncontended_phases, name),
         )
-        for step in steps
-    ]
+        renamed.append(step_with_name)
+    return renamed
 
 
 def _has_long_clip(step: Step) -> bool:

@@ -375,7 +375,9 @@ class _Job(threading.Thread):
     def results(self) -> list[Profile]:
         """Return the result, or the fallback profile with a `gather_failed` note."""
         if self._problem is None or self._instead is None:
-            return [] if self._result is None else [self._result]
+            if self._result is None:
+                return []
+            return [self._result]
         profile = self._instead()
         failure = Note(code="gather_failed", subject="", values={"error": self._problem})
         return [replace(profile, notes=(*profile.notes, failure))]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lflops.profile.records import ModulePhase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, positions
 from lflops.ranks.collect.report import PlacesOfTable, RankHeader
 from lflops.ranks.merge.rank_comparison import CANDIDATES
 from lflops.ranks.merge.rank_series import RankSeries
@@ -44,8 +44,8 @@ class _Group:
 
     def __init__(self, at: tuple[int, ...], places: PlacesOfTable, ranks: Sequence[int]) -> None:
         self.at = at
-        self.columns = {place: column for column, place in enumerate(places.places)}
-        self.rows = {rank: row for row, rank in enumerate(ranks)}
+        self.columns = positions(places.places)
+        self.rows = positions(ranks)
         # Ranks x steps x places; after the steps of each rank come its scales.
         self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
 
@@ -62,9 +62,10 @@ class _Group:
 
     def steps(self, chosen: AbstractSet[int]) -> Tensor:
         """Return the times in the chosen steps."""
-        if chosen >= set(self.at):
+        rows = [row for row, at in enumerate(self.at) if at in chosen]
+        if len(rows) == len(self.at):
             return self._times[:, :-1]
-        return self._times[:, [row for row, at in enumerate(self.at) if at in chosen]]
+        return self._times[:, rows]
 
 
 class RankTimes:
@@ -113,7 +114,9 @@ class RankTimes:
             group = self._homes[rank]
             return group.scaled(group.rows[rank])
         groups = self._groups_of_table.get(self._table_of_rank[rank], [])
-        return groups[0].scaled(0) if groups else []
+        if not groups:
+            return []
+        return groups[0].scaled(0)
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
         """Make a table of all ranks in the steps that all of them have; `None` without such a step.
@@ -153,9 +156,10 @@ class _Selection:
         for number, group in enumerate(groups):
             for place in group.columns:
                 self._having[place] = (*self._having.get(place, ()), number)
-        self._is_staged = any(
-            place.fqn and len(having) < len(groups) for place, having in self._having.items()
-        )
+        self._is_staged = False
+        for place, having in self._having.items():
+            if place.fqn and len(having) < len(groups):
+                self._is_staged = True
         self._intervals = few_intervals(intervals_of(self._having, waits), world)
         self._number_of_intervals = max(self._intervals.values(), default=0) + 1
         # Ranks x steps x intervals.
@@ -194,9 +198,8 @@ class _Selection:
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
         """Return the sums of each interval, and of all waiting: ranks x steps x (intervals + 1)."""
         after_all = self._number_of_intervals
-        columns = torch.tensor(
-            [self._intervals.get(place, after_all) for place in group.columns], dtype=torch.long
-        )
+        intervals = [self._intervals.get(place, after_all) for place in group.columns]
+        columns = torch.tensor(intervals, dtype=torch.long)
         ranks, steps, _ = times.shape
         sums = torch.zeros(ranks, steps, after_all + 1, dtype=torch.float64)
         for start in range(0, ranks, RANKS_AT_ONCE):
@@ -227,9 +230,13 @@ class _Selection:
         """Return the times of groups in these places: ranks x steps x places."""
         parts = []
         for number in having:
-            columns = [self._groups[number].columns[place] for place in places]
-            parts.append(self._times[number][:, :, columns])
+            parts.append(self._times[number][:, :, self._columns(number, places)])
         return torch.cat(parts)
+
+    def _columns(self, number: int, places: Iterable[ModulePhase]) -> list[int]:
+        """Return the columns of places in the tensor of a group."""
+        columns = self._groups[number].columns
+        return [columns[place] for place in places]
 
     def _chosen_places(self) -> set[ModulePhase]:
         """Return the places where a late rank exceeds the others most, and the longest places.
@@ -271,8 +278,10 @@ class _Selection:
         """Return the sums over repeated modules that a late rank has."""
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
-            in_first = set(self._having[members[0]])
-            having = sorted(in_first.intersection(*(self._having[each] for each in members)))
+            having_all = set(self._having[members[0]])
+            for member in members:
+                having_all.intersection_update(self._having[member])
+            having = sorted(having_all)
             ranks = self._ranks_of(having)
             if len(ranks) < 2 or self._candidates.isdisjoint(ranks):
                 continue
@@ -287,7 +296,7 @@ class _Selection:
 
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
         """Return the sum of a group's times in these places: ranks x steps."""
-        columns = [self._groups[number].columns[place] for place in places]
+        columns = self._columns(number, places)
         sums = []
         # Few ranks are copied at once.
         for times in self._times[number].split(RANKS_AT_ONCE):

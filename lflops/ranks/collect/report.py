@@ -190,10 +190,11 @@ def _timed_steps(report: RankReport) -> list[dict[ModulePhase, float]]:
 
 def _table(profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]) -> Table:
     groups = _groups(profile)
-    communication = [
-        replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None)
-        for each in profile.communication
-    ]
+    communication = []
+    for each in profile.communication:
+        number = groups.index(each.group)
+        untimed = replace(each, group=str(number), seconds=None, exposed_seconds=None)
+        communication.append(untimed)
     return Table(
         modules=_without_times(profile.modules),
         op_counts=profile.op_counts,

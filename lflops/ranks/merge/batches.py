@@ -1,16 +1,25 @@
 """Merge the profiles of the batches over which one optimizer step accumulates gradients."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from lflops.profile.notes import Note
-from lflops.profile.profile import COUNTS, OP_COUNT_FIELDS, ModuleProfile, Profile, Work
+from lflops.profile.profile import (
+    COUNTS,
+    OP_COUNT_FIELDS,
+    Communication,
+    Memory,
+    ModuleProfile,
+    OpCount,
+    Profile,
+    UnsupportedCall,
+    Work,
+)
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import dtype_of, grouped, sum_known, sums
+from lflops.profile.series import dtype_of, grouped, largest_known, sum_known, sums
 
 _WORK_COUNTS = (*COUNTS, *(f"self_{count}" for count in COUNTS))
 _TRANSFERS = ("calls", "bytes")
@@ -27,25 +36,21 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return profiles[0]
     last = profiles[-1]
-    op_counts = _summed(
-        (profile.op_counts for profile in profiles),
-        ("module", "operator", "phase", "dtype"),
-        OP_COUNT_FIELDS,
-    )
-    unsupported = _summed(
-        (profile.unsupported for profile in profiles),
-        ("module", "operator", "phase"),
-        _TRANSFERS,
-    )
-    communication = _summed(
-        (profile.communication for profile in profiles),
-        ("module", "phase", "collective", "group"),
-        _TRANSFERS,
-    )
-    memories = [profile.memory for profile in profiles if profile.memory is not None]
+    op_counts: list[OpCount] = []
+    unsupported: list[UnsupportedCall] = []
+    communication: list[Communication] = []
+    memories: list[Memory] = []
     waits: set[ModulePhase] = set()
     for profile in profiles:
+        op_counts += profile.op_counts
+        unsupported += profile.unsupported
+        communication += profile.communication
         waits.update(profile.waits)
+        if profile.memory is not None:
+            memories.append(profile.memory)
+    op_counts = _summed(op_counts, ("module", "operator", "phase", "dtype"), OP_COUNT_FIELDS)
+    unsupported = _summed(unsupported, ("module", "operator", "phase"), _TRANSFERS)
+    communication = _summed(communication, ("module", "phase", "collective", "group"), _TRANSFERS)
     run = replace(
         last.run,
         partial=any(profile.run.partial for profile in profiles),
@@ -55,9 +60,9 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         last,
         run=run,
         modules=_modules(profiles),
-        op_counts=op_counts,
-        unsupported=unsupported,
-        communication=communication,
+        op_counts=tuple(op_counts),
+        unsupported=tuple(unsupported),
+        communication=tuple(communication),
         waits=tuple(sorted(waits)),
         memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
         notes=_notes(profiles),
@@ -78,9 +83,8 @@ def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
     works: dict[str, Any] = {}
     for phase in PHASES:
         works[phase] = _work([row.work(phase) for row in rows])
-    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
-    calls = sum(row.calls for row in rows)
-    return replace(rows[-1], calls=calls, peak_bytes=max(peaks, default=None), **works)
+    peak_bytes = largest_known(row.peak_bytes for row in rows)
+    return replace(rows[-1], **sums(rows, "calls"), peak_bytes=peak_bytes, **works)
 
 
 def _work(works: Sequence[Work]) -> Work:
@@ -93,12 +97,12 @@ def _work(works: Sequence[Work]) -> Work:
     )
 
 
-def _summed(
-    batches: Iterable[Iterable[Entry]], key: tuple[str, ...], counts: Iterable[str]
-) -> tuple[Entry, ...]:
+def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]) -> list[Entry]:
     """Merge the entries of all batches that have equal key fields, and add their counts up."""
-    groups = grouped(chain.from_iterable(batches), attrgetter(*key)).values()
-    return tuple(replace(group[0], **sums(group, *counts)) for group in groups)
+    merged = []
+    for same in grouped(entries, attrgetter(*key)).values():
+        merged.append(replace(same[0], **sums(same, *counts)))
+    return merged
 
 
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
@@ -107,7 +111,9 @@ def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
     for profile in profiles:
         for note in profile.notes:
             key = (note.code, note.subject)
-            notes[key] = _plus(notes[key], note) if key in notes else note
+            if key in notes:
+                note = _plus(notes[key], note)  # noqa: PLW2901
+            notes[key] = note
     return tuple(notes.values())
 
 

@@ -1,7 +1,7 @@
 """Merge the profiles of the ranks of a run into one profile."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from lflops.profile.records import (
     Trace,
     step_phase,
 )
+from lflops.profile.series import largest_known
 from lflops.profile.steps import Step, is_compared, with_phases
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
@@ -184,26 +185,35 @@ def summary_of_rank(
     memory_bytes = None
     if memory is not None:
         peak_bytes = memory_bytes = memory.peak_bytes
-    works = [root.work(phase) for phase in PHASES]
+    macs = 0
+    flops = 0
+    for phase in PHASES:
+        macs += root.work(phase).macs
+        flops += root.work(phase).flops
     seconds = [(each.seconds, each.exposed_seconds) for each in profile.communication]
-    timelines = profile.timelines if rank < MOST_RANKS else ()
+    timelines = []
+    if rank < MOST_RANKS:
+        for timeline in profile.timelines:
+            timelines.append(replace(timeline, rank=rank))
+    if table is None:
+        table = str(rank)
     return RankSummary(
         rank=rank,
-        table=str(rank) if table is None else table,
+        table=table,
         run=profile.run,
         failed=failed,
         steps=profile.steps,
         notes=profile.notes,
         trace=profile.trace,
         model_macs=root.forward.macs + root.backward.macs,
-        macs=sum(work.macs for work in works),
-        flops=sum(work.flops for work in works),
+        macs=macs,
+        flops=flops,
         peak_bytes=peak_bytes,
         memory_bytes=memory_bytes,
         node=node,
         coordinates=coordinates or {},
         communication_seconds=tuple(seconds),
-        timelines=tuple(replace(timeline, rank=rank) for timeline in timelines),
+        timelines=tuple(timelines),
     )
 
 
@@ -250,6 +260,9 @@ def merged(
     timelines: list[StepTimeline] = []
     for rank in sorted(kept):
         timelines += kept[rank].timelines
+    comparison = None
+    if not is_staged:
+        comparison = steps.unprofiled.compared(waits)
     whole = Profile(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
@@ -262,15 +275,19 @@ def merged(
         memory=_largest_memory(kept, memory_of),
         trace=_trace(kept, order),
         timelines=tuple(timelines),
-        unprofiled_comparison=None if is_staged else steps.unprofiled.compared(waits),
+        unprofiled_comparison=comparison,
     )
     table = rank_table(whole.patterns())
-    slowest = {} if table is None else times_last(table)
+    slowest: Mapping[int, int] = {}
+    if table is not None:
+        slowest = times_last(table)
     ranks = tuple(_ranks(kept, steps.of_rank, world, slowest, absent or {}))
     whole = replace(whole, ranks=ranks, notes=_notes(kept, order, rows, ranks))
     if table is None:
         return whole
-    work = _self_work(whole.modules) if table.staged else None
+    work = None
+    if table.staged:
+        work = _self_work(whole.modules)
     return replace(
         whole,
         rank_stats=tuple(rank_stats(table, whole.modules)),
@@ -296,11 +313,10 @@ class _StepsOfRanks:
 
     def taken_from(self, summary: RankSummary) -> RankSummary:
         """Add the steps of a rank and return its summary without them."""
-        compared = [
-            step
-            for step in summary.steps
-            if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks)
-        ]
+        compared = []
+        for step in summary.steps:
+            if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks):
+                compared.append(step)
         self.unprofiled.add(summary.rank, compared, ranks=summary.run.world_size)
         self.of_rank[summary.rank] = self.merged.add(
             summary.rank, summary.steps, summary.run, summary.coordinates
@@ -382,15 +398,19 @@ def _fitted(
 def _shifted_backward(root: ModuleProfile, seconds: float) -> ModuleProfile:
     """Return the root with more time in backward, in total and without its submodules."""
     work = root.backward
-    total = None if work.seconds is None else work.seconds.shifted(seconds)
-    own = None if work.self_seconds is None else work.self_seconds.shifted(seconds)
-    return replace(root, backward=replace(work, seconds=total, self_seconds=own))
+    if work.seconds is not None:
+        work = replace(work, seconds=work.seconds.shifted(seconds))
+    if work.self_seconds is not None:
+        work = replace(work, self_seconds=work.self_seconds.shifted(seconds))
+    return replace(root, backward=work)
 
 
 def _scaled(work: Work, factor: float) -> Work:
-    total = None if work.seconds is None else work.seconds.times(factor)
-    own = None if work.self_seconds is None else work.self_seconds.times(factor)
-    return replace(work, seconds=total, self_seconds=own)
+    if work.seconds is not None:
+        work = replace(work, seconds=work.seconds.times(factor))
+    if work.self_seconds is not None:
+        work = replace(work, self_seconds=work.self_seconds.times(factor))
+    return work
 
 
 def _with_least_seconds(
@@ -437,8 +457,10 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
             f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
             " as a list or by rank"
         )
-    items = profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles)
-    numbered = list(items)
+    if isinstance(profiles, Mapping):
+        numbered = list(profiles.items())
+    else:
+        numbered = list(enumerate(profiles))
     if not numbered:
         raise ProfileError("merge: profiles is empty: pass the profile of at least one rank")
     seen: dict[int, int] = {}
@@ -496,8 +518,12 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
 
 def _facts(run: Run) -> dict[str, object]:
     """Return the facts that are equal on all ranks of a run, by the names that messages use."""
-    facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _FACTS_OF_RUN}
-    facts["run.world_size"] = run.world_size if run.world_size > 1 else None
+    facts: dict[str, object] = {}
+    for field in _FACTS_OF_RUN:
+        facts[f"run.{field}"] = getattr(run, field)
+    facts["run.world_size"] = None
+    if run.world_size > 1:
+        facts["run.world_size"] = run.world_size
     facts["run.versions['torch']"] = run.versions.get("torch")
     return facts
 
@@ -505,17 +531,18 @@ def _facts(run: Run) -> dict[str, object]:
 def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
     """Return the facts of the leading rank. Different chips have no common peak."""
     runs = [summary.run for summary in summaries.values()]
-    chips = {run.hardware and run.hardware.name for run in runs}
-    allocated = [run.allocated_bytes for run in runs if run.allocated_bytes is not None]
-    reserved = [run.reserved_bytes for run in runs if run.reserved_bytes is not None]
     run = summaries[leading].run
+    chips = {each.hardware and each.hardware.name for each in runs}
+    hardware = run.hardware
+    if len(chips) > 1:
+        hardware = None
     return replace(
         run,
-        allocated_bytes=max(allocated, default=None),
-        reserved_bytes=max(reserved, default=None),
+        allocated_bytes=largest_known(each.allocated_bytes for each in runs),
+        reserved_bytes=largest_known(each.reserved_bytes for each in runs),
         world_size=world,
         partial=len(summaries) < world or any(each.partial for each in runs),
-        hardware=run.hardware if len(chips) == 1 else None,
+        hardware=hardware,
     )
 
 
@@ -526,18 +553,22 @@ def _largest_memory(
     for rank, summary in summaries.items():
         if summary.memory_bytes is not None:
             peaks[rank] = summary.memory_bytes
-    return memory_of(max(peaks, key=peaks.__getitem__)) if peaks else None
+    if not peaks:
+        return None
+    return memory_of(max(peaks, key=peaks.__getitem__))
 
 
 def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:
     """Return the files of all ranks, and the totals of the first traced rank in `order`."""
-    traces = {rank: each.trace for rank, each in summaries.items() if each.trace is not None}
     files: dict[str, str] = {}
-    for rank in sorted(traces):
-        files.update(traces[rank].files)
+    for rank in sorted(summaries):
+        trace = summaries[rank].trace
+        if trace is not None:
+            files.update(trace.files)
     for rank in order:
-        if rank in traces:
-            return replace(traces[rank], files=files)
+        trace = summaries[rank].trace
+        if trace is not None:
+            return replace(trace, files=files)
     return None
 
 
@@ -558,7 +589,7 @@ def _ranks(
                 host=summary.run.host,
                 device=summary.run.device_name,
                 coordinates=summary.coordinates,
-                status="failed" if summary.failed else "ok",
+                status=_status(summary),
                 step=steps[rank].step,
                 data=steps[rank].data,
                 cpu=steps[rank].cpu,
@@ -572,6 +603,12 @@ def _ranks(
             yield Rank(
                 rank=rank, node=None, host=None, device=None, coordinates={}, status="missing"
             )
+
+
+def _status(summary: RankSummary) -> Literal["failed", "ok"]:
+    if summary.failed:
+        return "failed"
+    return "ok"
 
 
 def _notes(

@@ -427,7 +427,9 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         if len(series) < 2:
             continue
         shortest = [min(step) for step in series.by_step()]
-        waited = {rank: _usual_mean(minus(each, shortest)) for rank, each in series.items()}
+        waited = {}
+        for rank, seconds_of_rank in series.items():
+            waited[rank] = _usual_mean(minus(seconds_of_rank, shortest))
         for_rank = _awaited_rank(series)
         others = [rank for rank in series if rank != for_rank]
         seconds = statistics.median(waited[rank] for rank in others)
@@ -467,7 +469,7 @@ def _lost(table: RankTable) -> float:
     """Return the seconds per step that the last rank of each interval takes beyond the median."""
     lost = 0.0
     for series in table.busy.values():
-        lost += _usual_mean([max(step) - statistics.median_low(step) for step in series.by_step()])
+        lost += _usual_mean(series.beyond_median())
     return lost
 
 

@@ -79,6 +79,13 @@ class RankSeries(dict[int, Steps]):
         """Return the seconds of each rank beyond the median of the other ranks."""
         return self.minus(self.median_of_others())
 
+    def beyond_median(self) -> list[float]:
+        """Return the seconds of the last rank beyond the median in each step."""
+        beyond = []
+        for step in self.by_step():
+            beyond.append(max(step) - statistics.median_low(step))
+        return beyond
+
     def means(self) -> dict[int, float]:
         """Return the mean over the steps of each rank."""
         return {rank: statistics.fmean(seconds) for rank, seconds in self.items()}

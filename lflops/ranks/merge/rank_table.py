@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, ModulePhase, RankStat, TimingStats
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, positions
 from lflops.profile.steps import EVENTS
 from lflops.ranks.merge.rank_series import RankSeries
 
@@ -223,7 +223,10 @@ def table_of_series(
     intervals = intervals_of(seconds, waits)
     waiting = RankSeries.zeros(steps)
     busy = {number: RankSeries.zeros(steps) for number in sorted(set(intervals.values()))}
+    is_staged = False
     for place, series in seconds.items():
+        if place.fqn and len(series) < len(steps):
+            is_staged = True
         if place in waits:
             waiting.add(series)
         else:
@@ -235,7 +238,7 @@ def table_of_series(
         waiting=waiting,
         intervals=intervals,
         waits=waits,
-        staged=any(place.fqn and len(series) < len(steps) for place, series in seconds.items()),
+        staged=is_staged,
         patterns=patterns or {},
         are_quartiles=are_quartiles,
         begins=frozenset(begins) - waits,
@@ -267,7 +270,7 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
 
     Among equally slow ranks the first is the slowest. The median is the lower one of two.
     """
-    order = {row: number for number, row in enumerate(rows)}
+    order = positions(rows)
     stats = []
     for place, series in table.seconds.items():
         if len(series) > 1 and place.fqn in order:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,6 +32,9 @@ _PARAMETER_FIELDS = (
     "local_parameters",
     "local_parameter_bytes",
 )
+
+
+Entry = TypeVar("Entry", OpCount, Communication)
 
 
 class MergedRows:
@@ -80,15 +84,15 @@ class MergedRows:
             if module.peak_bytes is not None:
                 self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
         self.waits.update(profile.waits)
-        self._op_counts[rank] = [
-            each for each in profile.op_counts if self.sources[each.module] == rank
-        ]
-        self._communication[rank] = [
-            each for each in profile.communication if self.sources[each.module] == rank
-        ]
+        self._op_counts[rank] = self._from(rank, profile.op_counts)
+        self._communication[rank] = self._from(rank, profile.communication)
         # A total that leaves out an operator on one rank is incomplete, too.
         for each in profile.unsupported:
             self.unsupported.setdefault((each.module, each.operator, each.phase), each)
+
+    def _from(self, rank: int, entries: Iterable[Entry]) -> list[Entry]:
+        """Select the entries of modules whose rows are from this rank."""
+        return [each for each in entries if self.sources[each.module] == rank]
 
     def modules(self) -> dict[str, ModuleProfile]:
         """Return every row as its source has it, plus what other ranks have below it."""
@@ -114,8 +118,11 @@ class MergedRows:
             if is_uppermost and bits != all_ranks:
                 uppermost.setdefault(bits, []).append(row)
         for bits, rows in uppermost.items():
-            ranks = [rank for index, rank in enumerate(self._added) if bits >> index & 1]
-            yield ranks, rows
+            yield self._ranks_in(bits), rows
+
+    def _ranks_in(self, bits: int) -> list[int]:
+        """Return the ranks whose bits are set."""
+        return [rank for index, rank in enumerate(self._added) if bits >> index & 1]
 
     def op_counts(self) -> Iterator[OpCount]:
         """Yield the operators of each row's source."""
@@ -147,21 +154,19 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
     for module in (row, *below):
         for dtype, share in module.dtypes.items():
             shares.setdefault(dtype, []).append(share)
-    fields["dtypes"] = {
-        dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()
-    }
-    return replace(row, **fields)
+    dtypes = {}
+    for dtype, of_dtype in shares.items():
+        dtypes[dtype] = DtypeShare(**sums(of_dtype, "parameters", "bytes"))
+    return replace(row, dtypes=dtypes, **fields)
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
     """Return the inclusive work plus more work below. Times of several ranks have no sum."""
-    added = sums(below, *COUNTS)
-    if not any(added.values()):
+    if not any(sums(below, *COUNTS).values()):
         return work
-    counts = {name: getattr(work, name) + count for name, count in added.items()}
     return replace(
         work,
-        **counts,
+        **sums((work, *below), *COUNTS),
         logical_macs=sum_known(each.logical_macs for each in (work, *below)),
         seconds=None,
         device_seconds=None,
@@ -186,15 +191,11 @@ def _calls(profile: Profile) -> dict[str, tuple[str, int]]:
 
 
 def _unsupported(profile: Profile) -> Counter[Hashable]:
-    return Counter(
-        (each.module, each.phase, each.operator, each.calls, each.bytes)
-        for each in profile.unsupported
-    )
+    key = attrgetter("module", "phase", "operator", "calls", "bytes")
+    return Counter(map(key, profile.unsupported))
 
 
 def _collectives(profile: Profile) -> Counter[Hashable]:
     """Count equal collectives, without the names of their groups, which differ between ranks."""
-    return Counter(
-        (each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes)
-        for each in profile.communication
-    )
+    key = attrgetter("module", "phase", "collective", "group_size", "calls", "bytes")
+    return Counter(map(key, profile.communication))

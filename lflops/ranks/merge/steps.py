@@ -255,7 +255,9 @@ class _MergedStep:
         if first.seconds is not None:
             rest = first.seconds - _disjoint_seconds(first.phases)
             seconds = max(_disjoint_seconds(phases) + rest, 0.0)
-        waiting = owners["backward"].waiting if "backward" in owners else None
+        waiting = None
+        if "backward" in owners:
+            waiting = owners["backward"].waiting
         return replace(
             first, seconds=seconds, phases=phases, host_phases=host_phases, waiting=waiting
         )

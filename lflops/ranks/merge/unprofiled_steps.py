@@ -135,12 +135,11 @@ class UnprofiledSteps:
             return None
         delays = [*comparison.delays[:KEPT], *_preemptions(waited, whole)]
         busy = table.busy_in_all()
-        lost = [max(step) - statistics.median_low(step) for step in busy.by_step()]
         return replace(
             comparison,
             seconds=whole.step_seconds,
             delays=tuple(map(_rounded, delays)),
-            usual_lost_seconds=statistics.median(lost),
+            usual_lost_seconds=statistics.median(busy.beyond_median()),
             at=tuple(indices),
             awaited=tuple(sorted(place.phase for place in awaited)),
             activity=_activity({delay.rank for delay in delays}, columns, busy),
@@ -151,7 +150,9 @@ class UnprofiledSteps:
 
     def _common_indices(self) -> list[int]:
         indices = [{record.step for record in records} for records in self._records.values()]
-        return sorted(set.intersection(*indices)) if indices else []
+        if not indices:
+            return []
+        return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
         """Return the series of all ranks by the name of the column."""

@@ -118,7 +118,9 @@ def memory_figure(analysis: Analysis) -> Figure:
     last = operators[-1]
     _areas(axes, memory, operators, reached)
     _phases(axes, memory, operators)
-    peak = None if reached is None else operators[reached] + _AFTER_OPERATOR
+    peak = None
+    if reached is not None:
+        peak = operators[reached] + _AFTER_OPERATOR
     _mark_peak(axes, memory.peak_bytes, peak, last)
     axes.set(
         xlabel="operator, in the order of execution",
@@ -362,11 +364,11 @@ def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> N
     """
     axes.autoscale_view()
     spots = []
+    dots = []
     for point in sorted(timed, key=lambda point: -(point.potential_seconds or 0.0)):
-        spots.append(
-            (point, axes.transData.transform((_intensity(point), _height(point, timed=True))))
-        )
-    dots = [Bbox.from_bounds(x - _DOT, y - _DOT, 2 * _DOT, 2 * _DOT) for _, (x, y) in spots]
+        x, y = axes.transData.transform((_intensity(point), _height(point, timed=True)))
+        spots.append((point, (x, y)))
+        dots.append(Bbox.from_bounds(x - _DOT, y - _DOT, 2 * _DOT, 2 * _DOT))
     names: list[Bbox] = []
     for number, (point, (x, y)) in enumerate(spots):
         if len(names) == _NAMED:

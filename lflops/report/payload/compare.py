@@ -87,7 +87,9 @@ def compared_figures(analysis: Analysis) -> ComparedFigures:
 
 
 def _rounded(error: float | None) -> float | None:
-    return None if error is None else float(f"{error:.4g}")
+    if error is None:
+        return None
+    return float(f"{error:.4g}")
 
 
 def compared_pairs(
@@ -132,6 +134,9 @@ def _shown(comparison: Comparison) -> ComparisonShown:
         "bytes_moved": root.bytes_moved,
         "parameters": root.parameters,
     }
+    figures = {}
+    for name, change in changes.items():
+        figures[name] = (exact(change.before), exact(change.after))
     return ComparisonShown(
         headline=headline(diff),
         is_news=is_news(diff),
@@ -139,9 +144,7 @@ def _shown(comparison: Comparison) -> ComparisonShown:
         whole=diff.whole,
         step=diff.step,
         phases=diff.phases,
-        figures={
-            name: (exact(change.before), exact(change.after)) for name, change in changes.items()
-        },
+        figures=figures,
         modules=_modules(comparison),
     )
 

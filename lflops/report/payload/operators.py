@@ -10,7 +10,15 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import OperatorRow, operator_rows
 from lflops.analysis.tree import share_of
 from lflops.profile.profile import ModuleProfile, Profile, Work
-from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
+from lflops.profile.records import (
+    PASS_PHASES,
+    PHASES,
+    CompiledCode,
+    Trace,
+    TracedOperator,
+    median_of,
+)
+from lflops.profile.series import positions, ratio
 from lflops.report.payload.columns import Columns, Value, column, lists, table
 
 _OF_MODULES = (
@@ -87,8 +95,7 @@ def _masked_flops(works: Sequence[Work], prefix: str) -> Iterator[Value]:
 def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
     medians: list[Value] = []
     for work in works:
-        timing = getattr(work, field)
-        medians.append(None if timing is None else timing.median)
+        medians.append(median_of(getattr(work, field)))
     return column(medians)
 
 
@@ -192,7 +199,9 @@ def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Ro
     for row in rows:
         figures = row.figures
         # A trace has no phases.
-        operator = traced.get(_short_name(row.operator)) if row.phase is None else None
+        operator = None
+        if row.phase is None:
+            operator = traced.get(_short_name(row.operator))
         yield _Row(
             operator=row.operator,
             phase=row.phase or "all",
@@ -264,7 +273,7 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 
 def _module_numbers(profile: Profile) -> Mapping[str, int]:
     """The row of each module in the table of modules."""
-    return {name: number for number, name in enumerate(profile.modules)}
+    return positions(profile.modules)
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
@@ -280,25 +289,17 @@ def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | No
         "module": [numbers[kernel.module] for kernel in kept],
         "phase": [kernel.phase for kernel in kept],
         "seconds": column(map(trace.per_batch, seconds)),
-        "share": column(_share(each, code.seconds) for each in seconds),
+        "share": column(ratio(each, code.seconds) for each in seconds),
         "modules": column(kernel.modules for kernel in kept),
         "calls": column(trace.per_batch(kernel.calls) for kernel in kept),
     }
-    fused_bytes: list[Value] = []
-    for kernel in kept:
-        nbytes = kernel.bytes_moved
-        fused_bytes.append(None if nbytes is None else trace.per_batch(nbytes))
-    columns["fused_bytes"] = column(fused_bytes)
-    unassigned = _share(code.unassigned_seconds, code.seconds)
+    columns["fused_bytes"] = column(trace.per_batch(kernel.bytes_moved) for kernel in kept)
+    unassigned = ratio(code.unassigned_seconds, code.seconds)
     return Kernels(
         table=columns,
         left_out=len(known) - len(kept),
         timed_on=code.timed_on,
         graphs=code.graphs,
         assigned=None if unassigned is None else 1 - unassigned,
-        fused=_share(code.divided_seconds, code.seconds),
+        fused=ratio(code.divided_seconds, code.seconds),
     )
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -14,7 +14,7 @@ from lflops.garbage import gc_paused
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, StepGroup
 from lflops.ledger.run import ENDING, load_run
 from lflops.profile.profile import Profile
-from lflops.profile.records import Rank, TimingStats, ready_for_threads
+from lflops.profile.records import Rank, TimingStats, median_of, ready_for_threads
 from lflops.ranks.stragglers import slowest_first
 from lflops.report.first_screen import FirstScreen, WindowSummary, first_screen, window_summary
 from lflops.report.ledger import headline
@@ -175,8 +175,12 @@ def _head(analysis: Analysis) -> WindowHeader:
     for name, spread in spreads.items():
         if spread is not None and spread.n > 1:
             ranges[name] = (spread.low, spread.high)
-    window = None if run.window is None else f"window {run.window}"
-    step = None if run.step is None else f"step {run.step}"
+    window = None
+    if run.window is not None:
+        window = f"window {run.window}"
+    step = None
+    if run.step is not None:
+        step = f"step {run.step}"
     device = run.device_name
     if run.kind == "estimate" and run.hardware is not None:
         device = run.hardware.name
@@ -229,7 +233,7 @@ def _table_of_ranks(listed: Sequence[Rank]) -> Columns:
         medians: list[Value] = []
         for rank in listed:
             spread: TimingStats | None = getattr(rank, field)
-            medians.append(None if spread is None else spread.median)
+            medians.append(median_of(spread))
         table[field] = medians
     positions: list[Value] = []
     for rank in listed:

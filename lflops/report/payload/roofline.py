@@ -9,6 +9,7 @@ from msgspec import Struct
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Point, RooflinePart, point_of
 from lflops.analysis.tree import Repeats, fold_parts
+from lflops.profile.series import positions
 from lflops.report.payload.columns import Columns, column, table
 from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 
@@ -83,12 +84,12 @@ def roofs(analysis: Analysis) -> Roofs | None:
     overview = analysis.roofline
     if not profile.is_counted or not overview.self_work:
         return None
-    rows = {name: row for row, name in enumerate(profile.modules)}
+    rows = positions(profile.modules)
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    self_work = [
-        _PointRow(point_of(part), rows[part.module], has_below=part.module in below)
-        for part in _longest(overview.self_work)
-    ]
+    self_work = []
+    for part in _longest(overview.self_work):
+        has_below = part.module in below
+        self_work.append(_PointRow(point_of(part), rows[part.module], has_below=has_below))
     folded = list(fold_parts(overview.self_work, analysis.patterns))
     repeats = []
     for group in _longest(folded):

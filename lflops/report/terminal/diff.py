@@ -67,7 +67,9 @@ def _limit_row(limit: Limit, diff: Diff) -> tuple[str, RenderableType]:
 
 def _limit(limit: Limit, diff: Diff) -> str:
     if limit.name == "max_regress":
-        bounds = "" if diff.step.low is None else f" ({interval(diff.step)})"
+        bounds = ""
+        if diff.step.low is not None:
+            bounds = f" ({interval(diff.step)})"
         allowed = units.percent(limit.allowed)
         return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{allowed}"
     if limit.name == "min_mfu":

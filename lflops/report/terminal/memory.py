@@ -19,7 +19,7 @@ from lflops.memory.peak import (
 )
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
-from lflops.report.text import counted, savings
+from lflops.report.text import counted, savings, times_mark
 
 _COLOURS: Mapping[Verdict, str] = {
     "fits": "",
@@ -56,7 +56,9 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
     for row in _listed(holders, memory.peak_bytes):
         yield "by module", row
     for storage in memory.alive[:_LISTED]:
-        origin = f", {storage.operator} in {storage.phase}" if storage.operator else ""
+        origin = ""
+        if storage.operator:
+            origin = f", {storage.operator} in {storage.phase}"
         category = storage.category.replace("_", " ")
         module = storage.module or "the model itself"
         yield "largest", f"{units.size(storage.bytes):>12}  {category}, {module}{origin}"
@@ -90,7 +92,7 @@ def _categories(memory: Memory) -> Iterator[tuple[str, RenderableType]]:
 
 def _holder(holder: Holder) -> str:
     name = holder.name or "the model itself"
-    return f"{name} ×{holder.modules}" if holder.modules > 1 else name
+    return f"{name}{times_mark(holder.modules)}"
 
 
 def _reserved(reserved: Reserved) -> str:
@@ -165,7 +167,9 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
     headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
     if any(strategy.memory_fit is not None for strategy in strategies):
         headings += ["needs", "verdict"]
-    title = f"peak of each of {strategies[0].ranks} ranks" if strategies else ""
+    title = ""
+    if strategies:
+        title = f"peak of each of {strategies[0].ranks} ranks"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     for _ in headings:

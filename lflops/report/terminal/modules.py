@@ -15,7 +15,7 @@ from lflops.analysis.operators import Operator
 from lflops.analysis.tree import ModuleRow, WorkCounts, share_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import CompiledCode, Phase, Trace
-from lflops.profile.series import sum_known
+from lflops.profile.series import ratio, sum_known
 from lflops.report.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.report import Fact, Part, report_of, speed_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
@@ -189,7 +189,9 @@ class _Modules:
             if level <= layout.deepest:
                 cells = [figure(self._cells[column][index]) for column in layout.columns]
                 name = _name(line, layout.indent * level, layout.room)
-                style = "dim" if line.row.name in self._uncalled else ""
+                style = ""
+                if line.row.name in self._uncalled:
+                    style = "dim"
                 table.add_row(name, *cells, style=style)
         yield table
         remarks = [prose(remark, "dim") for remark in self._remarks(layout)]
@@ -353,15 +355,12 @@ def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
     rows = []
     for kernel in code.kernels[:_KERNELS]:
         seconds = kernel.seconds_on(code.timed_on)
-        share = seconds / code.seconds if code.seconds else None
-        nbytes = kernel.bytes_moved
-        moved = None if nbytes is None else trace.per_batch(nbytes)
         cells = {
             "module": kernel.module or "the model itself",
             "phase": kernel.phase,
             code.timed_on: units.duration(trace.per_batch(seconds)),
-            "% of compiled": units.percent(share),
-            "fused bytes moved": units.size(moved),
+            "% of compiled": units.percent(ratio(seconds, code.seconds)),
+            "fused bytes moved": units.size(trace.per_batch(kernel.bytes_moved)),
             "fused from": counted(kernel.modules, "module"),
             "calls": units.count(trace.per_batch(kernel.calls)),
         }

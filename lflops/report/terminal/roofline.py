@@ -11,8 +11,9 @@ from lflops.analysis.roofline import Ceiling, Fusion, LowerBound, Point
 from lflops.analysis.tree import fold_parts
 from lflops.estimation.prediction import Prediction
 from lflops.profile.module_names import plain
+from lflops.profile.series import ratio
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
-from lflops.report.text import OVER, WORDS, counted, saved_by_fusion
+from lflops.report.text import OVER, WORDS, counted, saved_by_fusion, times_mark
 
 _NAME = 26
 _LISTED = 10
@@ -48,8 +49,8 @@ def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
     """Names and points of the modules, repeated modules together."""
     named = []
     for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
-        number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
-        named.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
+        name = plain(repeats.label) or "(model)"
+        named.append((f"{name}{times_mark(len(repeats.parts))}", repeats.point))
     return sorted(named, key=lambda row: _most_seconds_first(row[1]))
 
 
@@ -79,8 +80,12 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     for ceiling in ceilings:
         peak = units.quantity(ceiling.flops_per_second, "FLOP/s")
         bandwidth = units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
-        source = f", {ceiling.source}" if ceiling.source else ""
-        unused = "" if ceiling.is_judged_by else " (not used as the limit)"
+        source = ""
+        if ceiling.source:
+            source = f", {ceiling.source}"
+        unused = ""
+        if not ceiling.is_judged_by:
+            unused = " (not used as the limit)"
         line = f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{unused}"
         rows.append(("roofline", prose(line)))
     return margin(rows)
@@ -184,5 +189,5 @@ def render_prediction(
 
 
 def _bound_line(seconds: float, bound: LowerBound | Prediction, name: str) -> Text:
-    share = seconds / bound.seconds if bound.seconds else None
-    return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {name}")
+    share = units.percent(ratio(seconds, bound.seconds))
+    return text(f"{units.duration(seconds):>12}  {share:>6}  {name}")

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from lflops.intervals import Intervals, joined, length, outside
 from lflops.profile.collective_names import bus_factor, collective_kind
-from lflops.profile.series import gathered, grouped, sum_known
+from lflops.profile.series import gathered, grouped, largest_known, ratio, sum_known
 from lflops.trace.analysis.host_walk import HostWalk
 from lflops.trace.analysis.operator_cost import BYTES
 from lflops.trace.device_states import communicates
@@ -80,9 +80,10 @@ def occurrences(
     work: Iterable[DeviceEvent], walk: HostWalk, trace: RecordedTrace
 ) -> tuple[Occurrence, ...]:
     """Return every call of a collective, by start."""
-    steps = [span for span in trace.spans if span.kind == "step"]
-    steps.sort(key=attrgetter("start", "end", "name"))
-    world_size = trace.world_size if trace.groups == 1 else None
+    steps = sorted(trace.steps(), key=attrgetter("start", "end", "name"))
+    world_size = None
+    if trace.groups == 1:
+        world_size = trace.world_size
     found = [_occurrence(each, walk, steps, world_size) for each in work if communicates(each)]
     return tuple(sorted(found, key=attrgetter("start")))
 
@@ -92,7 +93,9 @@ def _occurrence(
 ) -> Occurrence:
     launch = walk.launch(work)
     message = work.collective or launch.collective
-    step = "" if launch.call is None else _step_at(launch.call.start, steps)
+    step = ""
+    if launch.call is not None:
+        step = _step_at(launch.call.start, steps)
     if message is None:
         kind = collective_kind(work.name)
         return Occurrence(kind, "", world_size, step, work.start, work.end, None)
@@ -121,8 +124,10 @@ def _bytes(kind: str, message: Collective) -> int | None:
         return None
     if kind in _RESULT_IS_LARGER and message.out_elements is None:
         return None
-    known = [each for each in (message.in_elements, message.out_elements) if each is not None]
-    return max(known) * element_size if known else None
+    elements = largest_known([message.in_elements, message.out_elements])
+    if elements is None:
+        return None
+    return elements * element_size
 
 
 def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
@@ -135,8 +140,11 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
         device = sum(each.duration for each in calls)
         exposed = outside(joined((each.start, each.end) for each in calls), computing)
         moved = sum_known(each.bytes for each in calls)
-        rate = moved / (device / 1e9) if moved is not None and device else None
+        rate = ratio(moved, device / 1e9)
         factor = bus_factor(kind, size)
+        bus_rate = None
+        if rate is not None and factor is not None:
+            bus_rate = rate * factor
         row = CollectiveTimes(
             kind=kind,
             group=group,
@@ -146,7 +154,7 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
             exposed=length(exposed),
             bytes=moved,
             algorithmic_bytes_per_second=rate,
-            bus_bytes_per_second=None if rate is None or factor is None else rate * factor,
+            bus_bytes_per_second=bus_rate,
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.device, row.kind, row.group)))

@@ -58,10 +58,10 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
     per_step = bool(before.steps and after.steps)
     first = _Times(before, per_step=per_step)
     second = _Times(after, per_step=per_step)
-    states = [
-        TimeChange(name=state, before=first.states[state], after=second.states[state])
-        for state in _STATES
-    ]
+    states = []
+    for state in _STATES:
+        change = TimeChange(name=state, before=first.states[state], after=second.states[state])
+        states.append(change)
     return TraceDiff(
         per_step=per_step,
         window=TimeChange(name="window", before=first.window, after=second.window),
@@ -83,15 +83,17 @@ class _Times:
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
         """Collect the times of a trace."""
-        self._divisor = len(summary.steps) if per_step else 1
+        self._divisor = 1
+        window = summary.recorded
+        if per_step:
+            self._divisor = len(summary.steps)
+            window = sum(step.duration for step in summary.steps)
+        self.states = dict.fromkeys(_STATES, 0.0)
         timeline = _timeline(summary, per_step=per_step)
         if timeline is not None:
             window = timeline.window
-            self.states = {state: getattr(timeline, state) / self._divisor for state in _STATES}
-        else:
-            steps_time = sum(step.duration for step in summary.steps)
-            window = steps_time if per_step else summary.recorded
-            self.states = dict.fromkeys(_STATES, 0.0)
+            for state in _STATES:
+                self.states[state] = getattr(timeline, state) / self._divisor
         self.window = window / self._divisor
         self.idle = self._divided(summary.idle.items())
         self.categories = self._divided((row.category, row.device) for row in summary.categories)
@@ -110,7 +112,9 @@ def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None
     if not per_step:
         return summary.device
     timelines = [step.device for step in summary.steps if step.device is not None]
-    return total(timelines) if timelines else None
+    if not timelines:
+        return None
+    return total(timelines)
 
 
 def _changes(before: dict[str, float], after: dict[str, float]) -> tuple[TimeChange, ...]:
@@ -129,7 +133,9 @@ def _is_beyond_noise(before: TimingStats | None, after: TimingStats | None) -> b
 
 
 def _mfu(summary: TraceSummary) -> float | None:
-    return summary.utilization.mfu if summary.utilization is not None else None
+    if summary.utilization is None:
+        return None
+    return summary.utilization.mfu
 
 
 def _allocated(summary: TraceSummary) -> int | None:

@@ -97,7 +97,9 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
         operator = host.launch(event).operator
         name = None if operator is None else operator.name
         category = category_of_kernel(event, name)
-        by_inputs = None if operator is None else _by_inputs(operator, category)
+        by_inputs = None
+        if operator is not None:
+            by_inputs = _by_inputs(operator, category)
         precision = _precision(event.name, category, by_inputs)
         found.append(ClassifiedWork(event, name, category, precision))
     return found
@@ -110,7 +112,9 @@ def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
     inputs of other dtypes.
     """
     is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
-    return None if is_custom_matmul else precision_of(operator.inputs)
+    if is_custom_matmul:
+        return None
+    return precision_of(operator.inputs)
 
 
 def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | None:

@@ -210,7 +210,7 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
     """
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
-    steps = Counter(span.thread for span in trace.spans if span.kind == "step")
+    steps = Counter(span.thread for span in trace.steps())
     threads = {}
     if steps:
         thread_of_steps, _ = steps.most_common(1)[0]

@@ -130,7 +130,9 @@ def idle_by_cause(
     starts = [each.start for each in work]
     for start, end in idle:
         place = bisect_left(starts, end)
-        launch = launch_of(work[place]) if place < len(work) else None
+        launch = None
+        if place < len(work):
+            launch = launch_of(work[place])
         if launch is None:
             causes["not_recorded"] += end - start
             continue

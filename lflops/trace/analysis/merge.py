@@ -152,7 +152,9 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
     for source in sources:
         ends = _ends(source)
         shifts = [known[key] - end for key, end in ends.items() if key in known]
-        shift = round(statistics.median(shifts)) if shifts else None
+        shift = None
+        if shifts:
+            shift = round(statistics.median(shifts))
         clocks.append(Clock(rank=source.rank, moved=shift, collectives=len(shifts)))
         for key, end in ends.items():
             known.setdefault(key, end + (shift or 0))
@@ -259,7 +261,9 @@ class _Merger:
 
 
 def _number(arguments: dict[str, Raw], name: str) -> int | None:
-    return msgspec.json.decode(arguments[name], type=int) if name in arguments else None
+    if name not in arguments:
+        return None
+    return msgspec.json.decode(arguments[name], type=int)
 
 
 def _unique(number: Any, index: int) -> int | str:

@@ -168,7 +168,9 @@ class _Call(NamedTuple):
             return argument.shape
         if not self.has_values:
             raise _Unknown
-        return ast.literal_eval(argument.value) if argument.value else None
+        if not argument.value:
+            return None
+        return ast.literal_eval(argument.value)
 
 
 @functools.lru_cache(1 << 16)
@@ -222,8 +224,7 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
     found = function(*values, **named)
     if any("complex" in argument.type.lower() for argument in call.arguments):
         raise _Unknown
-    cost = found if isinstance(found, Cost) else Cost(found)
-    return _traced_cost(cost, _bytes_moved(call.arguments, out))
+    return _traced_cost(Cost.of(found), _bytes_moved(call.arguments, out))
 
 
 def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
@@ -232,15 +233,11 @@ def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
     recompute = cost.recompute or Cost()
     return TracedCost(
         macs=cost.macs,
-        executed_macs=_executed_macs(cost) + _executed_macs(recompute),
+        executed_macs=cost.macs_left + recompute.macs_left,
         flops=2 * (cost.macs + recompute.macs) + cost.other_flops + recompute.other_flops,
         bytes_moved=bytes_moved,
         recompute_macs=recompute.macs,
     )
-
-
-def _executed_macs(cost: Cost) -> int:
-    return cost.macs if cost.executed_macs is None else cost.executed_macs
 
 
 def _result_shape(call: _Call, places: Mapping[str, int]) -> Shape | None:
@@ -335,8 +332,12 @@ def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | No
     if first is None:
         return None
     if plain in PER_INPUT:
-        flops = PER_INPUT[plain] * prod(first.shape) if first.type in _DTYPES else 0
-        moved = _bytes_moved(given, first.shape) if base in _SAME_AS_FIRST else None
+        flops = 0
+        if first.type in _DTYPES:
+            flops = PER_INPUT[plain] * prod(first.shape)
+        moved = None
+        if base in _SAME_AS_FIRST:
+            moved = _bytes_moved(given, first.shape)
         return TracedCost(0, 0, flops, moved)
     if base in _SAME_AS_FIRST:
         read = _bytes_read(given[1:] if base in _UNREAD else given)

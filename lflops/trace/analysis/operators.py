@@ -7,16 +7,24 @@ times are the times of kernels that were launched inside.
 """
 
 import re
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import Struct
 
+from lflops.analysis.roofline import bound_of
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import grouped, sums
+from lflops.profile.series import grouped, multiplied, ratio, sums
 from lflops.trace.analysis.categories import Category, category_of_operator
 from lflops.trace.analysis.host_walk import HostWalk, OperatorSums, SpanSums
-from lflops.trace.analysis.operator_cost import TracedCost, arguments, cost_of, precision_of
+from lflops.trace.analysis.operator_cost import (
+    Argument,
+    TracedCost,
+    arguments,
+    cost_of,
+    precision_of,
+)
 
 MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
 """Categories of operators whose work is multiply-accumulates."""
@@ -130,7 +138,7 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
     calls = operator.counted_calls
     seconds = operator.counted_device / 1e9
     flops = cost.executed_flops * calls
-    moved = None if cost.bytes_moved is None else cost.bytes_moved * calls
+    moved = multiplied(cost.bytes_moved, calls)
     dtype = precision(operator)
     roof = None
     bound: Literal["compute", "memory"] | None = None
@@ -139,24 +147,26 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
     if compute_seconds is not None and memory_seconds is not None:
         roof = max(compute_seconds, memory_seconds)
         if roof:
-            bound = "compute" if compute_seconds >= memory_seconds else "memory"
-    given = arguments(operator.inputs) if operator.inputs is not None else None
+            bound = bound_of(compute_seconds, memory_seconds)
+    given: Sequence[Argument] = ()
+    if operator.inputs is not None:
+        given = arguments(operator.inputs) or ()
     return ShapeTimes(
         name=operator.name,
         category=category_of_operator(operator.name),
-        shapes=tuple(argument.shape for argument in given or ()),
-        types=tuple(argument.type for argument in given or ()),
+        shapes=tuple(argument.shape for argument in given),
+        types=tuple(argument.type for argument in given),
         precision=dtype,
         calls=calls,
         device=operator.counted_device,
         macs=cost.macs * calls,
         flops=flops,
         bytes_moved=moved,
-        intensity=flops / moved if moved else None,
-        flops_per_second=flops / seconds if seconds else None,
+        intensity=ratio(flops, moved),
+        flops_per_second=ratio(flops, seconds),
         roof_seconds=roof,
         bound=bound,
-        share=roof / seconds if roof is not None and seconds else None,
+        share=ratio(roof, seconds),
     )
 
 
@@ -165,8 +175,7 @@ def _compute_seconds(flops: int, dtype: str | None, chip: Hardware | None) -> fl
         return None
     if not flops:
         return 0.0
-    peak = chip.peak_flops_per_second.get(dtype or "")
-    return flops / peak if peak else None
+    return ratio(flops, chip.peak_flops_per_second.get(dtype or ""))
 
 
 def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:

@@ -175,7 +175,7 @@ def _step(step: StepTimes, longest: int) -> str:
 
 def _table(table: TraceTable) -> str:
     head = "".join(f"<th>{_text(heading)}</th>" for heading in ("", *table.columns))
-    rows = "".join(_row(*cells) for cells in zip(table.names, *table.columns.values(), strict=True))
+    rows = "".join(map(_row, table.names, *table.columns.values()))
     notes = "".join(f'<p class="remark">{_text(note)}</p>' for note in table.notes)
     listed = f"{len(table.names)} of {table.total}" if table.left_out else str(len(table.names))
     title = f"<h2>{_text(table.heading)}</h2> <span class='remark'>{listed}</span>"

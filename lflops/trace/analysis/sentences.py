@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lflops import units
 from lflops.profile.module_names import plain
 from lflops.profile.records import TimingStats
-from lflops.report.text import counted, kernel_name, shortened
+from lflops.report.text import counted, kernel_name, shortened, times_mark
 from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock
@@ -289,7 +289,9 @@ def launches(summary: TraceSummary) -> Iterator[str]:
     for each in summary.devices:
         if each.queue is None:
             continue
-        device = f" of device {each.device}" if several else ""
+        device = ""
+        if several:
+            device = f" of device {each.device}"
         empty = share(each.queue.empty, each.timeline.window)
         yield (
             f"launch queue{device}: mean depth {each.queue.mean:.1f}, "
@@ -391,7 +393,9 @@ class TraceTable:
     @property
     def left_out(self) -> int:
         """Number of rows that are not listed."""
-        return 0 if self.total is None else self.total - len(self.names)
+        if self.total is None:
+            return 0
+        return self.total - len(self.names)
 
 
 def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
@@ -598,8 +602,7 @@ def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bo
         if has_phases:
             cells["phase"] = row.phase
         cells["host"] = nanoseconds(row.host)
-        name = f"{row.name} ×{row.instances}" if row.instances > 1 else row.name
-        table.add(name, cells)
+        table.add(f"{row.name}{times_mark(row.instances)}", cells)
     return table
 
 

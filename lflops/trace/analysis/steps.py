@@ -127,9 +127,8 @@ def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
 
     In a merged trace several processes have a step of the same name, which is one step.
     """
-    spans = [span for span in trace.spans if span.kind == "step"]
     found = []
-    for name, same in grouped(spans, attrgetter("name")).items():
+    for name, same in grouped(trace.steps(), attrgetter("name")).items():
         start = min(span.start for span in same)
         end = max(span.end for span in same)
         found.append(_StepSpan(name, start, end))

@@ -162,7 +162,9 @@ def summarise_all(
         summaries.append(summary)
         if summary.rank is not None:
             by_rank[summary.rank] = found
-    skew = rank_skew(by_rank) if len(by_rank) == len(summaries) else None
+    skew = None
+    if len(by_rank) == len(summaries):
+        skew = rank_skew(by_rank)
     return TraceSummaries(traces=tuple(summaries), ranks=skew)
 
 
@@ -287,9 +289,11 @@ def _idle_of_all(devices: Iterable[DeviceSummary]) -> dict[Cause, int]:
 
 
 def _computing(work: Iterable[DeviceEvent]) -> Intervals:
-    return joined(
-        (each.start, each.end) for each in work if each.kind != "copy" and not communicates(each)
-    )
+    intervals = []
+    for each in work:
+        if each.kind != "copy" and not communicates(each):
+            intervals.append((each.start, each.end))
+    return joined(intervals)
 
 
 def _time_before_device(

@@ -121,7 +121,9 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
     subject = "A step" if diff.per_step else "The window"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)
-    noise = ", within the spread of the steps" if diff.is_beyond_noise is False else ""
+    noise = ""
+    if diff.is_beyond_noise is False:
+        noise = ", within the spread of the steps"
     yield f"{subject} takes {after}, before {before} ({_relative(diff.window)}{noise})."
     states = _large_changes(diff, diff.states)
     if states:
@@ -129,10 +131,11 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
         yield f"The device: {changes}."
     operators = _large_changes(diff, diff.operators[:_LISTED])
     if operators:
-        changes = ", ".join(
-            f"{plain(short_operator_name(row.name))} {_absolute(row)}" for row in operators
-        )
-        yield f"Operators: {changes}."
+        changes_of_operators = []
+        for row in operators:
+            name = plain(short_operator_name(row.name))
+            changes_of_operators.append(f"{name} {_absolute(row)}")
+        yield f"Operators: {', '.join(changes_of_operators)}."
 
 
 def _large_changes(diff: TraceDiff, rows: Iterable[TimeChange]) -> list[TimeChange]:

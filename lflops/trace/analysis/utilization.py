@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lflops.analysis.utilization import flops_per_second, of_peak
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import sum_known
+from lflops.profile.series import ratio, sum_known
 from lflops.trace.analysis.host_walk import HostWalk
 from lflops.trace.analysis.operator_cost import cost_of
 from lflops.trace.analysis.operators import precision
@@ -103,6 +103,5 @@ def _executed_share(
     needed = []
     for dtype, macs in executed.items():
         peak = peaks.get(dtype or "")
-        needed.append(2 * macs / peak if peak else None)
-    all_needed = sum_known(needed)
-    return all_needed / seconds if all_needed is not None and seconds else None
+        needed.append(ratio(2 * macs, peak))
+    return ratio(sum_known(needed), seconds)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, toml
 
-from lflops.analysis.roofline import Bound
+from lflops.analysis.roofline import Bound, bound_of
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import gathered, grouped, sum_known
+from lflops.profile.series import gathered, grouped, ratio, sum_known
 from lflops.trace.ncu.log import Launch, launches_in
 
 SECTOR_BYTES = 32
@@ -225,13 +225,15 @@ def _kernel(
 ) -> Kernel:
     by_dtype = _flops_by_dtype(launches)
     # A dtype without operations is left out of the result, but its count is known.
-    flops = sum_known(by_dtype.values()) if by_dtype else None
+    flops = None
+    if by_dtype:
+        flops = sum_known(by_dtype.values())
     by_dtype = {dtype: each for dtype, each in by_dtype.items() if each != 0}
     levels = {}
     for level in _LEVELS:
         nbytes = _bytes(level, launches)
         if nbytes is not None:
-            levels[level] = Traffic(bytes=nbytes, intensity=_ratio(flops, nbytes))
+            levels[level] = Traffic(bytes=nbytes, intensity=ratio(flops, nbytes))
     roof, bound = _roof(by_dtype, _bytes("dram", launches), chip)
     return Kernel(
         name=name,
@@ -241,10 +243,10 @@ def _kernel(
         flops_by_dtype=by_dtype,
         levels=levels,
         seconds=seconds,
-        flops_per_second=_ratio(flops, seconds),
+        flops_per_second=ratio(flops, seconds),
         roof_seconds=roof,
         bound=bound,
-        share=_ratio(roof, seconds),
+        share=ratio(roof, seconds),
     )
 
 
@@ -288,10 +290,6 @@ def _tensor_core_operations(
         yield dtype, None
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
 def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
     """Return the bytes of all launches at a level; `None` if a launch has neither metric."""
     metrics = _LEVELS[level]
@@ -317,8 +315,8 @@ def _roof(
     peaks = chip.peak_flops_per_second
     if not by_dtype.keys() <= peaks.keys():
         return None, None
-    compute = sum_known(_ratio(flops, peaks[dtype]) for dtype, flops in by_dtype.items())
+    compute = sum_known(ratio(flops, peaks[dtype]) for dtype, flops in by_dtype.items())
     if compute is None:
         return None, None
     memory = nbytes / chip.bandwidth_bytes_per_second
-    return (compute, "compute") if compute >= memory else (memory, "memory")
+    return max(compute, memory), bound_of(compute, memory)

@@ -294,8 +294,7 @@ def join(
 
 def steps_of(trace: RecordedTrace) -> list[Span]:
     """Return the profiler's steps in order."""
-    steps = [span for span in trace.spans if span.kind == "step"]
-    return sorted(steps, key=attrgetter("start", "end"))
+    return sorted(trace.steps(), key=attrgetter("start", "end"))
 
 
 class _StepIntervals:

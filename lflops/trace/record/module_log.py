@@ -26,6 +26,7 @@ from lflops.attribution.module_tracker import AutogradSegments, Frame, FrameStac
 from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.model.compile_guard import unremark_hooks
 from lflops.model.module_tree import ModuleTree
+from lflops.profile.module_names import name_below
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
 from lflops.torch_private.dispatch_modes import without_modes
@@ -234,7 +235,9 @@ class Replay:
             segments = self._segments.get(built_on)
             self._node_fqn = "" if segments is None else segments.name_of(number)
         self._outside = "other"
-        run = self._runs[-1] if self._runs and self._continues_run else None
+        run = None
+        if self._runs and self._continues_run:
+            run = self._runs[-1]
         if run is not None and run.fqn == self._node_fqn and run.end <= start:
             run.end = end
         else:
@@ -276,7 +279,9 @@ class Replay:
         return self._frames[-1] if self._frames else None
 
     def _update(self) -> None:
-        running = None if self._top is None else self._top.module_phase
+        running = None
+        if self._top is not None:
+            running = self._top.module_phase
         self.module_phase = running or ModulePhase("", self._outside)
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf
         self.due = min(entry, self._node_ends[-1])
@@ -301,7 +306,9 @@ class Replay:
             self._frames.append(_ReplayFrame(key, None, moment))
         else:
             self._enter(moment, key, event)
-        running = None if self._top is None else self._top.module_phase
+        running = None
+        if self._top is not None:
+            running = self._top.module_phase
         self._own.mark(number, "" if running is None else running.fqn)
 
     def _enter(self, moment: int, key: int, event: str | nn.Module) -> None:
@@ -311,7 +318,7 @@ class Replay:
         above = "" if running is None else running.fqn
         if isinstance(event, str):
             name = event.removeprefix(SCOPE)
-            fqn = f"{above}.{name}" if above else name
+            fqn = name_below(above, name)
         else:
             fqn = self._tree.name_of(event, self._tree.nearest(above))
         if top is None or running is None:

@@ -424,7 +424,9 @@ def other_profiler_runs() -> bool:
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
     """Return Kineto's events. Converting them to torch's events takes a hundred times as long."""
-    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    results = None
+    if profiler.profiler is not None:
+        results = profiler.profiler.kineto_results
     return () if results is None else results.events()
 
 
@@ -455,7 +457,9 @@ def _export(recorder: profile, into: Path) -> str | None:
         else:
             with folder_opened(into.parent) as folder:
                 recorder.export_chrome_trace(f"{folder}/{into.name}")
-        error = None if into.exists() else f"Kineto could not write {into}"
+        error = None
+        if not into.exists():
+            error = f"Kineto could not write {into}"
     except Exception as raised:  # noqa: BLE001 - the other results remain
         error = f"{type(raised).__name__}: {raised}"
     if error is not None:

@@ -8,7 +8,7 @@ from lflops.analysis.step_times import StepTimes
 from lflops.integrations.deepspeed.text import units
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import Profile
-from lflops.profile.series import ratio
+from lflops.profile.series import multiplied, ratio, sum_known
 from lflops.units import UNKNOWN
 
 
@@ -84,7 +84,7 @@ def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple
     if root.local_parameters != root.parameters:
         yield "params of model, which is sharded", units.params(root.parameters)
         return
-    of_model = None if tensor_parallel is None else root.parameters * tensor_parallel
+    of_model = multiplied(tensor_parallel, root.parameters)
     yield "params of model = params per GPU * mp_size", units.params(of_model)
 
 
@@ -111,13 +111,12 @@ def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[st
     is_sharded_by_torch = tensor_parallel != 1 and root.local_parameters != root.parameters
     if macs or is_sharded_by_torch:
         return _double(macs.get("forward", root.forward.logical_macs))
-    flops = None if tensor_parallel is None else root.forward.flops * tensor_parallel
+    flops = multiplied(tensor_parallel, root.forward.flops)
     return "fwd flops of model = fwd flops per GPU * mp_size", units.flops(flops)
 
 
 def _double(macs: int | None) -> tuple[str, str]:
-    flops = None if macs is None else 2 * macs
-    return "fwd flops of model = 2 * fwd MACs of model", units.flops(flops)
+    return "fwd flops of model = 2 * fwd MACs of model", units.flops(multiplied(macs, 2))
 
 
 def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
@@ -138,7 +137,7 @@ def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]
     step_work = _flops_of_step(analysis)
     if goes_backward:
         work = _flops_of_backward(analysis)
-        both = None if backward is None or forward is None else forward + backward
+        both = sum_known((forward, backward))
         yield "bwd latency", units.duration(backward)
         yield f"bwd FLOPS per GPU = {work.words} / bwd latency", _rate(work.flops, backward)
         yield (
@@ -175,8 +174,7 @@ def _flops_of_step(analysis: Analysis) -> _Flops:
     if factor is not None:
         return _Flops(f"{factor + 1:g} * fwd flops per GPU", (factor + 1) * forward)
     backward = _flops_of_backward(analysis)
-    total = None if backward.flops is None else forward + backward.flops
-    return _Flops(f"fwd+{backward.words}", total)
+    return _Flops(f"fwd+{backward.words}", sum_known((forward, backward.flops)))
 
 
 def _assumed_factor(profile: Profile) -> float | None:

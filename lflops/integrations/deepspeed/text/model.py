@@ -6,6 +6,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import ModuleRow, numbered, tree, walk
 from lflops.integrations.deepspeed.text import units
 from lflops.profile.module_names import plain
+from lflops.profile.records import median_of
 from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
@@ -79,7 +80,7 @@ def _figures(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
     macs = module.forward.macs
     macs_share = units.percent(macs, root.forward.macs)
     seconds = row.seconds["forward"]
-    root_seconds = None if root.forward.seconds is None else root.forward.seconds.median
+    root_seconds = median_of(root.forward.seconds)
     seconds_share = units.percent(seconds, root_seconds)
     yield f"{units.params(parameters)} = {parameters_share} Params"
     yield f"{units.macs(macs)} = {macs_share} MACs"
