@@ -1,7 +1,7 @@
-"""Modules of a profile as table rows: a tree that folds repeated modules, or a flat list.
+"""Arrange the modules of a profile as table rows: a tree with folded repeats, or a flat list.
 
-Also finds the places in the model that take the most time, and folds roofline points of repeated
-modules.
+Also finds the parts of the model that take the most time, and merges the roofline points of
+repeated modules.
 """
 
 import re
@@ -26,7 +26,7 @@ TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimize
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase, inclusive or self as the row says; the fields are those of `Work`."""
+    """Work in one phase, with or without submodules as in its row; the fields are those of `Work`."""
 
     calls: int = 0
     macs: int = 0
@@ -57,7 +57,7 @@ _COUNTS = WorkCounts.__struct_fields__
 
 
 class Repeat(Struct, frozen=True, kw_only=True):
-    """Consecutive identical siblings, by the labels of the first and the last one."""
+    """Consecutive identical siblings, with the labels of the first and the last sibling."""
 
     first: str
     last: str
@@ -67,20 +67,21 @@ class Repeat(Struct, frozen=True, kw_only=True):
 class ModuleRow(Struct, frozen=True, kw_only=True):
     """One module, or consecutive identical siblings.
 
-    For several siblings, every count is that of ONE of them, and a time is their mean. A row inside
-    one of 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work in the
-    requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
+    For several siblings, every count is for ONE sibling, and a time is the mean over the siblings.
+    A row inside 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work
+    in the requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
 
     Attributes:
-        name: Dotted path, of the first sibling.
+        name: Dotted path of the module or of the first sibling.
         label: Last part of `name`.
         names: All modules that the row stands for within the row above.
         repeat: The siblings, or `None` for a single module.
-        depth: Levels below the root, which has 0.
+        depth: Levels below the root; the root has 0.
         is_self: If true, figures and parameters exclude the submodules.
         class_name: Class name.
         calls: Calls in forward.
-        trainable_parameters: `None` if only the inclusive number is known, as `parameter_bytes`.
+        trainable_parameters: `None` if only the number with submodules is known. The same holds for
+            `parameter_bytes`.
         phases: Work by phase.
         seconds: Median seconds by phase; `None` if unknown.
         children: The rows below, in a tree.
@@ -182,16 +183,16 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[ModuleRow, ...]:
-    """Rows of the module tree, inclusive: the root row, with the rows below it as children.
+    """Build the rows of the module tree, with submodules: the root row, and children below it.
 
     Args:
         profile: The profile.
         depth: Levels to show below the root; -1 for all.
         fold: Show consecutive siblings as one row if they have the same classes, labels and counts
             all the way down.
-        sort: One of `SORT_KEYS` to sort siblings by, a folded row by the sum of its modules; `None`
-            keeps the model's order.
-        phase: The phase of `share` and `sort`; `None` for all phases together.
+        sort: One of `SORT_KEYS`, by which siblings are sorted. A folded row is sorted by the sum
+            over its modules. `None` keeps the model's order.
+        phase: The phase that `share` and `sort` use; `None` for all phases together.
         below: The result of `children`, if already computed.
         groups: The result of `identical_subtrees`, if already computed.
 
@@ -212,7 +213,10 @@ def tree(
     builder = _RowBuilder(profile, phase, own=False)
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
-        """Rows of siblings; each is passed with its counterparts in the folded modules above."""
+        """Build the rows of siblings.
+
+        Each tuple has a sibling and its counterparts in the folded modules above.
+        """
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
             names = []
@@ -240,9 +244,9 @@ def walk(rows: Iterable[ModuleRow]) -> Iterator[ModuleRow]:
 def flat(
     profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
 ) -> tuple[ModuleRow, ...]:
-    """Rows of all modules without their submodules, sorted by MACs by default.
+    """Build a row per module without its submodules, sorted by MACs by default.
 
-    `sort` and `phase` are as in `tree`, and raise the same errors.
+    `sort` and `phase` mean the same as in `tree`, and wrong values raise the same errors.
     """
     _check_sort(profile, sort, phase)
     builder = _RowBuilder(profile, phase, own=True)
@@ -255,9 +259,9 @@ def totals(profile: Profile) -> dict[Phase, WorkCounts]:
 
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
-    """The model's MACs in each phase that has any; empty if this rank does all of them.
+    """The whole model's MACs by phase; empty if this rank computes all of them.
 
-    The MACs of a phase are `None` if unknown: the ranks share a batch, or each holds a part of the
+    A phase is `None` if its MACs are unknown, because ranks share a batch or hold only parts of the
     parameters.
     """
     root = profile.modules[""]

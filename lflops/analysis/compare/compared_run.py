@@ -1,6 +1,6 @@
-"""One run as a comparison reads it, made from a profile or from the page's tables of a profile.
+"""Extract the data of one run that a comparison needs, from a profile or from the page's tables.
 
-Also has the sides of a module in two runs, and the comparison of its figures.
+Also pairs the figures of a module in two runs and compares them.
 """
 
 import statistics
@@ -38,7 +38,7 @@ FACTS = (
 Fact = str | int | None
 
 _WORK = ("macs", "flops", "bytes_moved")
-# Prefixes of the columns with submodules and without.
+# Column prefixes: figures with submodules have none, figures without submodules have `self_`.
 _INCLUSIVE_AND_SELF = ("", "self_")
 
 
@@ -51,10 +51,10 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         phases_ran: Phases in which anything ran.
         step: Time of the unprofiled steps.
         phases: Times of the phases of the unprofiled steps.
-        samples_per_second: Over the unprofiled steps, as `tokens_per_second`.
-        has_reliable_times: Whether the profile has no note that its module times are unreliable.
-        cpu_lost: Share of the CPU time that other processes took; `None` also on a GPU, which does
-            not share its time.
+        samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
+        has_reliable_times: Whether module times are reliable: no note of the profile says
+            otherwise.
+        cpu_lost: Share of the CPU time that other processes took; always `None` on a GPU.
     """
 
     facts: Mapping[str, Fact]
@@ -80,9 +80,9 @@ class ComparedRun(NamedTuple):
         columns: Lists with a value for each module, by the names of the payload's columns:
             `parameters`, `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so
             on. `PASS_PHASES` also have `forward.seconds`, `forward.error` in seconds, and
-            `forward.calls`. A time with calls and without seconds is unknown, or belongs to
-            recomputation within backward; without calls and seconds there is none. Figures without
-            submodules are `forward.self_macs`.
+            `forward.calls`. If a phase has calls but no seconds, its time is unknown or part of the
+            recomputation within backward. If it has neither, it did not run. Columns without
+            submodules have names such as `forward.self_macs`.
     """
 
     figures: RunFigures
@@ -92,9 +92,9 @@ class ComparedRun(NamedTuple):
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
-        """Read back the payload's columns.
+        """Build a run from the columns of the page's payload.
 
-        The payload stores a column of equal values as that value, and large counts as text.
+        The payload stores a column of equal values as one value, and large counts as text.
 
         Raises:
             ValueError: A column is missing or has wrong values, or the names are no module tree.
@@ -129,7 +129,7 @@ class ComparedRun(NamedTuple):
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise an error unless every module has the module above it."""
+    """Raise an error unless the parent of every module is in the list too."""
     known = set(names)
     parents = {name.rpartition(".")[0] for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
@@ -143,7 +143,10 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 
 
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
-    """Read the data of a comparison from a profile, and its figures unless they are passed."""
+    """Extract the data of a comparison from a profile.
+
+    Computes the figures of the whole run unless they are passed.
+    """
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {}
     for field in ("parameters", "self_parameters", "peak_bytes"):
@@ -180,7 +183,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """The columns of times: seconds, errors in seconds, and operator calls."""
+    """Columns of seconds, errors in seconds, and operator calls, by column name."""
     columns: dict[str, list[Any]] = {}
     for phase in PASS_PHASES:
         works = [module.work(phase) for module in profile.modules.values()]
@@ -197,28 +200,31 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A figure before and after; `None` if it is unknown or there is no such module."""
+    """A figure before and after.
+
+    `None` if the figure is unknown or the run does not have the module.
+    """
 
     before: float | None
     after: float | None
 
     @property
     def ratio(self) -> float | None:
-        """After over before."""
+        """The figure after, divided by the figure before."""
         return ratio(self.after, self.before)
 
     @property
     def differs(self) -> bool:
-        """Whether it changed; false if a side is unknown."""
+        """Return whether the figure changed; false if a side is unknown."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
 class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work and time of a module in both runs.
 
-    The work is that of all phases that both runs have, and the time is that of forward, backward
-    and recomputation. The time is judged if MACs and FLOPs of each of these phases are the same. If
-    the MACs differ, it is compared per MAC without a verdict.
+    The work covers all phases that both runs have. The time covers forward, backward and
+    recomputation. It gets a verdict only if each of these phases has the same MACs and FLOPs in
+    both runs. If the MACs differ, the time is compared per MAC, without a verdict.
     """
 
     macs: Change
@@ -229,7 +235,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the work or the parameters differ."""
+        """Return whether the work or the number of parameters differs."""
         return (
             self.macs.differs
             or self.flops.differs
@@ -283,7 +289,7 @@ class SharedPhases:
         for phase in phases:
             rows = self._rows([phase], f"{prefix}seconds", f"{prefix}error", f"{prefix}calls")
             for times, (seconds, error, calls) in zip(found, rows, strict=True):
-                # The recomputation of fused attention has calls, but its time is within backward.
+                # Recomputed fused attention has calls, but its time is part of backward.
                 is_unknown = calls and phase != "recompute"
                 if seconds is not None or is_unknown:
                     times.append((seconds, error))
@@ -291,12 +297,12 @@ class SharedPhases:
 
 
 class ModuleSide(NamedTuple):
-    """A module in one of the runs.
+    """A module in one of the two runs.
 
     Attributes:
-        of: The run.
+        of: The run's shared phases.
         rows: Positions in the columns of the module's wrappers and the module, outermost first.
-            Inclusive figures are those of the first row, self figures are summed over all rows.
+            Inclusive figures come from the first row; self figures are summed over all rows.
     """
 
     of: SharedPhases
@@ -316,7 +322,7 @@ class ModuleSide(NamedTuple):
         return [sum(values) for values in zip(*rows, strict=True)]
 
     def time(self, *, own: bool) -> Measured | None:
-        """Sum of the phases that ran."""
+        """Sum of the times over the phases that ran."""
         times = self.of.times["self_" if own else ""]
         parts: list[tuple[float | None, float | None]] = []
         for row in self._rows(own=own):
@@ -324,7 +330,7 @@ class ModuleSide(NamedTuple):
         return total(parts)
 
     def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
-        """The `seconds` or `macs` in a phase."""
+        """The seconds or the MACs of one phase; `field` is `seconds` or `macs`."""
         if field == "macs" and not self.of.counted:
             return None
         prefix = "self_" if own else ""
@@ -360,7 +366,7 @@ class ModulePair(NamedTuple):
         return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        """The times before and after."""
+        """The module's times before and after."""
         before = None if self.before is None else self.before.time(own=own)
         after = None if self.after is None else self.after.time(own=own)
         return before, after
@@ -376,7 +382,7 @@ class ModulePair(NamedTuple):
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
         """Compare the work and the time, and judge the time if possible.
 
-        `explained` are the seconds of the change that submodules explain.
+        `explained` is the part of the change in seconds that submodules explain.
         """
         prefix = "self_" if own else ""
 
