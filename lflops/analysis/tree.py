@@ -326,7 +326,7 @@ class _RowBuilder:
         self._total_time = _total_time(_seconds(profile, [""], own=False), phase)
 
     def row(self, names: tuple[str, ...], folded: Sequence[str]) -> ModuleRow:
-        """The row of the modules `names`, with the mean time of all `folded` modules."""
+        """Make the row of the modules `names`, with the mean time of all `folded` modules."""
         module = self._profile.modules[names[0]]
         labels = [name.rpartition(".")[2] for name in names]
         repeat = None
@@ -362,12 +362,15 @@ class _RowBuilder:
         )
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
-        """MACs or FLOPs in the phase that shares are of."""
+        """Return the MACs or FLOPs in the phase that shares are relative to."""
         return sum(getattr(phases[name], self._metric) for name in _phases(self._phase))
 
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
-    """Mean seconds of the modules by phase; `None` if the time of any module is unknown."""
+    """Mean seconds of the modules by phase.
+
+    A phase is `None` if the time of any module is unknown.
+    """
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
@@ -406,15 +409,16 @@ def _phases(phase: Phase | None) -> tuple[Phase, ...]:
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """The modules at one place of the model, without their submodules.
+    """Modules in the same place of the model, without their submodules.
 
     Attributes:
         pattern: The place, such as `layers.*.mlp`.
-        name: The pattern, or the names of the modules if only some at the place have a time.
+        name: The pattern, or the names of the modules if only some modules in this place have a
+            time.
         kind: Class name.
         modules: Number of modules.
-        seconds: Self time of all of them in a step.
-        macs: MACs of all of them in forward and backward.
+        seconds: Self time per step of all these modules.
+        macs: MACs of all these modules in forward and backward.
     """
 
     pattern: str
@@ -445,9 +449,10 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """All places of the model that have a time, most self time first.
+    """Group the modules by their place in the model, most self time first.
 
-    The seconds of `communicating`, by module and pass, are subtracted.
+    Places without a time are left out. The seconds of `communicating`, by module and pass, are
+    subtracted.
     """
     subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     timed: dict[str, float] = {}
@@ -472,8 +477,8 @@ def busiest(
     return tuple(sorted(found, key=lambda place: -place.seconds))
 
 
-# Identical modules agree in these values. Times and the peak depend on when a module runs. An
-# attrgetter is five times as fast as a loop.
+# Identical modules have the same values of these attributes. Times and the peak are not in this
+# list because they depend on when a module runs. An attrgetter is five times as fast as a loop.
 _FACTS_OF = attrgetter(
     "class_name",
     "calls",
@@ -495,7 +500,8 @@ _COUNTS_OF = attrgetter(
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Number the modules so that equal numbers mean identical modules.
 
-    Identical modules have equal counts, and the labels and counts of all modules below are equal.
+    Two modules are identical if they have equal counts, and if the labels and counts of all modules
+    below them are equal.
     """
     return numbered(below, lambda name: _counts(profile.modules[name]))
 
@@ -504,7 +510,7 @@ def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable])
     """Number the modules by a key and by the labels and keys of all modules below."""
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
-    # Longer names come first, so children before their parents.
+    # Longer names come first, so that children come before their parents.
     for name in sorted(below, key=len, reverse=True):
         labels = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
         numbers[name] = seen.setdefault((key(name), labels), len(seen))
@@ -520,7 +526,7 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
-# The first of these reasons that a part has is the reason of the sum.
+# A sum of parts has the first of these reasons that any part has.
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
@@ -528,7 +534,7 @@ class Repeats(NamedTuple):
     """Roofline parts of repeated modules that did the same work, in the model's order.
 
     Attributes:
-        label: The pattern of the modules, or the name of the only one.
+        label: The pattern of the modules, or the name if there is only one module.
     """
 
     label: str
@@ -548,7 +554,8 @@ class Repeats(NamedTuple):
     def point(self) -> Point:
         """The sum of the parts as one point.
 
-        Its bound is the bound of most of its roof time. It is above its roof if any part is.
+        The bound of the point is the bound of most of the roof time. The point is above its roof if
+        any part is above its roof.
         """
         first = self.parts[0]
         if len(self.parts) == 1:

@@ -22,7 +22,7 @@ BY_NAME = "hf:"
 
 
 def is_config(target: str) -> bool:
-    """Return whether a target names a configuration rather than a function."""
+    """Return whether a target names a configuration instead of a function."""
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
@@ -79,11 +79,12 @@ AUTO = (
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
     """Return a function that builds a model from its configuration.
 
-    Images have the size in the configuration.
+    Images have the size that the configuration specifies.
 
     Args:
         target: A `config.json`, its folder, or `hf:` and a name in transformers' cache.
-        tokens: Tokens of a sample. For audio, frames, if the configuration has no length.
+        tokens: Tokens per sample. For audio, the number of frames if the configuration has no
+            length.
         remote_code: Whether Python code in the folder of the configuration may run.
     """
     config = _config(target, remote_code=remote_code)
@@ -105,7 +106,7 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
 
 
 def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a forward pass in which all activations are finite. Some vision models check this."""
+    """Run a forward pass as if all activations were finite, because some vision models check this."""
     with Answers({torch.isfinite: torch.ones((), dtype=torch.bool)}):
         return forward(*args, **kwargs)
 
@@ -121,7 +122,7 @@ def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
 
 
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:
-    """Return inputs and labels of zeros, with the sizes in the configuration."""
+    """Return inputs and labels of zeros, with the sizes from the configuration."""
     parameters = inspect.signature(model.forward).parameters
     vision = getattr(config, "vision_config", None) if "pixel_values" in parameters else None
     batch: dict[str, Tensor | bool] = {}
@@ -147,7 +148,7 @@ def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> B
 
 
 def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
-    """Return the ids of text tokens, after the tokens that stand for an image."""
+    """Return the ids of text tokens, after the placeholder tokens of an image."""
     length = min(tokens, getattr(config, "max_target_positions", None) or tokens)
     if vision is None:
         return torch.zeros(samples, length, dtype=torch.long)
@@ -194,7 +195,7 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
 
 
 def _processor_size(target: str) -> tuple[int, int] | None:
-    """Return the largest height and width of the processor's images; `None` without its file."""
+    """Return the largest height and width in the processor's file; `None` without this file."""
     folder = Path(target) if Path(target).is_dir() else Path(target).parent
     path = folder / "preprocessor_config.json"
     if not path.is_file():
@@ -234,7 +235,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
             f"{target}: transformers has no configuration of it here: {reason}"
         ) from error
     config.use_cache = False
-    # Without random skipping of layers, a step needs the most.
+    # Random skipping of layers is turned off, so the estimate is for the largest step.
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
@@ -242,7 +243,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
 
 
 def _check_file(path: Path) -> None:
-    """Raise an error for a pipe, a device or a huge file, which transformers would read."""
+    """Raise an error for a pipe, a device or a huge file, because transformers would read it."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         return

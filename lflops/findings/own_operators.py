@@ -1,7 +1,8 @@
-"""The time of the operators that a module runs itself, next to the time of its Python code.
+"""Find the time of the operators that a module runs itself, outside its submodules.
 
-The traced steps know the time of each operator over the whole step. A module has the share of it
-that its bytes are of all bytes of the operator. Without a trace, only an upper bound is known.
+A trace has the time of each operator in the whole step. This time is divided between modules in
+proportion to the bytes that the operator moves in each module. Without a trace, only an upper bound
+is known.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,9 +41,9 @@ class OwnOperators:
     """The operators that a module runs itself in some phases.
 
     Attributes:
-        traced: Seconds per step of each operator that the trace knows.
-        names: All operators, those with the most time first, then those that move most bytes.
-        seconds: Seconds per step that they need: as traced, or at the most.
+        traced: Seconds per step of each operator in the trace.
+        names: All operators: first by time, then by moved bytes, largest first.
+        seconds: Seconds per step that the operators need: as traced, or an upper bound.
     """
 
     traced: Mapping[str, float]
@@ -50,7 +51,7 @@ class OwnOperators:
     seconds: float
 
     def listed(self) -> str:
-        """The operators in words, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
+        """List the operators, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
         words = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name)
@@ -75,7 +76,7 @@ class OperatorTimes:
             self._known[name.removeprefix(ATEN)] = seconds
 
     def of(self, modules: Iterable[str], phases: Collection[Phase]) -> OwnOperators:
-        """The operators that modules run themselves, without submodules, in these phases."""
+        """Return the operators that modules run themselves, without submodules, in these phases."""
         counts = []
         for module in modules:
             counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
@@ -95,7 +96,7 @@ class OperatorTimes:
         return OwnOperators(traced=traced, names=tuple(names), seconds=seconds)
 
     def _traced_seconds(self, count: OpCount) -> float | None:
-        """The share of an operator's traced time that its bytes are of all its bytes."""
+        """A cell's share of the operator's traced time, in proportion to its bytes."""
         name = _name(count)
         seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
         moved = self._moved[name]
@@ -104,7 +105,7 @@ class OperatorTimes:
         return seconds * count.bytes_moved / moved
 
     def _most_seconds(self, count: OpCount) -> float:
-        """Seconds that an operator without matmuls needs at the most."""
+        """Upper bound of the seconds that an operator without matmuls needs."""
         if not self._is_on_cpu:
             return count.bytes_moved * SECONDS_PER_BYTE_ON_DEVICE
         return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP

@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are evaluated."""
+"""List all rules, in the order in which they are evaluated."""
 
 from collections.abc import Iterator
 
@@ -160,12 +160,15 @@ _PART_RULES = {rule.name: rule for rule in PART_RULES}
 
 
 def part_rule(name: str) -> PartRule:
-    """The rule of a part of the step. Phases that users name have a general one."""
+    """Return the rule for a part of the step.
+
+    Phases with a name from the user share a general rule.
+    """
     return _PART_RULES.get(name) or NamedPhase(name)
 
 
 def step_rules() -> Iterator[StepRule]:
-    """All rules about the step."""
+    """Yield all rules about the step."""
     yield from SETTING_RULES
     yield from RANK_RULES
     yield from MODULE_RULES
@@ -175,13 +178,16 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """The least share of the step at which the rule of this name finds an issue."""
+    """Return the smallest share of the step at which the rule with this name finds an issue."""
     shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
     return shares.get(name)
 
 
 def all_rules() -> dict[str, list[Rule]]:
-    """All rules by name. A name has several rules if step and run have such a finding."""
+    """Return all rules by name.
+
+    A name has several rules if both the step and the run have such a finding.
+    """
     by_name: dict[str, list[Rule]] = {}
     for rule in (*step_rules(), *RUN_RULES):
         by_name.setdefault(rule.name, []).append(rule)

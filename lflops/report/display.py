@@ -1,4 +1,4 @@
-"""How profiles, explanations, ledgers and diffs look in `print` and in notebooks."""
+"""Define how profiles, explanations, ledgers and diffs look in `print` and in notebooks."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ MOST_ROWS = 40
 
 
 def parts_of(value: Any) -> list[str | Table]:
-    """The texts and tables of the report of a value."""
+    """Return the texts and tables that make up the report of a value."""
     if isinstance(value, Profile):
         return _parts_of_profile(value)
     if isinstance(value, Explanation):
@@ -47,7 +47,7 @@ def _parts_of_profile(profile: Profile) -> list[str | Table]:
 
 
 def module_table(profile: Profile, *, depth: int, sort: str | None, phase: Phase | None) -> Table:
-    """The modules of a profile as a table."""
+    """Return the modules of a profile as a table."""
     return _table(analyze(profile), depth=depth, sort=sort, phase=phase)
 
 

@@ -1,4 +1,4 @@
-"""The first screen as lines, for a terminal and for the end of the log."""
+"""Format the first screen as lines, for a terminal and for the end of the log."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,10 @@ _SEPARATOR = " · "
 def first_screen_rows(
     screen: FirstScreen, ledger: Ledger | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Label and text of each row. A row without a label continues the one above."""
+    """Yield the label and text of each row.
+
+    A row with an empty label continues the previous row.
+    """
     yield "run", _SEPARATOR.join([screen.title, *screen.header])
     figures = []
     for fact in screen.figures:
@@ -53,7 +56,7 @@ def first_screen_rows(
 
 
 def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
-    """The first screen as Markdown, such as TensorBoard shows."""
+    """Format the first screen as Markdown, for example for TensorBoard."""
     yield f"**{_escaped(screen.title)}** {_SEPARATOR.join(map(_escaped, screen.header))}"
     yield ""
     yield "| | | |"
@@ -75,7 +78,7 @@ def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text without meaning in Markdown."""
+    """Escape characters that have a meaning in Markdown."""
     return _MARKUP.sub(r"\\\g<0>", plain(text))
 
 
@@ -85,7 +88,7 @@ def _labelled(label: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _cards(screen: FirstScreen) -> Iterator[str]:
-    """The first cards: what each saves at most in a step, its cause and the action."""
+    """Format the first cards: the largest possible saving per step, the cause and the action."""
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
@@ -97,7 +100,7 @@ def _cards(screen: FirstScreen) -> Iterator[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars from 0 to the largest value."""
+    """Draw the values as bars from 0 to the largest value."""
     most = max(values)
     if not most:
         return ""

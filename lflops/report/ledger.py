@@ -1,4 +1,4 @@
-"""A run's ledger as text."""
+"""Format a run's ledger as text."""
 
 from collections.abc import Iterable, Iterator
 
@@ -33,7 +33,7 @@ MOST_SLOW_STEPS = 10
 
 
 def has_losses(ledger: Ledger) -> bool:
-    """Whether the run lost enough time, or its memory grew enough, to be worth a text."""
+    """Return whether the run lost much time, or its memory grew much."""
     is_lost = any(_is_loss(ledger, name, seconds) for name, seconds in ledger.seconds.items())
     return is_lost or memory_growth(ledger) is not None
 
@@ -48,7 +48,7 @@ def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
 
 
 def headline(ledger: Ledger) -> str:
-    """How long the run is, and which rank measured it."""
+    """Describe the duration of the run, and the rank that measured it."""
     duration = units.long_duration(ledger.total)
     starts = counted(len(ledger.starts), "start")
     steps = counted(ledger.steps, "step")
@@ -60,7 +60,7 @@ def headline(ledger: Ledger) -> str:
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
-    """The seconds by category, the starts, and the slow steps that cost most."""
+    """Yield the seconds by category, the starts, and the most expensive slow steps."""
     yield headline(ledger)
     yield ""
     for group, total in ledger.by_group().items():
@@ -83,7 +83,7 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 
 
 def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
-    """The phases or causes of a category with their seconds, the longest first."""
+    """Yield the phases or causes of a category with their seconds, the longest first."""
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         of_group, _, part = name.partition("/")
         if of_group == group and part:

@@ -1,4 +1,4 @@
-"""The rows and columns of the table of modules, and the table as Markdown, LaTeX and CSV.
+"""Define the rows and columns of the table of modules, and format it as Markdown, LaTeX and CSV.
 
 The most important columns come first; the last ones can be left out. Markdown and LaTeX have the
 columns of the terminal. CSV has exact numbers in SI units.
@@ -24,7 +24,7 @@ class ModuleLine(NamedTuple):
 
     Attributes:
         row: The module, or one of several equal modules.
-        times: The number of modules that the line stands for. Its figures are those of all.
+        times: Number of modules in this line. Its figures are the sums over all these modules.
         path: The whole name, with both ends of repeated names, such as `layers.0…11.mlp`.
     """
 
@@ -43,12 +43,12 @@ class ModuleColumn(NamedTuple):
 def module_lines(
     rows: Iterable[ModuleRow], times: int = 1, above: str = ""
 ) -> Iterator[ModuleLine]:
-    """A line for each row of a tree; a row comes before the rows below it.
+    """Yield a line for each row of a tree; a row comes before the rows below it.
 
     Args:
-        rows: The rows below one row.
-        times: The number of modules that this row stands for.
-        above: The path of this row.
+        rows: The rows below a parent row.
+        times: Number of modules that the parent row stands for.
+        above: The path of the parent row.
     """
     for row in rows:
         path = row.name if row.is_self else f"{above}.{_last_part(row)}".strip(".")
@@ -57,7 +57,10 @@ def module_lines(
 
 
 def _last_part(row: ModuleRow) -> str:
-    """The last part of the name; for repeated rows both ends of a range, or up to three names."""
+    """Format the last part of the name.
+
+    Repeated modules have both ends of their range, or up to three names.
+    """
     if row.repeat is None:
         return row.label
     labels = [name.rpartition(".")[2] for name in row.names]
@@ -66,7 +69,7 @@ def _last_part(row: ModuleRow) -> str:
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
-    """Columns of the time and work of a phase, or of all phases together."""
+    """Return the columns for the time and work of a phase, or of all phases together."""
     columns: list[ModuleColumn] = []
     if has_times(analysis.profile, phase):
         columns += _time(analysis, phase)
@@ -135,7 +138,10 @@ def _flops(phase: Phase | None) -> ModuleColumn:
 
 
 def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
-    """FLOP/s, marked if they exceed every peak."""
+    """Return the column of FLOP/s.
+
+    Values above every peak are marked.
+    """
     ceilings = analysis.roofline.ceilings
     peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
     peak = max(peaks, default=None)
@@ -146,7 +152,7 @@ def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
 
 
 def multiplied(value: float | None, factor: float) -> float | None:
-    """The product, or `None` if the value is unknown."""
+    """Multiply a value by a factor; `None` if the value is unknown."""
     return None if value is None else value * factor
 
 
@@ -159,7 +165,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table as GitHub Markdown, with all columns."""
+    """Format the table as GitHub Markdown, with all columns."""
     head, *lines = table_cells(analysis, rows, phase)
     table = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
     for line in lines:
@@ -168,7 +174,7 @@ def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase |
 
 
 def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table as a LaTeX tabular with booktabs, with all columns."""
+    """Format the table as a LaTeX tabular with booktabs, with all columns."""
     head, *lines = table_cells(analysis, rows, phase)
     columns = "ll" + "r" * (len(head) - 2)
     parts = [
@@ -189,7 +195,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
-    """The table as CSV, with the exact counts and seconds of all modules of each line.
+    """Format the table as CSV, with the exact counts and seconds of all modules of each line.
 
     Unknown values are empty.
     """
@@ -240,7 +246,7 @@ def _without_formula(name: str) -> str:
 def table_cells(
     analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
 ) -> Iterator[list[str]]:
-    """The heading, then the cells of each line."""
+    """Yield the heading, then the cells of each line."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):

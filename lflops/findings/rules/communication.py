@@ -13,9 +13,9 @@ SMALL_MESSAGE_BYTES = 1 << 20
 
 
 class ExposedCommunication(PartRule):
-    """Ranks communicate, or wait for each other, and compute nothing during this.
+    """Ranks communicate or wait for each other, and compute nothing during this time.
 
-    It is an issue if there are at least 8 collectives per step of less than 1 MiB on average.
+    It is an issue if a step has at least 8 collectives and they have less than 1 MiB on average.
     """
 
     name = "communication"
@@ -47,7 +47,7 @@ class LightningCollectives(PartRule):
 
 
 class CommunicationOfRun(UncertainRule):
-    """Ranks wait for each other, as far as the ledger of a run without a window knows."""
+    """Ranks wait for each other, in a run with a ledger but without a profiled window."""
 
     name = "communication"
     category = "training/wait"

@@ -25,10 +25,10 @@ SLOW_ON_DEVICE = 2.0
 
 
 class SlowOptimizer(PartRule):
-    """The optimizer takes long, and longer than its operators need.
+    """The optimizer takes much time, and more than its operators need.
 
-    On a CPU they need 20 µs per call, and 0.2 ns per byte. On a device they need as long as the
-    bytes that they move, and the optimizer is an issue if it takes twice that.
+    On a CPU, the operators need 20 µs per call and 0.2 ns per byte. On a device, they need the time
+    to move their bytes, and the optimizer is an issue if it takes twice as long.
     """
 
     name = "optimizer"
@@ -48,7 +48,7 @@ class SlowOptimizer(PartRule):
 
 
 def needed_seconds(step: StepEvidence) -> float:
-    """Seconds that the operators of the optimizer need at the most."""
+    """Upper bound of the seconds that the operators of the optimizer need."""
     work = step.root.optimizer
     run = step.profile.run
     if run.hardware is not None and run.device_type != "cpu":

@@ -13,9 +13,9 @@ LARGE_RATIO = 2.5
 
 
 class RepeatedBackward(StepRule):
-    """Backward multiplies at least 2.5 times as much as forward, so it runs more than once.
+    """Backward has at least 2.5 times the MACs of forward, so it runs more than once.
 
-    Twice as much as forward is usual: gradients of the inputs and of the weights.
+    Twice the MACs of forward are normal, for the gradients of the inputs and of the weights.
     """
 
     name = "backward_twice"

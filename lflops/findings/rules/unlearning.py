@@ -40,7 +40,7 @@ class FrozenLayers(StepRule):
 
 
 class UnusedLayer(StepRule):
-    """A trainable layer runs forward, and no gradient comes back: nothing uses its output."""
+    """A trainable layer runs in forward but gets no gradient, because nothing uses its output."""
 
     name = "unused"
     threshold = Threshold(share=0.05)
@@ -64,7 +64,7 @@ class UnusedLayer(StepRule):
 
 
 def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
-    """Modules in which backward multiplies nothing."""
+    """Return the modules without matmuls in backward."""
     return {
         name: module for name, module in step.profile.modules.items() if not module.backward.macs
     }

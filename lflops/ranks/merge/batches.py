@@ -74,7 +74,7 @@ def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
 
 
 def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
-    """Return one module with the work of several batches."""
+    """Merge the rows of one module, with the work of several batches."""
     works: dict[str, Any] = {}
     for phase in PHASES:
         works[phase] = _work([row.work(phase) for row in rows])
@@ -96,13 +96,13 @@ def _work(works: Sequence[Work]) -> Work:
 def _summed(
     batches: Iterable[Iterable[Entry]], key: tuple[str, ...], counts: Iterable[str]
 ) -> tuple[Entry, ...]:
-    """Merge the entries of all batches that have equal key fields, and add their counts up."""
+    """Merge the entries of all batches that have equal key fields, and add up their counts."""
     groups = grouped(chain.from_iterable(batches), attrgetter(*key)).values()
     return tuple(replace(group[0], **sums(group, *counts)) for group in groups)
 
 
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
-    """Return each note once, with the sums of whole-number values."""
+    """Return each note once, with whole-number values added up."""
     notes: dict[tuple[str, str], Note] = {}
     for profile in profiles:
         for note in profile.notes:

@@ -1,4 +1,4 @@
-"""Two runs on a terminal: the changes in words, then tables of the step and of changed modules."""
+"""Draw the comparison of two runs: sentences, then tables of the step and of changed modules."""
 
 from collections.abc import Iterable
 
