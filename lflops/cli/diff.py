@@ -1,4 +1,4 @@
-"""`lflops diff`: compare two runs, and check the second one against limits."""
+"""`lflops diff`: compare two runs, and check the second run against limits."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
-# Why the result of a limit is unknown.
+# Reasons why the result of a limit is unknown.
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
@@ -148,7 +148,7 @@ def _share(option: str, given: str | None) -> float | None:
 
 
 def memory_limit(given: str | None, before: float | None) -> float | None:
-    """Parse a size, or a growth of the first run's bytes, into bytes."""
+    """Parse a size, or a growth relative to the first run's bytes, into bytes."""
     if given is None:
         return None
     if given.endswith("%"):
@@ -174,5 +174,8 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
 
 
 def _number(given: str) -> float | None:
-    """Parse a number of 0 or more. `float` alone also accepts forms such as `1_000` and `nan`."""
+    """Parse a number that is at least 0.
+
+    `float` alone also accepts forms such as `1_000` and `nan`.
+    """
     return float(given) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given) else None

@@ -1,4 +1,4 @@
-"""`lflops show` and `lflops html`: a profile on the terminal, or as an offline HTML file."""
+"""`lflops show` and `lflops html`: print a profile, or write it as an offline HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -157,7 +157,7 @@ def _check_views(
 
 
 def _phase(name: str) -> Phase | None:
-    """The phase with this name; `None` for all."""
+    """Return the phase with this name; `None` for all phases."""
     if name == "all":
         return None
     for phase in PHASES:
@@ -176,7 +176,7 @@ def _write_modules(
     sort: str | None,
     flat: bool,
 ) -> None:
-    """Write the table of modules in a format of `FORMATS`, or as JSON without a format."""
+    """Write the table of modules in a format of `FORMATS`; as JSON if no format is passed."""
     if flat:
         rows = analysis.flat(sort=sort, phase=phase)
     else:
@@ -297,7 +297,10 @@ def html(
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    """File names, or paths if names are not distinct; a repeated path has a number."""
+    """Return the file names, or the paths if names are not distinct.
+
+    A repeated path gets a number.
+    """
     shown = [file.name for file in files]
     if len(set(shown)) < len(shown):
         shown = [str(file) for file in files]

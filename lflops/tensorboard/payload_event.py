@@ -1,4 +1,4 @@
-"""A payload in an event file: deflated JSON, with the version of its format as metadata."""
+"""Store a payload in an event file: deflated JSON, with the version of its format as metadata."""
 
 import json
 import math
@@ -15,7 +15,7 @@ PLUGIN = "lflops"
 LARGEST = 1 << 26
 """The most bytes of a payload; larger payloads are rejected. 20,000 modules need a tenth of it."""
 
-# Ends of sentences about a summary.
+# The ends of error messages about a summary.
 _FOREIGN = "is not a summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
@@ -35,12 +35,15 @@ def packed(payload: bytes) -> bytes:
 
 
 def metadata_problem(content: bytes) -> str:
-    """Why a summary with this metadata cannot be read. Empty if it can be read."""
+    """Describe why a summary with this metadata cannot be read.
+
+    Empty if it can be read.
+    """
     return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
 
 
 def unpacked(value: object) -> bytes:
-    """The payload in a value of a summary.
+    """Return the payload in a value of a summary.
 
     Raises:
         ValueError: The value is not a payload, is damaged, or is too large.
@@ -51,7 +54,7 @@ def unpacked(value: object) -> bytes:
 
 
 def inflated(value: object) -> bytes:
-    """The text in a value of a summary.
+    """Return the decompressed text in a value of a summary.
 
     Raises:
         ValueError: The value is damaged, or too large.
@@ -64,7 +67,7 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """The entry of a summary's value in the list of windows, from the beginning of the payload.
+    """Return a summary's entry in the list of windows, from the beginning of the payload.
 
     Fields of another type are left out.
 
@@ -87,7 +90,7 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """The first bytes of a value, inflated, and the decompressor."""
+    """Return the first bytes of a value, decompressed, and the decompressor."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()
@@ -105,7 +108,7 @@ def _check_start(payload: bytes) -> None:
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a head that have the expected type."""
+    """Return the fields of a head that have the expected type."""
     known: dict[str, Any] = {"partial": given.get("partial") is True}
     for name in _WORDS:
         if isinstance(given.get(name), str):
