@@ -206,8 +206,7 @@ class _Wrapper:
 
     @property
     def __wrapped__(self) -> Any:
-        """Return the method: an earlier attribute of the instance, or its class's current method.
-        """
+        """Return the method: an earlier attribute of the instance, or its class's current method."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
         owner = self._lflops_owner

@@ -112,8 +112,7 @@ class Plan:
         return self.skip_first + self.wait + self.warmup + times * self.active
 
     def waits_until(self, step: int) -> float:
-        """Return the first step, from this step on, that is not a wait; infinity if there is none.
-        """
+        """Return the first step, from this step on, that is not a wait; infinity if there is none."""
         position = self.place(step)
         if position.phase == "over":
             return math.inf

@@ -521,8 +521,7 @@ def cudnn(
     max_k: int,
     is_causal: bool = False,
 ) -> Scores:
-    """Count the scores of cuDNN's attention, for [batch, heads, length, width] or packed sequences.
-    """
+    """Count the scores of cuDNN's attention, for [batch, heads, length, width] or packed sequences."""
     window = (Mask.FROM_FIRST if is_causal else Mask.NONE).window()
     if cum_seq_q is None:
         return dense(query, key, window)
