@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes a function of lflops safe for a training run to call."""
+"""A function that makes a function of lflops safe to be called by a training run."""
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:

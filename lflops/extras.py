@@ -26,7 +26,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         "command:show_trace_roofline",
     ),
 }
-"""By extra: the functions that the rest of lflops calls, as `module:function`."""
+"""The functions that the rest of lflops calls, as `module:function`, by extra."""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:

@@ -25,7 +25,10 @@ SMALL = 1 << 20
 
 MOST_INFLATED = 1 << 25
 INFLATED_RATIO = 100
-"""A compressed file may contain `MOST_INFLATED` bytes, or this many times its size."""
+"""Maximum ratio of the decompressed size to the size of a file.
+
+A file may always contain `MOST_INFLATED` bytes.
+"""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
 

@@ -30,9 +30,9 @@ DROP = "drop"
 """The innermost phase ends because of an exception."""
 
 WAIT = "wait"
-"""Backward begins to wait for other ranks: every node has run.
+"""Backward begins to wait for other ranks, after every node has run.
 
-DDP waits there for the gradients of the other ranks. It is a part of backward.
+DDP waits at this point for the gradients of the other ranks. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
@@ -41,35 +41,38 @@ STEP_END = "step_end"
 COUNTERS = "counters"
 """Counters of the thread before a step's end: scheduler counters and resource usage.
 
-In place of the moment, it has the nanoseconds of the thread on a core.
+Instead of the moment, the event has the nanoseconds of the thread on a core.
 """
 
 BATCH = "batch"
-"""Facts about a step before its end: the shapes of its batch, and whether lflops touched it."""
+"""Facts about a step, before its end.
+
+They are the shapes of its batch, and whether lflops affected it.
+"""
 
 BEGIN = "begin"
 """A category of the run's time begins. Subject: its name."""
 
 END = "end"
-"""The innermost category of a name ends, and everything within it. Subject: the name."""
+"""The innermost category with this name ends, and everything inside it. Subject: the name."""
 
 REST = "rest"
-"""Time in no phase belongs to a category from now on. Subject: its name."""
+"""From now on, time in no phase belongs to a category. Subject: its name."""
 
 PAST = "past"
-"""The last nanoseconds belong to a category. Subject: its name. Detail: nanoseconds."""
+"""The last nanoseconds before now belong to a category. Subject: its name. Detail: nanoseconds."""
 
 MOVE = "move"
 """The last nanoseconds of a phase belong to a category. Subject: both. Detail: nanoseconds."""
 
 WIDTH = 4
-"""Values of an event."""
+"""Number of values per event."""
 
 RUN = "run"
-"""Stands for the stage of phases that belong to no step, such as saving a checkpoint."""
+"""Used as the stage of phases that belong to no step, such as saving a checkpoint."""
 
 MANY = WIDTH * 10_000
-"""Values after which the log is delivered even if no reader has requested it."""
+"""Number of values after which the log is delivered even if no reader has requested it."""
 
 Event = tuple[int, str, Any, Any]
 

@@ -26,9 +26,9 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Accepted ratios of the shortest forward time to the time in which the host waits for the device.
+"""Largest accepted ratio of the shortest forward time to the time in which the host waits.
 
-The latter includes the latency of launches.
+The host waits for the device, and its time includes the latency of launches.
 """
 
 COMPARED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")

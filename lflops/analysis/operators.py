@@ -13,7 +13,7 @@ from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, ratio, sums
 
 MODULES = 20
-"""The most modules listed for an operator in a phase: the modules with the most of its work."""
+"""Maximum number of modules listed for an operator in a phase: the modules with the most work."""
 
 
 class Operator(Struct, frozen=True, kw_only=True):

@@ -19,14 +19,14 @@ from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import ratio, robust_deviation
 
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
-"""Why it cannot be decided whether a module is slow.
+"""Reasons why it cannot be decided whether a module is slow.
 
 * `busy`: other processes had the CPU.
 * `few_steps`: there are too few module-timing steps.
 * `varied`: the module-timing steps vary too much.
 * `scaled`: times had to be scaled too much.
-* `allocating`: its kernels are as short as those of identical modules, and modules wait for the
-  driver to allocate memory.
+* `allocating`: the module's kernels are as short as the kernels of identical modules, and modules
+  wait for the driver to allocate memory.
 """
 
 _LEAST_MODULES = 3

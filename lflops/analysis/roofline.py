@@ -28,16 +28,19 @@ from lflops.profile.series import ratio, sum_known
 Bound = Literal["compute", "memory"]
 
 AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
-"""Why a point is above its roof.
+"""Reasons why a point is above its roof.
 
 * `cache`: its bytes stayed in a cache.
-* `compiled`: it runs compiled, but its bytes are those of the eager code.
+* `compiled`: the module runs compiled, but its bytes were counted for eager code.
 * `cache_unknown`: its bytes may have stayed in a cache of unknown size.
 * `error`: none of these, so a count, a time or a peak is wrong.
 """
 
 TOLERANCE = 0.05
-"""A point counts as above its roof beyond this share: two measurements of a peak differ as much."""
+"""A point counts as above its roof if it exceeds the roof by more than this share.
+
+Two measurements of a peak may differ by this share.
+"""
 
 _ATEN = "aten::"
 

@@ -22,7 +22,10 @@ from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""The phases of a module's total time. The optimizer's time is rarely known by module."""
+"""The phases of a module's total time.
+
+The optimizer's time is rarely known by module.
+"""
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):

@@ -14,7 +14,7 @@ from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import ratio, sum_known
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
-"""The phases whose MACs count for MFU."""
+"""The phases with MACs that count for MFU."""
 
 # Largest factor by which the measured time of a module may be wrong.
 _PRECISION = 1.1

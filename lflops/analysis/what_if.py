@@ -32,7 +32,8 @@ ERRORS: Mapping[str, float] = {
 }
 """Relative error of each kind of change.
 
-Kinds: a removed phase, a removed module, removed recomputation, a scaled time, another batch size.
+The kinds are: a removed phase, a removed module, removed recomputation, a scaled time, another
+batch size.
 """
 
 STEP_ERROR = 0.03

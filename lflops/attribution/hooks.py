@@ -95,7 +95,10 @@ class OptimizerListener(Protocol):
 
 
 LISTENERS: list[ModuleListener] = []
-"""The listeners of all threads whose hooks are installed. `lflops.scope` calls them."""
+"""The listeners of all threads with installed hooks.
+
+`lflops.scope` calls them.
+"""
 
 
 def install_hooks(

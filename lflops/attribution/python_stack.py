@@ -22,7 +22,10 @@ BUCKET: Any = getattr(distributed, "GradBucket", None)
 """
 
 ENGINE = "_engine_run_backward"
-"""The function that calls autograd's engine. It is not on the stack of the engine's own threads."""
+"""The function that calls autograd's engine.
+
+It is not on the stack of the engine's own threads.
+"""
 
 MODE = "__torch_dispatch__"
 """The function that a dispatch mode runs for an operator."""

@@ -15,7 +15,7 @@ from lflops.extras import needed
 from lflops.profile.profile import Profile
 
 WIDTH = 120
-"""Width of output that goes to no terminal, unless COLUMNS is set."""
+"""Width of output that does not go to a terminal, unless COLUMNS is set."""
 
 BYTES = {
     "B": 1,
@@ -28,7 +28,7 @@ BYTES = {
     "GiB": 1024**3,
     "TiB": 1024**4,
 }
-"""Bytes by the unit of a size."""
+"""Number of bytes, by the unit of a size."""
 
 # The error that typer raises on wrong usage. Typer does not export this base class by name, and its
 # package depends on the version of typer.

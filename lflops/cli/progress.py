@@ -8,11 +8,14 @@ from types import TracebackType
 from typing import Self, TextIO
 
 FIRST_SECONDS = 3.0
-"""A command that ends earlier writes nothing."""
+"""Seconds before the first line: a shorter command writes nothing."""
 
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
-"""Seconds between two lines: on a terminal a line replaces the one before."""
+"""Seconds between two lines in a file.
+
+On a terminal, a line replaces the previous line.
+"""
 
 
 class ProgressLine:

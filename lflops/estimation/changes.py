@@ -31,10 +31,13 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""How much a block recomputes: nothing, everything except the operators in `KEPT`, or all."""
+"""How a block recomputes.
+
+It recomputes nothing, everything except the operators in `KEPT`, or everything.
+"""
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""Adds torchtitan's per-operator policy, which recomputes every second matmul in `KEPT`."""
+"""All policies, with torchtitan's policy that recomputes every second matmul in `KEPT`."""
 
 _ATTENTION = (
     "flash_attention",
@@ -43,7 +46,7 @@ _ATTENTION = (
     "flash_attention_for_cpu",
 )
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators whose results the policy `selective` keeps.
+"""ATen operators with results that the policy `selective` keeps.
 
 They are linear layers, convolutions and fused attention.
 """
@@ -53,7 +56,7 @@ SCALE = 2.0
 
 
 QUANTIZED = ("nf4", "nf4-dq")
-"""4-bit weights of bitsandbytes.
+"""Formats of 4-bit weights in bitsandbytes.
 
 Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-dq`).
 """

@@ -45,13 +45,16 @@ from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
 Progress = Callable[[int, int | None], object]
-"""Called with the number of finished operators and their total.
+"""A function that is called with the number of finished operators and their total.
 
-The total is `None` while it is unknown. The last call passes the total twice.
+The total is `None` while it is unknown. In the last call, both numbers are the total.
 """
 
 KEPT = (3, 5)
-"""Blocks that are left of a run of equal blocks. If three do not show what more do, five run."""
+"""Numbers of blocks that remain of a run of equal blocks.
+
+If three blocks do not show how more blocks would run, five blocks run.
+"""
 
 # Operators between two reports of progress.
 REPORT_EVERY = 500

@@ -61,7 +61,10 @@ KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers whose memory fake tensors cannot replace, its description, and the mesh to pass."""
+"""Wrappers with memory that fake tensors cannot replace.
+
+Each entry has the name of the wrapper, a description of the memory, and the mesh to pass.
+"""
 
 # The folder of torch's code, which users do not change.
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
@@ -231,7 +234,7 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 HOST = torch.device("cpu")
 """The device of fake tensors for tensors on `meta`.
 
-Code that branches on the device then runs as it would on a real device.
+Code that depends on the device then runs as on a real device.
 """
 
 
@@ -409,9 +412,9 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""torch's Python functions that may run attention, and dispatch to modes themselves.
+"""torch's Python functions that may run attention and dispatch to modes themselves.
 
-Backward runs attention in checkpointed code.
+Backward is one of them, because it runs attention in checkpointed code.
 """
 
 

@@ -27,21 +27,24 @@ def is_config(target: str) -> bool:
 
 
 TOKENS = 512
-"""Default number of tokens of a sample."""
+"""Default number of tokens per sample."""
 
 Batch = Mapping[str, Tensor | bool]
 
 Loss = Callable[[Any], Tensor]
-"""Returns the loss from the output of a model."""
+"""A function that returns the loss from the output of a model."""
 
 Builder = Callable[[int], tuple[nn.Module, Batch, Loss | None]]
-"""Returns a model in train mode, its batch and its loss for a number of samples.
+"""A function that returns a model in train mode, its batch and its loss.
 
-The loss is `None` if it depends on values.
+Its argument is the number of samples. The loss is `None` if it depends on values.
 """
 
 DEEPEST = 10_000
-"""Maximum number of layers. A deeper model takes so long to build and to run that it seems to hang."""
+"""Maximum number of layers.
+
+It takes so long to build and to run a deeper model that the command seems to hang.
+"""
 
 ONE_LABEL = (
     "ForImageClassification",
@@ -49,7 +52,7 @@ ONE_LABEL = (
     "ForAudioClassification",
     "ForSequenceClassification",
 )
-"""Ends of the names of classes with one label for each sample."""
+"""Ends of the names of classes that have one label per sample."""
 
 TOKEN_LABELS = (
     "ForCausalLM",
@@ -58,9 +61,9 @@ TOKEN_LABELS = (
     "ForConditionalGeneration",
     "ForImageTextToText",
 )
-"""Ends of the names of classes with one label for each token.
+"""Ends of the names of classes that have one label per token.
 
-The losses of other classes depend on values, for example detection losses and CTC.
+The losses of other classes, such as detection losses and CTC, depend on values.
 """
 
 AUTO = (
@@ -73,7 +76,7 @@ AUTO = (
     "ObjectDetection",
     "Seq2SeqLM",
 )
-"""Tasks in which a configuration without a class is searched for, in this order."""
+"""Tasks to try, in this order, for a configuration without a class."""
 
 
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:

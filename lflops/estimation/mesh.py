@@ -40,11 +40,11 @@ from lflops.torch_private.self_check import check_fake_group
 from lflops.torch_private.tensors import local_part
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""The dimensions of a mesh, in its order.
+"""The dimensions of a mesh, in order.
 
 `pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`,
-and `replica` are the replicas of these shards. Without `data`, replicas are DDP's. `tensor` are the
-ranks of tensor parallelism.
+and `replica` are the replicas of these shards. Without `data`, they are replicas of DDP. `tensor`
+are the ranks of tensor parallelism.
 """
 
 # torch 2.13 renamed both collectives.
@@ -59,7 +59,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""torch's style for each style of a transformers `tp_plan`."""
+"""torch's style for each style in a `tp_plan` of transformers."""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
@@ -262,7 +262,7 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""torch's defaults for the bytes at which the first bucket and all later ones are full."""
+"""Bytes at which the first bucket and all later buckets are full; torch's defaults."""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -52,13 +52,13 @@ def makes_optimizer(
 
 
 IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of optimizers with bitsandbytes' 8-bit state, which is the same for both."""
+"""Names of optimizers with bitsandbytes' 8-bit state; the state is the same for both."""
 
 SCALED_TOGETHER = 256
-"""Elements that share a scale in bitsandbytes."""
+"""Number of elements that share a scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""Elements of the smallest parameter whose moments bitsandbytes keeps in 8 bits."""
+"""Minimum number of elements of a parameter with moments that bitsandbytes keeps in 8 bits."""
 
 
 class AdamIn8Bits(Optimizer):

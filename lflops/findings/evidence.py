@@ -24,22 +24,22 @@ from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
-"""The share of the step that a finding must cost to be reported, unless its rule has another."""
+"""Smallest share of the step that a reported finding must cost, unless its rule has another."""
 
 CONTENDED_SHARE = 0.1
-"""The share of the process's CPU time that other programs must take to make steps vary."""
+"""Share of the CPU time that other programs must take to explain why steps vary."""
 
 LARGEST_LOST_SHARE = 0.8
-"""The lost CPU share up to which more lost time raises the thresholds."""
+"""Lost CPU share up to which a larger share raises the thresholds."""
 
 MANY_HOST_SYNCS = 10
-"""Waits per step that are too many to come from logging the loss."""
+"""Number of waits per step that cannot come only from logging the loss."""
 
 SLEEP_IN_ONE_PLACE = 0.6
-"""The share of the time without CPU use that a module must have to be the place of it."""
+"""Smallest share of the time without CPU use that must be in one module to report this module."""
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""The longest time in which a worker process hands a batch over, besides the CPU time for it."""
+"""Maximum time in which a worker process hands over a batch, in addition to CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,13 +75,13 @@ def least_share(right: int, total: int) -> float:
 
 
 ONE_SIDE = 0.05
-"""The chance on each side of the interval."""
+"""Probability on each side of the interval."""
 
 BISECTIONS = 30
 
 
 LAST = {"busiest", "peak"}
-"""Findings that come last, whatever they cost."""
+"""Findings that come last, however much they cost."""
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:

@@ -16,19 +16,19 @@ from lflops.profile.records import Phase
 from lflops.profile.series import summed
 
 SECONDS_PER_CALL = 30e-6
-"""The most that calling an operator takes, with the line of Python that calls it."""
+"""Upper bound of the time of an operator call, including the line of Python that calls it."""
 
 SECONDS_PER_BYTE = 1 / 0.5e9
-"""The most that a slow operator on a CPU, such as pooling, needs per byte."""
+"""Upper bound of the time per byte of a slow operator on a CPU, such as pooling."""
 
 SECONDS_PER_BYTE_ON_DEVICE = 1 / 50e9
-"""The same for a device."""
+"""Upper bound of the time per byte of a slow operator on a device."""
 
 SECONDS_PER_FLOP = 1e-9
-"""The most that a FLOP of a pointwise operator needs on a CPU."""
+"""Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
 RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
-"""Operators that traces have under the name of the one that they call."""
+"""Operators that are recorded in traces under the name of the operator that they call."""
 
 MOST_NAMES = 3
 """Maximum number of operators that a sentence names."""

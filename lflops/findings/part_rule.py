@@ -11,7 +11,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 BURST_RATIO = 5
-"""How many times as long as in the other steps a phase must be to come in bursts."""
+"""Smallest ratio of a phase's time in long steps to its time in other steps, for bursts."""
 
 
 class PartRule(StepRule):

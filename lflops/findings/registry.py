@@ -82,10 +82,13 @@ SETTING_RULES: tuple[StepRule, ...] = (
     ComputingThread(),
     Padding(),
 )
-"""Rules about how the training run is set up."""
+"""Rules about the settings of the training run."""
 
 RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
-"""Rules about ranks. Their costs are subtracted from those of modules and parts."""
+"""Rules about ranks.
+
+Their costs are subtracted from the costs of modules and parts.
+"""
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
     SlowModule(),
@@ -94,7 +97,10 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     WideDtype(),
     OutsideLayers(),
 )
-"""Rules about the times of modules. Their costs are subtracted from those of parts."""
+"""Rules about the times of modules.
+
+Their costs are subtracted from the costs of parts.
+"""
 
 PART_RULES: tuple[PartRule, ...] = (
     DataWait(),
@@ -128,10 +134,10 @@ WORK_RULES: tuple[StepRule, ...] = (
     PythonCode(),
     NoMatmuls(),
 )
-"""Rules about work that the step could do without."""
+"""Rules about work that is not necessary."""
 
 LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
-"""Rules whose findings come last, whatever they cost."""
+"""Rules with findings that come last, however much they cost."""
 
 RUN_RULES: tuple[RunRule, ...] = (
     DataWaitOfRun(),

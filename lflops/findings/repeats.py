@@ -15,13 +15,13 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Modules that must be at a place before one of them can differ from the others."""
+"""Minimum number of modules in a place, to say that one of them differs from the others."""
 
 LEAST_RATIO = 1.5
-"""How many times the median of all modules at its place a module must take."""
+"""Smallest ratio of a module's time to the median of all modules in its place."""
 
 MANY_MORE_CALLS = 2
-"""How many times the operators of the other modules count as more operators."""
+"""Ratio of operator calls above which a module runs more operators than the other modules."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 

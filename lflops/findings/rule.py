@@ -12,7 +12,10 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 Facts = Mapping[str, float | str | None]
-"""Values by their names in a rule's sentence. Strings may hold anything, as module names do."""
+"""Values by their names in a rule's sentence.
+
+Strings may contain any text, because some of them are module names.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

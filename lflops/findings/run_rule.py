@@ -19,13 +19,13 @@ NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 """Categories of the ledger before and after training, and the time of lflops."""
 
 LARGE_SHARE = 0.1
-"""The least share of a cost that is no issue and still deserves advice."""
+"""Smallest share of a cost that is not an issue but has advice."""
 
 REPEATED_COMPILATION_SHARE = 0.05
 """If compilation takes at least this share of the second half of a run, it does not end."""
 
 MANY_RECOMPILED_STEPS = 3
-"""Steps of a window in which code was compiled again that show that compilation does not end."""
+"""Number of recompiled steps in a window that shows that compilation does not end."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,13 +10,13 @@ from lflops.findings.rule import Candidate
 from lflops.profile.module_names import added_up, ancestry
 
 MAIN_MODULE_SHARE = 0.6
-"""The share of a part that a module must have for the part to be mostly in this module."""
+"""Smallest share of a part that must be in one module to report this module."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""The least share of the step at which waiting for the device's driver is a separate part."""
+"""Share of the step above which waiting for the device's driver is a separate part."""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
-"""Parts that are the work itself."""
+"""Parts that are necessary work and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)

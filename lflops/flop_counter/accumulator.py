@@ -40,7 +40,7 @@ WHOLLY_OPERATORS = frozenset(
 """Operators that are known to compute nothing outside the operators that they call."""
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
-"""Operators whose backward repeats forward's matmuls, whose results are too large to keep."""
+"""Operators with a backward that repeats forward's matmuls, because their results are too large."""
 
 STRIDES = object()
 """Mark in a call's signature that precedes the strides of a tensor that is not contiguous."""
@@ -67,7 +67,10 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Maximum number of signatures of one operator: a training run may have ever new shapes."""
+"""Maximum number of signatures of one operator.
+
+Shapes may change in every step of a training run.
+"""
 
 CallArgs = tuple[Any, Any, Any]
 """The arguments of a finished call, its keyword arguments, and its result."""
@@ -181,11 +184,11 @@ class OperatorAccumulator:
 
     @property
     def in_sharded_operator(self) -> bool:
-        """Whether this thread is running an operator on sharded tensors."""
+        """Return whether this thread is running an operator on sharded tensors."""
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call in a sharded operator only infers shapes, on the meta device."""
+        """Return whether a call in a sharded operator only infers shapes, on the meta device."""
         if self._local.sharded_on in (None, "meta"):
             return False
         tensors = tensors_of((*args, *kwargs.values()))
@@ -258,7 +261,7 @@ class OperatorAccumulator:
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
-        """Whether a matmul in backward repeats a matmul of forward.
+        """Return whether a matmul in backward repeats a matmul of forward.
 
         It does if the running autograd node belongs to an operator whose backward repeats its
         matmuls, and that operator's forward called a matmul of the same shapes.

@@ -103,7 +103,7 @@ class RegionCall:
 
     @property
     def sees_all(self) -> bool:
-        """Whether the dispatch mode saw all operators of the graph."""
+        """Return whether the dispatch mode saw all operators of the graph."""
         return not self.is_one_node or (self.graph is not None and self.graph.backend in SEES_ALL)
 
 

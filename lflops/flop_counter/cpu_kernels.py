@@ -25,7 +25,7 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""Returns the kernel's result from a fake result and the operator's arguments."""
+"""A function that returns the kernel's result from a fake result and the operator's arguments."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):

@@ -156,7 +156,7 @@ class KnownValues(InternalMode):
         return replaced
 
     def knows_values_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has the values that it would have in a real step."""
+        """Return whether a tensor has the values that it would have in a real step."""
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad:
             return False
         if tensor.numel() > LARGEST:
@@ -199,7 +199,7 @@ def _refuse_missing_cuda(device: Any) -> None:
 
 
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
-    """Whether the results are small enough, and likely enough to be read, to compute them."""
+    """Return whether the results are small enough, and likely enough to be read, to compute them."""
     results = tensors_of((out,))
     if any(result.numel() > LARGEST for result in results):
         return False
@@ -209,7 +209,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 
 
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
-    """Whether the operator changes the shape of real tensors in place, which fake mode rejects.
+    """Return whether the operator changes the shape of real tensors in place.
+
+    Fake mode rejects such operators.
 
     The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is excluded.
     """

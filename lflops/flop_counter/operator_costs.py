@@ -95,7 +95,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
 
 
 def _all_decompose(overloads: list[Any]) -> bool:
-    """Whether all overloads reach the dispatch mode as other operators.
+    """Return whether all overloads reach the dispatch mode as other operators.
 
     Overloads that write into an `out` argument are ignored if there are others.
     """
@@ -123,7 +123,7 @@ def formula_of(operator: Any) -> CallCost | None:
 
 
 def is_pure(operator: Any) -> bool:
-    """Whether the operator has a built-in formula that reads only shapes."""
+    """Return whether the operator has a built-in formula that reads only shapes."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     has_users_formula = name in _USERS or packet in _USERS

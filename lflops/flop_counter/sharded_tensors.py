@@ -31,7 +31,7 @@ SCATTER = ("reducescatter", "scatter", "alltoall")
 
 
 def is_sharded(kind: type) -> bool:
-    """Whether a class is DTensor.
+    """Return whether a class is DTensor.
 
     The name is compared, so that DTensor is not loaded for models that never use it.
     """
@@ -141,7 +141,7 @@ class PartialTensors:
                 self.add_local_parts(parameter)
 
     def in_any(self, values: Any) -> bool:
-        """Whether a partial tensor is in any of the sequences and dicts of values."""
+        """Return whether a partial tensor is in any of the sequences and dicts of values."""
         for value in values:
             parts = value.values() if isinstance(value, dict) else value
             for tensor in tensors_of(parts):
@@ -162,7 +162,7 @@ class PartialTensors:
 
 
 def _is_partial(tensor: Any) -> bool:
-    """Whether this rank has only some elements of a DTensor.
+    """Return whether this rank has only some elements of a DTensor.
 
     If a sum is still to be reduced, every rank has all elements.
     """

@@ -271,7 +271,7 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 
 
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a collective in backward is an asynchronous all-reduce of gradients, as in DDP.
+    """Return whether a collective in backward is an asynchronous gradient all-reduce, as in DDP.
 
     Ranks wait for the result after all autograd nodes have run.
     """

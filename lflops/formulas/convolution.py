@@ -8,7 +8,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, adapted, formula
 
 GradientMask = tuple[bool, bool, bool]
-"""Which gradients a backward pass computes: of the input, of the weight, of the bias."""
+"""The gradients that a backward pass computes: of the input, of the weight, of the bias."""
 
 
 @formula(

@@ -57,10 +57,10 @@ Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
 FORMULAS: dict[str, Formula] = {}
-"""By operator, with its namespace."""
+"""The formulas, by the operator's name with its namespace."""
 
 READS: dict[str, frozenset[str]] = {}
-"""By operator: the arguments that are tensors of integers and that its formula reads."""
+"""Names of the arguments with values that a formula reads, by operator."""
 
 
 def _qualified(operator: str) -> str:
@@ -170,7 +170,7 @@ class FunctionFormula(NamedTuple):
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
-"""By module and name: `package.module:function` or `package.module:Class.method`."""
+"""The function formulas, by `package.module:function` or `package.module:Class.method`."""
 
 
 def function_formula(
@@ -208,7 +208,7 @@ def _read_places() -> dict[str, dict[str, int]]:
 
 
 PLACES = _read_places()
-"""By operator: the positions of the arguments that formulas receive by name.
+"""Positions of the arguments that formulas receive by name, by operator.
 
-Traces list arguments without names.
+They are needed because traces list arguments without names.
 """

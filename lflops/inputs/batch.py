@@ -33,16 +33,19 @@ from lflops.inputs.tensors import (
 from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
-"""Maximum number of values of a batch that are searched."""
+"""Maximum number of values of a batch to search."""
 
 LONG = 64
-"""A container with more entries may be plain data, of which only the first entries are searched."""
+"""Number of entries above which a container may be plain data.
+
+Then only its first entries are searched.
+"""
 
 PROBED = 32
-"""Number of entries without a tensor that make a long container plain data."""
+"""Number of first entries without a tensor that show that a long container is plain data."""
 
 MOST_STRUCTURES = 64
-"""Maximum number of structures that are remembered."""
+"""Maximum number of stored structures."""
 
 
 class BatchTensors(NamedTuple):
@@ -92,7 +95,7 @@ _UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
 _IS_STR = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
-"""Types that may replace each other in a structure."""
+"""Types of values that may replace each other in a structure."""
 
 
 class BatchReader:
@@ -256,11 +259,11 @@ def _path(name: str, key: Any) -> str:
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
-"""`{"samples": n, "tokens": n}`, one or both, or a function that returns them."""
+"""`{"samples": n, "tokens": n}`, with one or both keys, or a function that returns it."""
 
 
 GIVEN = "units="
-"""The source of samples and tokens that a user passed."""
+"""The source of samples and tokens that the user passed."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:

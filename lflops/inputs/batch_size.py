@@ -35,7 +35,7 @@ SMALLEST_IMAGE = 8
 """Height and width of the smallest image."""
 
 MOST_ENTRIES = 4096
-"""Maximum number of entries of a list that are searched for images."""
+"""Maximum number of entries of a list to search for images."""
 
 
 class BatchSize(NamedTuple):
@@ -287,7 +287,7 @@ def _number_of_graphs(batch: Any) -> int | None:
 
 
 MOST_PARTS = 8
-"""Maximum number of entries of a batch that are asked for their number of graphs."""
+"""Maximum number of entries of a batch to search for a number of graphs."""
 
 
 def _defines(value: Any, name: str) -> bool:

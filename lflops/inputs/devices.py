@@ -134,7 +134,7 @@ def has_tf32(device_type: str | None) -> bool:
 
 
 def multiplies_in_tf32(operator: str) -> bool:
-    """Whether torch's settings let an operator multiply float32 matrices in TF32.
+    """Return whether torch's settings let an operator multiply float32 matrices in TF32.
 
     By default, they let convolutions do so. Other operators do so only if the user allows it.
     """

@@ -20,28 +20,37 @@ from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, without_overrides
 
 MASK = "attention_mask"
-"""The name of a padding mask. With a prefix, it masks the token ids with the same prefix."""
+"""The name of a padding mask.
+
+A mask with a prefix applies to the token ids with the same prefix.
+"""
 
 PADDING_MASK = "padding_mask"
 """The end of the names of other padding masks."""
 
 SHORT = 8
-"""Padding is searched only in rows of at least this length."""
+"""Minimum length of rows in which padding is searched."""
 
 MOST_ROWS = 64
-"""Maximum number of rows in which padding is searched. On a GPU, reading them waits for the device."""
+"""Maximum number of rows in which padding is searched.
+
+On a GPU, reading the rows waits for the device.
+"""
 
 MOST_FEATURES = 16
-"""Padding is searched in the first features of each position, at most this many."""
+"""Maximum number of features per position in which padding is searched: the first features."""
 
 MOST_MARKS = 16
-"""Maximum number of different integers in a tensor of marks such as segment ids; tokens have more."""
+"""Maximum number of different integers in a tensor of marks such as segment ids.
+
+Token ids have more.
+"""
 
 ROWS = 2
-"""Dimensions of a tensor with a value for each position."""
+"""Number of dimensions of a tensor with a value for each position."""
 
 FEATURES = 3
-"""Dimensions of a tensor with features for each position."""
+"""Number of dimensions of a tensor with features for each position."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,13 +39,13 @@ _VALUES = (
     Decimal,
     torch.Size,
 )
-"""Kinds of values without tensors, also where the class is written in Python."""
+"""Kinds of values without tensors, including user classes derived from them."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
 """Containers that are not searched: they have no order, or reading them may run user code."""
 
 _WRITTEN_IN_PYTHON = 1 << 9
-"""The flag of a type that a `class` statement created."""
+"""The flag of types that were created by a `class` statement."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -113,10 +113,13 @@ def may_hold_tensors(value: Any) -> bool:
 
 
 DEEPEST = 12
-"""Levels of nesting that are searched, which also ends the search of a recursive structure."""
+"""Maximum number of nested levels to search.
+
+This limit also ends the search of a recursive structure.
+"""
 
 MOST_VALUES = 1_000
-"""Maximum number of values other than tensors that are searched."""
+"""Maximum number of values to search that are not tensors."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:

@@ -246,7 +246,7 @@ class _Recent:
 
     @property
     def knows(self) -> bool:
-        """Whether there are enough steps to define the usual step."""
+        """Return whether there are enough steps to define the usual step."""
         return len(self.steps) >= FEWEST
 
     @property
@@ -265,7 +265,7 @@ class _Recent:
         return Evidence(*(int(statistics.median(values)) for values in counters))
 
     def is_exceeded(self, size: int | None) -> bool:
-        """Whether a batch is much larger than the batches of these steps."""
+        """Return whether a batch is much larger than the batches of these steps."""
         known = [step.elements for step in self.steps if step.elements is not None]
         if size is None or not known:
             return False

@@ -101,7 +101,7 @@ class DeferredCalls:
         self._notes.clear()
 
     def plays_here(self) -> bool:
-        """Whether the calling thread is now making the calls that were noted for later."""
+        """Return whether the calling thread is now making the calls that were noted for later."""
         return self._player == threading.get_ident()
 
     def stop(self) -> None:

@@ -62,7 +62,10 @@ Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
 MOST_STEPS = 2**53
-"""No run has as many steps: a larger number would not fit into a float."""
+"""Upper limit of the number of steps of a run.
+
+A larger number would not fit into a float.
+"""
 
 _LARGEST_CLASS = 10_000
 """Largest class of a duration that a row may have. It is 10^43 seconds."""
@@ -239,7 +242,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Line]:
 
 
 def _is_known(line: Line) -> bool:
-    """Whether all categories and causes of a line are of this version, and its numbers possible."""
+    """Return whether the categories and causes of a line exist and its numbers are possible."""
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, StepGroup):
@@ -317,7 +320,7 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether a start continues the run of the previous start.
+    """Return whether a start continues the run of the previous start.
 
     It does if it resumes from a step, if the previous start failed, or if it is a test in the same
     process.

@@ -189,12 +189,12 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 ASIDE = "aside"
-"""The name of a part of a pass that is work of lflops and not timed."""
+"""The name of a part of a pass that is work of lflops and is not timed."""
 
 Divide = Callable[..., None]
-"""Called where the next part of a pass begins.
+"""A function that is called when the next part of a pass begins.
 
-Its arguments are the name of that part, and for backward the tensors that backward starts from.
+Its arguments are the name of the part and, for backward, the tensors from which backward starts.
 """
 
 

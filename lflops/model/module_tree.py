@@ -20,7 +20,10 @@ from lflops.torch_private.modules import child_modules, is_compiled, packed_para
 from lflops.torch_private.tensors import local_part
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names under which torch's wrappers register the wrapped module; module names omit them."""
+"""Names under which torch's wrappers register the wrapped module.
+
+Module names in lflops omit these names.
+"""
 
 
 class ModuleTree:

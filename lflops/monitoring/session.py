@@ -272,7 +272,7 @@ class Session:
 
     @property
     def can_open(self) -> bool:
-        """Whether a requested window can open now: in a wait, or after the schedule."""
+        """Return whether a requested window can open now: in a wait, or after the schedule."""
         return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
@@ -455,7 +455,7 @@ class Session:
 
     @property
     def _waits_for_steps(self) -> bool:
-        """Whether a complete window still waits for steps after its end."""
+        """Return whether a complete window still waits for steps after its end."""
         return bool(self._windows) and self._windows[0].complete
 
     @property
@@ -618,7 +618,7 @@ class Session:
 
 
 def _is_shared(step: TimedStep) -> bool:
-    """Whether ranks are compared by this step."""
+    """Return whether ranks are compared by this step."""
     return step.kind == "unprofiled" and step.times_phases and is_compared(step.marks)
 
 

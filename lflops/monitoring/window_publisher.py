@@ -200,14 +200,14 @@ class WindowPublisher:
 
     @property
     def pending(self) -> bool:
-        """Whether any window is not published yet."""
+        """Return whether any window is not published yet."""
         return bool(self._in_background) or (
             self._collector is not None and self._collector.pending
         )
 
     @property
     def busy(self) -> bool:
-        """Whether a background thread works on a window."""
+        """Return whether a background thread works on a window."""
         return bool(self._in_background) or (self._collector is not None and self._collector.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
@@ -429,7 +429,7 @@ class WindowPublisher:
 
 
 def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
-    """Whether a comparison uses more steps than the comparison of a window."""
+    """Return whether a comparison uses more steps than the comparison of a window."""
     earlier = window.unprofiled_comparison
     return compared.steps > (0 if earlier is None else earlier.steps)
 

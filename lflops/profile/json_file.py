@@ -28,10 +28,10 @@ from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profil
 from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30
-"""The most bytes of a file."""
+"""Maximum size of a file in bytes."""
 
 LARGEST_SEARCH = 1 << 25
-"""The most bytes in which the path to an error is searched."""
+"""Maximum size in bytes of a text in which the path to an error is searched."""
 
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000

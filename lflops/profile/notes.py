@@ -265,7 +265,7 @@ _SENTENCES: Mapping[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "time_scaled": _time_scaled,
 }
-"""The sentences that no template can make, by code."""
+"""The sentences that no template can express, by code."""
 
 
 def _unknown(note: Note) -> str:

@@ -45,7 +45,7 @@ PhaseQuery = Phase | Literal["all"] | None
 """A phase; `"all"` and `None` add up all phases."""
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
-"""A field of `Work` that a profile is queried for."""
+"""A field of `Work` that queries of a profile can return."""
 
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves free.
@@ -100,7 +100,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact and always known; each has a `self_` field, too."""
+"""The fields of `Work` that are exact and always known; each also has a `self_` field."""
 
 OP_COUNT_FIELDS = COUNTS[:-1]
 """The counts that an `OpCount` has."""
@@ -483,7 +483,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the counts are known.
+        """Return whether the counts are known.
 
         If not, the profile has only times, and its counts are 0.
         """

@@ -14,7 +14,7 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
 }
-"""The phases whose work is done in each pass over the model."""
+"""The phases that belong to each pass over the model."""
 PASS_PHASES = PHASES[:3]
 """The phases of all passes over the model."""
 
@@ -277,7 +277,7 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""Stands for a phase: the time in which a rank's thread waited for a core, wherever it was."""
+"""Used as a phase: the time in which a rank's thread waited for a core, in any phase."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
@@ -399,7 +399,7 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
-"""Ratio of each size in `RankComparison.large_excesses` to the size before it."""
+"""Ratio of each size in `RankComparison.large_excesses` to the previous size."""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):

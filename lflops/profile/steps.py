@@ -11,18 +11,24 @@ from msgspec import Struct
 from lflops.profile.records import Count, Seconds
 
 StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
-"""What lflops did in a step. In an unprofiled step it only read the clock."""
+"""How lflops observed a step.
+
+In an unprofiled step, lflops only read the clock.
+"""
 
 DISTURBANCES = frozenset(
     {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
-"""Marks of steps whose time is not typical.
+"""Marks of steps with a time that is not typical.
 
-`no_update` is not a disturbance: such a step is as long as the others.
+`no_update` is not a disturbance, because such a step is as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
-"""Disturbances that the training loop causes between batches; ranks may differ in their length."""
+"""Disturbances that the training loop causes between batches.
+
+Their length may differ between ranks.
+"""
 
 WITHIN_FORWARD = ("prefill", "decode")
 """The phases of generation, which are parts of forward."""

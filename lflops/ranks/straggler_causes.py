@@ -32,7 +32,10 @@ PARTS = 8
 FEWEST_OF_PART = 4
 
 OUTSIDE_MODULES = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
-"""The phases outside modules, in which the work of the model and the chip explain nothing."""
+"""The phases outside modules.
+
+In these phases, the work of the model and the chip cannot explain a delay.
+"""
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:

@@ -16,16 +16,16 @@ from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
 from lflops.report.text import phase_label
 
 _LISTED = 5
-"""Changes with a sentence."""
+"""Maximum number of changes with a sentence."""
 
 _NAMED = 3
-"""Modules that are listed by name."""
+"""Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""From this change of the step on, the step is not called the same, however wide the interval is."""
+"""Relative change above which the step is never called unchanged, even with a wide interval."""
 
 _MULTIPLE = 2.0
-"""From this ratio on, a change reads as a multiple: 4.0×, and not 300 % more."""
+"""Ratio above which a change is written as a multiple, such as 4.0× instead of 300 %."""
 
 _SAME = "as fast as before"
 

@@ -16,10 +16,10 @@ from lflops.report.module_table import table_cells
 from lflops.report.text import labelled
 
 DEPTH = 2
-"""The levels of modules that a printed profile shows."""
+"""Number of module levels in a printed profile."""
 
 MOST_ROWS = 40
-"""The most modules that a printed profile shows."""
+"""Maximum number of modules in a printed profile."""
 
 
 def parts_of(value: Any) -> list[str | Table]:

@@ -41,13 +41,16 @@ from lflops.report.text import counted, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1
-"""The version of the explanation as JSON. Fields are added, never changed."""
+"""Version of the explanation as JSON.
+
+Later versions may add fields, but never change existing fields.
+"""
 
 LONGEST_TEXT = 240
-"""The most characters of a text."""
+"""Maximum number of characters of a text."""
 
 MOST_LINES = 6
-"""The most lines about ranks."""
+"""Maximum number of lines about ranks."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5

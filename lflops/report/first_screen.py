@@ -34,15 +34,18 @@ from lflops.report.verdict import unseen_because
 Level = Literal["high", "medium", "low"]
 
 MOST_CARDS = 6
-"""Cards of a screen. Drawings show the first `FIRST_CARDS`, and the others on request."""
+"""Maximum number of cards of a screen.
+
+Views show the first `FIRST_CARDS`, and the other cards on request.
+"""
 
 FIRST_CARDS = 3
 
 LEAST_SAVING = 0.01
-"""The smallest saving with a card, as a share of the step."""
+"""Smallest saving that has a card, as a share of the step."""
 
 LARGE_OVERHEAD = 0.05
-"""The share of the step above which overhead comes before a part of the computation."""
+"""Share of the training time without a CPU core above which other issues cannot be excluded."""
 
 PREEMPTED_SHARE = 0.05
 """The share of the training time without a CPU core above which no issue can be excluded."""
@@ -50,19 +53,22 @@ PREEMPTED_SHARE = 0.05
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
 PROVEN_SHARE = 0.65
-"""The share of such findings that were right at least, above which the confidence may be high."""
+"""Share of similar findings that must have been right, for a high confidence."""
 
 REGULAR_SHARE = 0.9
-"""The share of equal distances above which stalls are regular."""
+"""Share of equal distances above which long waits are regular."""
 
 FEWEST_STALLS = 3
-"""Stalls that show a rhythm."""
+"""Minimum number of long waits that show a rhythm."""
 
 NOT_SAVED = LAST | {"ideal_compute", "no_products"}
-"""Findings that name no time that a run could save."""
+"""Findings with a time that a run cannot save."""
 
 VIEWS = WORDS["views"]
-"""The view with the evidence of a finding, by its cause. Findings about modules have another."""
+"""The view with the evidence of a finding, by its cause.
+
+Findings about modules have a different view.
+"""
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
@@ -615,7 +621,7 @@ def _with_run_findings(
 
 
 _PHASES = {"recomputed": "recompute"}
-"""The phase that a finding is about, if it does not have the name of the phase."""
+"""The phase that a finding is about, for findings with another name than their phase."""
 
 
 def _of_all_steps(

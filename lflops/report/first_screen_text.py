@@ -14,7 +14,10 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
 _BARS = "▁▂▃▄▅▆▇█"
 
 _MOST_BARS = 48
-"""Bars of the step times: the last steps, or in a long run the last groups of steps."""
+"""Maximum number of bars of the step times.
+
+They show the last steps; in a long run, the last groups of steps.
+"""
 
 _SEPARATOR = " · "
 

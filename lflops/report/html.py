@@ -66,10 +66,13 @@ def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None =
 
 
 MOST_WINDOWS = 12
-"""Windows of a run in one file."""
+"""Maximum number of windows of a run in one file."""
 
 MOST_ROWS = 20_000
-"""Modules and operators of all windows in one file. One window is there in any case."""
+"""Maximum number of modules and operators over all windows in one file.
+
+At least one window is always included.
+"""
 
 
 def rows_of(profile: Profile) -> int:

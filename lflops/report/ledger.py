@@ -15,19 +15,20 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""The smallest loss that is worth a text, as a share of the run."""
+"""Smallest loss that is reported, as a share of the run."""
 
 LEAST_SECONDS = 1.0
-"""The smallest loss that is worth a text, in seconds."""
+"""Smallest loss that is reported, in seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""In a shorter run, only slow steps are a loss, because every program needs time to start."""
+"""Seconds below which only slow steps count as a loss, because every program needs time to start.
+"""
 
 WAITS = {"training/data", "training/wait"}
 """Phases of usual steps in which the run waits."""
 
 LONG_WAIT_SHARE = 0.1
-"""The share of the run above which a wait in usual steps is a loss."""
+"""Share of the run above which a wait in usual steps is a loss."""
 
 MOST_SLOW_STEPS = 10
 

@@ -20,21 +20,21 @@ from lflops.report.text import counted, labelled, shortened_name
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
-"""The smallest width of the labels."""
+"""Smallest width of the labels."""
 
 _MODULES = 5
-"""Modules with a line."""
+"""Maximum number of modules that have a line."""
 
 _NAME = 60
 _LEAST_NAME = 30
 
 _REMARKS = 3
-"""Lines of notes, and of unsupported operators."""
+"""Maximum number of lines for notes, and for unsupported operators."""
 
 _RANK_LINES = 4
 
 _CHANGES = 2
-"""Sentences about the changes since the window before."""
+"""Maximum number of sentences about the changes since the previous window."""
 
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})

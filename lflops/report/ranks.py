@@ -14,16 +14,16 @@ from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted
 
 _WORST = 3
-"""Slow ranks, waits and collectives that have a line."""
+"""Maximum number of slow ranks, of waits and of collectives that have a line."""
 
 _LISTED = 12
-"""Ranks without a report that are listed by number."""
+"""Maximum number of ranks without a report that are listed by number."""
 
 _LONG_WAIT_SHARE = 0.05
-"""The share of the step above which a wait needs an explanation."""
+"""Share of the step above which a wait needs an explanation."""
 
 _SMALLEST_FACTOR = 10.0
-"""The ratio above which a factor is printed instead of a share."""
+"""Ratio above which a factor is printed instead of a share."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -50,28 +50,28 @@ _TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
 }
 
 _LISTED = 12
-"""Operators, modules and classes that are listed by name."""
+"""Maximum number of operators, modules and classes that are listed by name."""
 
 _UNCALLED = 4
-"""Modules that are listed as never called."""
+"""Maximum number of modules that are listed as never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""The share of the MACs above which recomputation has a line."""
+"""Share of the MACs above which recomputation has a line."""
 
 _SHORT_NAME = 60
-"""Characters of a listed module's name."""
+"""Maximum number of characters of a listed module's name."""
 
 _LEADING_MODULES = 3
-"""Modules that are listed for a part of the step."""
+"""Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Below this ratio the module-timing steps were faster than the unprofiled ones.
+"""Ratio below which module-timing steps were faster than unprofiled steps.
 
-Timing modules makes no step faster, so something else slowed the unprofiled steps.
+Timing modules cannot make a step faster, so something else slowed down the unprofiled steps.
 """
 
 _SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
-"""Remarks that the verdict's line about confidence expresses in other words."""
+"""Remarks that the confidence line of the verdict expresses in other words."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 _MADE: WeakKeyDictionary[Analysis, Report] = WeakKeyDictionary()
-"""The report of each analysis that is still in use, so that all drawings share one value."""
+"""The report of each analysis that is still in use, so that all views share one value."""
 
 
 def report_of(analysis: Analysis) -> Report:

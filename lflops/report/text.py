@@ -18,7 +18,7 @@ WORDS = msgspec.toml.decode(
 )
 
 OVER = WORDS["over"]
-"""Why a point is above its roofline limit, as sentences."""
+"""Reasons why a point is above its roofline limit, as sentences."""
 
 # A name that was shortened just before a number.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")

@@ -20,22 +20,25 @@ from lflops.report.text import counted, joined, plus_minus
 Status = Literal["found", "nothing found", "cannot tell"]
 
 SHOWN_FINDINGS = 3
-"""The number of findings in every report. `lflops why` has more."""
+"""Number of findings in every report.
+
+`lflops why` has more.
+"""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Findings that every report shows, however many there are."""
+"""Findings that are in every report, even if there are more than `SHOWN_FINDINGS`."""
 
 FEWEST_STEPS = 5
-"""Unprofiled steps that are needed to say that there is no issue."""
+"""Minimum number of unprofiled steps to conclude that there is no issue."""
 
 UNSTEADY_SHARE = 0.1
-"""How far the mean must be from the median step to be mentioned, as a share of the median."""
+"""Relative difference of mean and median step above which it is mentioned."""
 
 VARYING_SHARE = 0.3
-"""How far a quartile must be from the median step for steps that vary too much."""
+"""Relative distance of a quartile from the median step above which steps vary too much."""
 
 BUSY_SHARE = 0.05
-"""The smallest lost share of CPU time that is mentioned."""
+"""Smallest lost share of CPU time that is mentioned."""
 
 CAVEATS = {
     "busy": "other processes used the CPU",
@@ -49,7 +52,7 @@ CAVEATS = {
     ),
     "scaled": "timing the modules changed their times too much",
 }
-"""Why nothing can be said about a module that seems slower than identical modules."""
+"""Reasons why a module that seems slower than identical modules cannot be judged."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -175,7 +178,7 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""Disturbances of steps, with what helps against each."""
+"""Disturbances of steps, with advice against each of them."""
 
 
 def disturbed_by(profile: Profile) -> str:

@@ -13,7 +13,10 @@ PLUGIN = "lflops"
 """The name under which TensorBoard stores the summaries of lflops."""
 
 LARGEST = 1 << 26
-"""The most bytes of a payload; larger payloads are rejected. 20,000 modules need a tenth of it."""
+"""Maximum size of a payload in bytes; larger payloads are rejected.
+
+A payload of 20,000 modules has a tenth of this size.
+"""
 
 # The ends of error messages about a summary.
 _FOREIGN = "is not a summary of lflops"
@@ -24,7 +27,10 @@ _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
 
 _BEGINNING = 1 << 16
-"""Bytes of a payload that are inflated for the list of windows. Its head is shorter."""
+"""Number of bytes of a payload that are decompressed for the list of windows.
+
+The head of a payload is shorter.
+"""
 
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")

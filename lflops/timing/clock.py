@@ -72,7 +72,7 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this thread has waited for a core for more than the share `MUCH` so far."""
+        """Return whether this thread has waited for a core for more than the share `MUCH` so far."""
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False

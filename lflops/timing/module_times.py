@@ -33,7 +33,7 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, the module and phase that run from there on (`None` is the observer), and the reason."""
+"""A mark, the module and phase that run after it (`None` for lflops itself), and the reason."""
 
 ENTERS = "enters"
 """The reason of a stamp at which a module is entered."""
@@ -311,7 +311,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""The least relative difference between hooked and unprofiled passes that a note reports."""
+"""Smallest relative difference between hooked and unprofiled passes that a note reports."""
 
 
 def attach_module_times(

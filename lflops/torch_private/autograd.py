@@ -25,16 +25,19 @@ ACCUMULATES_GRADIENT = 1 << 62
 """Nodes that write `.grad` have at least this sequence number; no forward operator built them."""
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
-"""The number of the next autograd node that this thread builds."""
+"""Returns the number of the next autograd node that this thread builds."""
 
 backward_id: Callable[[], int] = _current_graph_task_id
-"""The number of the backward pass that this thread is running; later passes have higher numbers."""
+"""Returns the number of the backward pass that this thread is running.
+
+Later passes have higher numbers.
+"""
 
 current_node: Callable[[], Any] = _current_autograd_node
-"""The autograd node that this thread is running, or `None`."""
+"""Returns the autograd node that this thread is running, or `None`."""
 
 profiler_is_recording: Callable[[], bool] = _profiler_enabled
-"""Whether one of torch's profilers is recording."""
+"""Returns whether one of torch's profilers is recording."""
 
 
 def wrap_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
@@ -80,7 +83,10 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
-"""The number of an autograd node. Each thread numbers nodes in the order of their creation."""
+"""Returns the number of an autograd node.
+
+Each thread numbers nodes in the order of their creation.
+"""
 
 
 def node_name(node: Any) -> str:

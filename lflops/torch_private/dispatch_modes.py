@@ -18,7 +18,7 @@ with known_torch():
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _python_dispatch._disable_current_modes
 )
-"""A context in which no dispatch mode receives the operators that run."""
+"""Makes a context in which no dispatch mode receives the operators that run."""
 
 
 @contextlib.contextmanager
@@ -84,12 +84,12 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Whether torch.compile can ignore a mode, if the mode requests that."""
+    """Return whether torch.compile can ignore a mode, if the mode requests that."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 def is_tracing() -> bool:
-    """Whether operators are traced into a graph, as the backward of `torch.cond` is."""
+    """Return whether operators are traced into a graph, as the backward of `torch.cond` is."""
     proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxies is not None and proxies._CURRENT_MAKE_FX_TRACER is not None
 

@@ -66,7 +66,7 @@ _STAGES = str(Path("distributed", "pipelining", "stage.py"))
 
 
 def is_pipeline_vote() -> bool:
-    """Whether the stages of a torch pipeline are agreeing on whether their shapes are known."""
+    """Return whether the stages of a torch pipeline are agreeing on whether their shapes are known."""
     for frame, _ in walk_stack(currentframe()):
         code = frame.f_code
         if code.co_name in _VOTES and code.co_filename.endswith(_STAGES):

@@ -104,7 +104,7 @@ _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
 """The objects that need the graphs, by id.
 
-While there are any, dynamo's call of its backend is wrapped.
+While this dictionary is not empty, dynamo's call of its backend is wrapped.
 """
 
 

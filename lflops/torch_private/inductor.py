@@ -143,7 +143,7 @@ def record_graphs() -> Callable[[], None]:
 
 
 def is_recording() -> bool:
-    """Whether graphs that this thread compiles are recorded."""
+    """Return whether graphs that this thread compiles are recorded."""
     return (
         isinstance(getattr(config, _FUSION_HOOK), RecordGraph)
         and getattr(config, _LEVEL) > 0
@@ -152,7 +152,7 @@ def is_recording() -> bool:
 
 
 def keys_have_graphs() -> bool:
-    """Whether inductor passes the graph to the code that creates its key."""
+    """Return whether inductor passes the graph to the code that creates its key."""
     return _GRAPH in inspect.signature(FxGraphHashDetails.__init__).parameters
 
 
@@ -243,7 +243,10 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _is_view_of_input(node: fx.Node) -> bool:
-    """Whether a node is a view of an input of the graph, such as a weight, and not of a result."""
+    """Return whether a node is a view of an input of the graph, such as a weight.
+
+    Views of results do not count.
+    """
     while getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
         if node.op == "placeholder":

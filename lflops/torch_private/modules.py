@@ -81,7 +81,7 @@ def _unpacked(packed: Any) -> list[Tensor]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling the module runs it under torch.compile."""
+    """Return whether calling the module runs it under torch.compile."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
@@ -108,7 +108,7 @@ def compiled_wrapper(module: nn.Module) -> nn.Module:
 
 
 def compiles_its_hooks(module: nn.Module) -> bool:
-    """Whether the module was compiled in place, so that hooks on it are compiled with it."""
+    """Return whether the module was compiled in place, so that hooks on it are compiled with it."""
     return module._compiled_call_impl is not None
 
 
@@ -207,7 +207,7 @@ class Compilations:
 
     @property
     def listens(self) -> bool:
-        """Whether the functions are registered with torch.compile."""
+        """Return whether the functions are registered with torch.compile."""
         handler = self._handler
         return handler is not None and self._heard in handler.start_callbacks
 
@@ -259,7 +259,7 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Whether a global hook after optimizer steps is the last one.
+    """Return whether a global hook after optimizer steps is the last one.
 
     Only the last one may add and remove such hooks while it runs.
     """

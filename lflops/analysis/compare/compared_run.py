@@ -33,7 +33,7 @@ FACTS = (
     "tokens_per_step",
     "accumulation",
 )
-"""Fields of a profile's `run` that are listed if two runs differ in them."""
+"""Fields of a profile's `run` that are reported if they differ between two runs."""
 
 Fact = str | int | None
 

@@ -49,7 +49,7 @@ _WRAPPERS = frozenset(
 )
 """Names under which wrappers register the single module that they wrap.
 
-The wrappers are those of DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
+The wrappers are DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
 """
 
 _Key = Callable[["ModuleNode"], Hashable]
@@ -259,7 +259,10 @@ _KEYS: tuple[tuple[_Key, bool], ...] = (
     (attrgetter("build"), True),
     (attrgetter("label"), False),
 )
-"""Keys that pair the children of a pair, surest first; with `as_many` of `_same`."""
+"""Keys for pairing the children of a pair, the most reliable key first.
+
+The second value is the argument `as_many` of `_same`.
+"""
 
 
 Side = Literal["before", "after"]
@@ -318,7 +321,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""The share of a module below which its self figures are no base of a ratio."""
+"""If the self figures of a module are below this share of the module, no ratio is based on them."""
 
 
 def _is_tiny(own: float | None, whole: float | None) -> bool:

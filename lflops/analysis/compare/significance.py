@@ -35,37 +35,41 @@ from lflops.profile.records import TimingStats
 from lflops.profile.series import robust_deviation
 
 LEAST_CHANGE = 0.03
-"""The smallest relative change of a time that counts.
+"""The smallest relative change of a time that counts as a change.
 
-Two runs of the same code place their tensors differently in memory, which changes times by some
+Two runs of the same code place their tensors differently in memory, and this changes times by a few
 per cent.
 """
 
 LEAST_SHARE = 0.005
-"""The smallest change of a time that counts, as a share of the step."""
+"""The smallest change of a time that counts as a change, as a share of the step."""
 
 LARGE = 0.9
-"""Share of the time that the large modules have together; their ratios make the common factor."""
+"""Share of the time that the large modules have together.
+
+The common factor is computed from their ratios.
+"""
 
 LEAST_MODULES = 3
-"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
+"""Minimum number of modules: with fewer, a slower module looks like a slower machine."""
 
 LEAST_IN_COMMON = 1 / 3
-"""Smallest share of the modules' time in modules with the same work.
+"""Smallest share of the modules' time that must be in modules with the same work.
 
-A few shared layers are not enough to judge a run by.
+A few shared layers are not enough to judge a run.
 """
 
 WIDEST = 2.0
 """Widest useful interval: from half of the ratio to twice the ratio."""
 
 CHANCE = 0.001
-"""Probability that any interval misses in a comparison of two runs of the same code."""
+"""Probability that an interval is wrong, over all intervals of a comparison of equal code."""
 
 LOST_COUNTS = 3.0
-"""Threads wait for the thread that lost its CPU.
+"""Exponent for the delay of a step by other processes.
 
-So a step is longer by up to this power of the factor by which a lost share stretches CPU time.
+Other threads wait for the thread that lost its CPU. If lost CPU time makes CPU work longer by a
+factor, a step is longer by up to this power of the factor.
 """
 
 Verdict = Literal["slower", "faster", "same"]
@@ -74,7 +78,7 @@ CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 """Verdicts of a time that changed by more than noise."""
 
 Caveat = Literal["busy", "few_steps", "varied"]
-"""Why a time is not judged.
+"""Reasons why a time is not judged.
 
 Other processes had the CPU, fewer than two steps were timed, or the steps vary too much.
 """

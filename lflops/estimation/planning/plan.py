@@ -156,7 +156,7 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "16-true": ("fp16", None),
     "32-true": (None, None),
 }
-"""By Lightning's precision: the dtype of parameters, and of matmuls if it differs."""
+"""The dtype of parameters, and the dtype of matmuls if it differs, by Lightning's precision."""
 
 Mesh = Mapping[str, int]
 # Meshes with ranks that do the same work on parts of different sizes.

@@ -6,10 +6,10 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
 
 MANY_COLLECTIVES = 8
-"""Collectives per step that could be merged into fewer."""
+"""Smallest number of collectives per step that should be merged."""
 
 SMALL_MESSAGE_BYTES = 1 << 20
-"""The bytes up to which a collective would better be part of a larger one."""
+"""Size in bytes below which collectives should be merged."""
 
 
 class ExposedCommunication(PartRule):

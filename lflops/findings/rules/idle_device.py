@@ -6,7 +6,7 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""The least share of the step in which a loop that clips parameters may do the waiting."""
+"""Share of the step above which waits may come from a loop that clips parameters."""
 
 
 class IdleDevice(PartRule):

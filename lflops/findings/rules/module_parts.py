@@ -9,14 +9,14 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
 MAIN_CLASSES = 3
-"""At most so many classes of modules are looked at to describe memory-bound work."""
+"""Maximum number of module classes that are listed for memory-bound work."""
 
 COVERED_SHARE = 2 / 3
-"""The share of memory-bound work that these classes must have together."""
+"""Smallest share of the memory-bound work that these classes must have together."""
 
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts that inefficient kernels contain if they are unknown."""
+"""Parts that are included in inefficient kernels if they are unknown."""
 
 
 class IdealCompute(PartRule):

@@ -7,7 +7,7 @@ from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
-"""The share of the forward matmuls that must run outside all phases to be those of a model."""
+"""Share of the forward matmuls outside all phases above which they belong to another model."""
 
 MODEL_PHASES = {"forward", "backward", "recompute"}
 

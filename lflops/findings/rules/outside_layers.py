@@ -10,7 +10,7 @@ from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
-"""The share of the time outside the layers that Python code must take to be the reason."""
+"""Smallest share of the time outside the layers that Python code must take to be the reason."""
 
 
 class OutsideLayers(ModuleRule):

@@ -11,10 +11,10 @@ from lflops.hardware.peaks import peak_of
 from lflops.profile.module_names import ancestry
 
 FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
-"""What NVIDIA's tensor cores multiply faster in."""
+"""The faster dtype for NVIDIA's tensor cores, by dtype."""
 
 FLOAT32_HALVES_FLOAT64 = 0.5
-"""The share of the time that half as many bits save at least."""
+"""Smallest share of the time that is saved with half as many bits."""
 
 
 class WideDtype(ModuleRule):

@@ -7,11 +7,11 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
-"""What calling a module takes at the most, and calling each of the modules directly below it."""
+"""Upper bound of the time of calling a module, and of calling each of its direct submodules."""
 
 
 MOSTLY_PYTHON = 3
-"""How many times as long as its operators need a module must take for Python to be the reason."""
+"""Smallest ratio of a module's time to its operators' time, to report Python code."""
 
 
 class PythonCode(StepRule):

@@ -13,13 +13,16 @@ from lflops.ranks.straggler import Straggler
 from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
-"""The least cost of a rank that is reported by name, as a share of the step."""
+"""Smallest cost of a slow rank that is reported, as a share of the step."""
 
 OBSERVED_SECONDS = 5.0
-"""How long a rank on a CPU must be slow in everything: for less, the machine may be the reason."""
+"""Minimum time for which a rank on a CPU must be slow in everything.
+
+If it is slow for less time, the machine may be the reason.
+"""
 
 REASONS_BEYOND_LOAD = {"work", "chip"}
-"""Reasons for a slow rank that other programs on the machine do not cause."""
+"""Reasons for a slow rank that other programs on the machine cannot cause."""
 
 OUTSIDE_MODULES = {
     "data": "data loading",
@@ -32,7 +35,7 @@ OUTSIDE_MODULES = {
     "stage": "its pipeline stage",
     "sync": "Lightning's collectives",
 }
-"""The phases that a rank can be slow in without a module."""
+"""Phases outside modules in which a rank can be slow, with their names in sentences."""
 
 
 class SlowRank(StepRule):

@@ -8,7 +8,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.steps import Step, is_disturbed
 
 FEWEST_STEPS = 3
-"""Module-timing steps that are needed to tell what other threads do."""
+"""Minimum number of module-timing steps to judge the activity of other threads."""
 
 
 class TooManyThreads(StepRule):

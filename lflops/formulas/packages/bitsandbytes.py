@@ -14,9 +14,9 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations per element of an optimizer's update, the same as operator by operator.
+"""Operations per element of an optimizer's update, the same as without fusion.
 
-Weight decay costs one more.
+Weight decay costs one more operation.
 """
 
 

@@ -9,7 +9,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
-"""Where sequences begin: the numbers, or the shape of the tensor if they are unknown."""
+"""Positions at which sequences begin: the values, or the shape of the tensor if unknown."""
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:

@@ -59,7 +59,7 @@ KERNELS: dict[str, OperationsOf] = {
     "multi_tensor_scale": _with_decay(1),
     "multi_tensor_axpby": _with_decay(3),
 }
-"""By the beginning of the kernel's name."""
+"""Operations of each kernel, by the beginning of the kernel's name."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 

@@ -36,7 +36,7 @@ SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 """Method of the training epoch loop: a broadcast before each batch in newer versions."""
 
 RUNNING = None
-"""Stands for the running stage."""
+"""Used instead of a stage to mean the running stage."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -355,7 +355,7 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Whether the action before the optimizer's step runs a hook other than a monitor's.
+    """Return whether the action before the optimizer's step runs a hook other than a monitor's.
 
     The hook of a monitor begins the optimizer phase, so its action is not a phase.
     """

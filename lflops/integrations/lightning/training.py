@@ -186,7 +186,7 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 
 
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
-    """Whether the batch that ends now ends a step.
+    """Return whether the batch that ends now ends a step.
 
     In manual optimization, each batch counts as a step, since the accumulation is unknown.
     """

@@ -39,7 +39,7 @@ DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Wrappers under which each rank has a different batch."""
 
 _NO_BATCH: Any = object()
-"""Stands for the end of a loader."""
+"""Marks the end of a loader."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
 """Categories of the ledger that a loop names explicitly."""

@@ -29,7 +29,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Stands for the running stage."""
+"""Used instead of a stage to mean the running stage."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),

@@ -78,7 +78,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Return whether the block is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int, *, mapped: bool) -> "Block":

@@ -170,7 +170,7 @@ class Settings:
 
     @property
     def looks_inside_compiled(self) -> bool:
-        """Whether the time in compiled code is divided over modules."""
+        """Return whether the time in compiled code is divided over modules."""
         return self.compiled == "modules"
 
     def traces_on(self, rank: int) -> bool:

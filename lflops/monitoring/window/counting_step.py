@@ -36,7 +36,7 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 def depends_on_lengths(counted: Profile) -> bool:
-    """Whether the work depends on the lengths of packed sequences, and not only on shapes."""
+    """Return whether the work depends on the lengths of packed sequences, and not only on shapes."""
     for op_count in counted.op_counts:
         if op_count.phase not in {"forward", "backward"} or not op_count.macs:
             continue
@@ -78,7 +78,7 @@ class StepCounter:
         self._empty: Profile | None = None
 
     def can_count(self) -> bool:
-        """Whether a step can be counted while it runs.
+        """Return whether a step can be counted while it runs.
 
         Some versions of torch do not run compiled code as compiled code under a counting mode.
         """

@@ -141,7 +141,7 @@ class TimedStep(NamedTuple):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Whether the step is complete, not instrumented and not disturbed."""
+        """Return whether the step is complete, not instrumented and not disturbed."""
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:

@@ -194,7 +194,10 @@ class TraceAnnotations:
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Whether any process has run since the last call. Collects processes that have ended."""
+        """Return whether any process has run since the last call.
+
+        Collects processes that have ended.
+        """
         were_running = bool(self._processes)
         for process in tuple(self._processes):
             if process.is_done:

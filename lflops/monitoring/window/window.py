@@ -74,7 +74,10 @@ class Window:
 
     @property
     def complete(self) -> bool:
-        """Whether the window's last step has ended. It may still collect steps after its end."""
+        """Return whether the window's last step has ended.
+
+        It may still collect steps after its end.
+        """
         return self._end is not None
 
     @property
@@ -95,7 +98,7 @@ class Window:
         self._extra_timing_steps = range(ordinal, ordinal + count)
 
     def requests_timing(self, ordinal: int) -> bool:
-        """Whether this step was requested as a module-timing step."""
+        """Return whether this step was requested as a module-timing step."""
         return ordinal in self._extra_timing_steps
 
     def add(self, step: TimedStep) -> None:
@@ -125,14 +128,14 @@ class Window:
 
     @property
     def ready(self) -> bool:
-        """Whether the window has all of its steps, or has waited long enough for the rest."""
+        """Return whether the window has all of its steps, or has waited long enough for the rest."""
         if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Whether a report at the end of the run would show more than the last window's report."""
+        """Return whether a report at the end of the run would add to the last window's report."""
         if self.complete or self.opened or self.counted is not None:
             return True
         return self.number == 0 and bool(self._wait_steps)

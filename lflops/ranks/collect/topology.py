@@ -22,7 +22,10 @@ from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 
 KINDS = ("data", "tensor", "pipeline", "expert")
-"""The kinds of parallelism whose sizes a run has. Other kinds have coordinates only."""
+"""The kinds of parallelism with a size in `Run`.
+
+Other kinds only have coordinates.
+"""
 
 _NAMES = {
     "data": (

@@ -54,7 +54,7 @@ JOLT_SIZES = 20
 EVERYTHING = ModulePhase("", "all")
 """Everything that a rank's device does in a step."""
 STAGE = ModulePhase("", "stage")
-"""Everything that a rank does in a step, where ranks have different modules."""
+"""Everything that a rank does in a step, for ranks with different modules."""
 
 
 class SelfWork(NamedTuple):

@@ -27,7 +27,7 @@ from lflops.ranks.merge.rank_series import RankSeries
 BEFORE_MODULES = ("data", "transfer")
 AFTER_MODULES = ("clip", "optimizer", "other", *EVENTS, "sync")
 OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
-"""The phases of a step outside modules, in their order."""
+"""The phases of a step outside modules, in the order in which they run."""
 
 SYNC = ModulePhase("", "sync")
 """The synchronization of ranks at the end of a step."""

@@ -35,7 +35,10 @@ ORDER = (
 """The order in which the phases of a step run."""
 
 SYNC = "sync"
-"""The phase in which ranks wait for rank 0, and rank 0 waits for none."""
+"""The phase in which all other ranks wait for rank 0.
+
+Rank 0 itself does not wait.
+"""
 
 # If the intervals add up to less than this share of the shortest rank's step, they overlap.
 ALIGNED = 0.97

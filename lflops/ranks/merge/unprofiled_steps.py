@@ -47,7 +47,7 @@ KEPT = 6
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
-"""The end of backward, where ranks wait for the gradients of others."""
+"""The end of backward, in which ranks wait for the gradients of other ranks."""
 
 _PHASES = (
     "data",

@@ -96,7 +96,7 @@ _AFTER_OPERATOR = 0.5
 """Position of the peak, between the operator that reached it and the next operator."""
 
 _LATE = 0.75
-"""After this share of the step, the label of the peak is to the left of the peak."""
+"""If the peak is after this share of the step, its label is to the left of it."""
 
 
 def memory_figure(analysis: Analysis) -> Figure:

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 VERSION = 4
-"""Version of the payload's format. The payload begins with it; the server rejects other versions."""
+"""Version of the payload's format.
+
+The payload begins with this number, and the server rejects other versions.
+"""
 
 _EXACT = 2**53
 

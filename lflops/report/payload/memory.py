@@ -19,7 +19,7 @@ from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
 
 POINTS: Final = 2_000
-"""The most points that are drawn."""
+"""Maximum number of points that are drawn."""
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
 
 
 KERNELS = 1000
-"""The most compiled kernels in the table, for the size of the page."""
+"""Maximum number of compiled kernels in the table, to limit the size of the page."""
 
 _WORK = ("calls", "bytes_moved", "macs", "flops")
 _TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")

@@ -132,7 +132,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
 
 
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
-"""The payload of each analysis that is still in use, which the tab and the page share."""
+"""The payload of each analysis that is still in use, shared by the tab and the page."""
 
 
 def _payload(analysis: Analysis) -> Payload:

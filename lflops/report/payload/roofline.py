@@ -15,7 +15,10 @@ from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
 
 MAX_POINTS = 2000
-"""The most points in a table: more do not fit a chart, nor the size of the page."""
+"""Maximum number of points in a table.
+
+More points would be too many for a chart and for the size of the page.
+"""
 
 _FIGURES = (
     "flops",

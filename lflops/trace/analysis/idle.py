@@ -55,7 +55,10 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread. A moment belongs to the first that contains it, or else to `python`."""
+"""Activities of a thread.
+
+A moment belongs to the first activity that contains it, or to `python` if none does.
+"""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(
