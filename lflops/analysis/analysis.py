@@ -156,7 +156,7 @@ class Analysis:
         """The modules that were never called, although the model may need them.
 
         Leaves out two kinds of modules: modules without parameters, such as metrics, and modules
-        whose weights are used without a call. For example, if the matmuls of a head are in the
+        with weights that are used without a call. For example, if the matmuls of a head are in the
         loss, the head has a gradient and is updated.
         """
         uncalled = []

@@ -19,7 +19,7 @@ MODULES = 20
 class Operator(Struct, frozen=True, kw_only=True):
     """Work of one operator.
 
-    `share` is its share of the MACs or FLOPs; `share_of` says which.
+    `share` is the operator's share of the MACs or of the FLOPs; `share_of` returns which of them.
     """
 
     operator: str
@@ -103,7 +103,7 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Count the calls whose recomputed part is a separate cell, by operator and module.
+    """Count the calls with a separate cell for their recomputed part, by operator and module.
 
     An example is the backward of fused attention: its second matmul is a cell of the phase
     `recompute` that moves no bytes. Over all phases, both cells count as one call.

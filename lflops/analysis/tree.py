@@ -383,7 +383,7 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """Seconds of one phase, or the sum over all phases whose time is known."""
+    """Seconds of one phase, or the sum over all phases with known times."""
     if phase is not None:
         return seconds[phase]
     total = None

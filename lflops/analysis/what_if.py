@@ -45,7 +45,7 @@ MUCH_IDLE = 0.2
 # Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"
 _COMMUNICATION = "communication"
-# Phases whose time does not depend on the batch size.
+# Phases with a time that does not depend on the batch size.
 _ONCE = ("optimizer", "clip", "sync")
 
 WhatIfCaveat = Literal["busy", "modules", "idle"]

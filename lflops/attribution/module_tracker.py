@@ -224,7 +224,7 @@ class ModuleTracker:
 
     Attributes:
         tree: The modules.
-        ambiguous: The number of operators in backward whose thread could not be determined.
+        ambiguous: Number of operators in backward for which the thread could not be determined.
         home: The thread on which `start` or `begin` was called.
     """
 

@@ -126,7 +126,7 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise an error for a limit whose result is unknown.
+    """Raise an error for a limit with an unknown result.
 
     `reasons` has a text for each limit, by `unknown_` and the name of the limit.
     """

@@ -121,7 +121,7 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
     """Turn errors of fake tensors into a `CountError` that names the line and a way around it.
 
-    `step_of` is the optimizer whose step runs.
+    `step_of` is the optimizer that runs its step.
     """
     try:
         yield
@@ -639,7 +639,7 @@ class _AttentionMode(TorchFunctionMode):
 
 
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
-    """Run dropout with CUDA's kernel, whose mask has one byte per element.
+    """Run dropout with CUDA's kernel, which uses a mask with one byte per element.
 
     On a CPU, the noise has the dtype of the input.
     """

@@ -144,11 +144,11 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """Return the largest number of samples whose peak fits.
+    """Return the largest number of samples with a peak that fits.
 
-    The peak is nearly linear in the number of samples. So the next number to try is where the line
-    through the last two points reaches the memory. Every third try is the middle of the remaining
-    interval, which bounds the number of tries for any curve.
+    The peak is nearly linear in the number of samples. So the line through the last two points
+    gives the next number to try. Every third try is the middle of the remaining interval, which
+    bounds the number of tries for any curve.
     """
     # `low` fits. `high` does not fit, or is out of range.
     low = 0

@@ -251,7 +251,8 @@ def predict(
         hardware: The chip; `None` uses the chip of the profile.
         network: Bandwidth of a device to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
-        devices_per_host: Number of devices in a host, whose links are faster than the network.
+        devices_per_host: Number of devices in a host. Links inside a host are faster than the
+            network.
         accumulation: Number of micro batches in a step; the profile contains one micro batch. FSDP2
             gathers and reduces in each micro batch, DDP reduces in the last one.
         rates: Custom rates; `None` uses the rates that are part of lflops.

@@ -459,8 +459,9 @@ def _with_blocks_of_frees(
 ) -> list[Token]:
     """Set the block of each free; so far it is the block that was running.
 
-    A block frees its own allocations and those of its neighbours. Lists over all blocks are freed
-    item by item, outside the blocks. Such a free belongs to the block that allocated the item.
+    A block frees its own allocations and the allocations of its neighbours. Lists over all blocks
+    are freed item by item, outside the blocks. Such a free belongs to the block that allocated the
+    item.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):

@@ -21,7 +21,7 @@ class Finding(Struct, frozen=True, kw_only=True):
             of start-up to the end of training.
         of: "step" for a typical step of the profiled window, "run" for the whole run, including the
             time between steps.
-        fix: How to reduce the cost. Empty if there is no general advice.
+        fix: Advice how to reduce the cost. Empty if there is no general advice.
         is_issue: Whether this is an issue to fix. If not, the finding only shows where the time
             goes, and any training run spends time there.
         is_overhead: Whether the model computes nothing in this time. Such a finding comes before

@@ -1,6 +1,6 @@
 """Find repeated modules that differ from the other repeats: more operators, or a wider dtype.
 
-Repeats are modules whose names differ only in numbers.
+Repeats are modules with names that differ only in numbers.
 """
 
 import statistics

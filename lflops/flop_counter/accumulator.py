@@ -1,6 +1,6 @@
 """Adds up the work of operators by module and phase, on all threads.
 
-The work of an optimizer's step is added to the module whose parameter the operator updates.
+The work of an optimizer's step is added to the module that owns the updated parameter.
 """
 
 import threading
@@ -98,7 +98,7 @@ class ThreadTotals(threading.local):
 
 @dataclass(frozen=True, kw_only=True)
 class CountOptions:
-    """What to collect besides MACs and FLOPs, which are always counted.
+    """Data to collect in addition to MACs and FLOPs, which are always counted.
 
     Attributes:
         traffic: Whether to count the bytes that operators move.
@@ -263,8 +263,9 @@ class OperatorAccumulator:
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
         """Return whether a matmul in backward repeats a matmul of forward.
 
-        It does if the running autograd node belongs to an operator whose backward repeats its
-        matmuls, and that operator's forward called a matmul of the same shapes.
+        It does under two conditions. The running autograd node belongs to an operator that repeats
+        its matmuls in backward, and the forward of this operator called a matmul with the same
+        shapes.
         """
         node = current_node()
         if node is None:
@@ -511,7 +512,7 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 
 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the key of a call whose cost depends on bytes only.
+    """Return the key of a call with a cost that depends only on bytes.
 
     It has the bytes and dtypes of contiguous tensors, and no numbers. A call with any other
     argument has the key of `_signature`.

@@ -45,7 +45,7 @@ MOST_EVALUATED = 1 << 26
 
 
 class MaskedScores(NamedTuple):
-    """The scores of one call whose dense mask separates sequences.
+    """The scores of one call with a dense mask that separates sequences.
 
     Attributes:
         computed: The scores of the whole squares.
@@ -83,7 +83,7 @@ def squares(first: Tensor, last: Tensor, undivided: int) -> int:
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """The scores of a call of fused attention whose dense mask separates sequences.
+    """The scores of a call of fused attention with a dense mask that separates sequences.
 
     `None` if the call has no mask, or a mask that separates nothing or is unknown.
     """

@@ -46,7 +46,7 @@ class CountedPass:
         totals: The sums by module and phase.
         memory: The memory timeline, if memory was followed.
         peaks: The maximum live bytes while each module ran.
-        ignored: The modules whose self work is left out.
+        ignored: The modules without self work in the profile, because the caller excludes it.
         notes: Further notes for the profile.
     """
 

@@ -330,7 +330,7 @@ _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """The autograd nodes that these nodes lead to and whose number is at least `first`.
+    """Return the autograd nodes that these nodes lead to, with a number of at least `first`.
 
     The search does not go past the node of a compiled graph.
     """

@@ -62,7 +62,7 @@ def count(
         backward: Whether to run backward from `loss(output)`.
         loss: Computes a scalar from the output. The default is the sum of the floating-point
             outputs, which is not counted.
-        ignore: Names or classes of modules whose self work is left out of every total. The profile
+        ignore: Names or classes of modules. Their self work is left out of every total. The profile
             lists them.
         logical: The profile of the unsharded model on the same arguments, from `count` or
             `estimate`. It supplies logical MACs that the sharded tensors do not determine.
@@ -96,7 +96,7 @@ def counting(
     classes.
 
     Args:
-        modules: The models whose work is listed by module. Other work belongs to the root.
+        modules: The models. Their work is listed by module. Other work belongs to the root.
         ignore: As in `count`.
         logical: As in `count`.
 

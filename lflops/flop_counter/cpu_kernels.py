@@ -1,8 +1,8 @@
-"""Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
+"""Correct fake results that have other strides or memory than results of the CPU's kernels.
 
-Whether the next operators copy a result depends on its layout, so a wrong layout makes the memory
-peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and not, and
-lists the differences. `cpu_kernels.toml` has a correction for each.
+The layout of a result determines whether the next operators copy it, so a wrong layout makes the
+memory peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and
+not, and lists the differences. `cpu_kernels.toml` has a correction for each.
 
 `SCRATCH` has the bytes that a kernel allocates and frees before it returns. These bytes belong to
 no operator's result, and may cause the memory peak.
@@ -181,7 +181,7 @@ WAIT = Correction(
     rule="the first argument",
     reason="the result is the tensor that was waited for; the fake result is a copy",
 )
-"""The correction for collectives, whose operators are not in ATen."""
+"""The correction for collectives, which are not operators of ATen."""
 
 
 def _table() -> dict[Any, Correction]:
@@ -254,8 +254,8 @@ def _lstm(args: Sequence[Any]) -> int:
 def _lstm_backward(args: Sequence[Any]) -> int:
     """Scratch bytes of an LSTM layer's backward.
 
-    They are the bytes of forward, another copy of the weights whose rows oneDNN pads, and a copy
-    of the gradient if that is not contiguous.
+    They are the bytes of forward, another copy of the weights with padded rows, and a copy of the
+    gradient if it is not contiguous.
     """
     total = _lstm(args)
     if not total:

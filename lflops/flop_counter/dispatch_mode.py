@@ -154,7 +154,7 @@ class CountingMode(InternalMode):
         return operator
 
     def _run_composite(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that may call other operators, and count those."""
+        """Run an operator that may call other operators, and count the called operators."""
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (
@@ -239,7 +239,7 @@ class CountingMode(InternalMode):
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose arguments have a `__torch_function__`.
+        """Run an operator that has arguments with a `__torch_function__`.
 
         The `__torch_function__` is not called: without a count, it is not called below autograd.
         """
@@ -329,7 +329,7 @@ class CountingMode(InternalMode):
     def _run_inside(
         self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Run an operator whose kernel is written in Python, and count the operators it calls."""
+        """Run an operator with a kernel written in Python, and count the operators that it calls."""
 
         def run() -> Any:
             try:

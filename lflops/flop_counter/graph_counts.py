@@ -2,9 +2,9 @@
 
 Their operators run on fake tensors, each under the name of its module.
 
-The graphs are those that dynamo passed to its backend, so no user code runs. Fake tensors of the
-same shape replace a graph's inputs, and copies replace small tensors of integers. If the backward
-of a graph ran, it runs here as well, so recomputation is counted as without torch.compile.
+Dynamo passed these graphs to its backend, so no user code runs. Fake tensors of the same shape
+replace a graph's inputs, and copies replace small tensors of integers. If the backward of a graph
+ran, it runs here as well, so recomputation is counted as without torch.compile.
 """
 
 import contextlib
@@ -396,7 +396,7 @@ def _in_phase(totals: Totals, of_call: Phase) -> Totals:
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Divide the sums into those outside compiled graphs and those in each call of a graph."""
+    """Divide the sums into two parts: outside compiled graphs, and in each call of a graph."""
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 

@@ -40,7 +40,7 @@ LARGEST = 1 << 20
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
-"""Operators that create floating-point tensors whose values code may need.
+"""Operators that create floating-point tensors with values that code may need.
 
 For example, these are the rates of stochastic depth.
 """

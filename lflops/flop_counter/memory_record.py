@@ -23,7 +23,7 @@ LONGEST_TIMELINE = 20_000
 
 
 class Birth(Struct, frozen=True, gc=False):
-    """How a storage became alive.
+    """The birth of a storage.
 
     Attributes:
         nbytes: Its bytes.

@@ -271,7 +271,7 @@ def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
 
 @cost_of_call("quantized::conv2d_add", "quantized::conv2d_add_relu")
 def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution whose second argument is added to the result."""
+    """Quantized convolution that adds its second argument to the result."""
     return packed_convolution([args[0], *args[2:]], kwargs, out)
 
 

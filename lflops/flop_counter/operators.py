@@ -1,4 +1,4 @@
-"""How each operator is counted: its kind, its cost function, and facts about its schema.
+"""Find out how to count each operator: its kind, its cost function, and facts about its schema.
 
 `classify` reads them once per operator; `known_operators` caches the results for the process.
 """
@@ -60,7 +60,7 @@ GATHERS = "fsdp::split_with_sizes_copy"
 """FSDP's operator that writes gathered parameters to storages resized without an operator."""
 
 WRAPS = "_wrap_tensor_autograd"
-"""Operator that wraps a collective's pending result in a tensor whose storage has no memory."""
+"""Operator that wraps a collective's pending result in a tensor that has no memory."""
 
 LIFTS = frozenset({"lift", "lift_fresh"})
 """Operators that introduce memory no operator allocated, such as the data of `torch.tensor`."""
@@ -74,7 +74,7 @@ NOTHING = Cost()
 
 
 class Kind(Enum):
-    """How the calls of an operator are counted.
+    """The method to count the calls of an operator.
 
     Attributes:
         FREE: A call costs nothing.

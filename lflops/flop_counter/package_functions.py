@@ -70,7 +70,7 @@ def _install() -> None:
         function = attributes.get(last)
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            # A function whose attribute cannot be set is not counted.
+            # A function is not counted if its attribute cannot be set.
             with contextlib.suppress(AttributeError, TypeError):
                 replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
@@ -120,7 +120,8 @@ def _calls(
         yield ordered
         return
     for tensors in zip(*ordered[place], strict=False):
-        # The second tensor of an update is the parameter, whose module owns the work.
+        # The second tensor of an update is the parameter. The work belongs to the module that owns
+        # it.
         yield (*ordered[:place], list(tensors), *ordered[place + 1 :])
 
 

@@ -27,7 +27,7 @@ GATHER = ("allgather", "gather")
 """Prefixes of the collectives that make partial tensors complete, without underscores."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Prefixes of the collectives whose results are partial tensors, without underscores."""
+"""Prefixes of the collectives with partial tensors as results, without underscores."""
 
 
 def is_sharded(kind: type) -> bool:

@@ -448,7 +448,7 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
 
 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
-    """Return a copy whose source and target together are several times larger than the cache.
+    """Return a copy with a source and target that together are several times larger than the cache.
 
     Returns `None` if there is too little memory.
     """

@@ -249,7 +249,10 @@ def vendor_of(name: str) -> str | None:
 
 
 def is_gpu(chip: Hardware | None) -> bool:
-    """Return whether a chip is from NVIDIA or AMD, whose GPUs torch uses as CUDA devices."""
+    """Return whether a chip is a GPU from NVIDIA or AMD.
+
+    torch uses these GPUs as CUDA devices.
+    """
     return chip is not None and vendor_of(chip.name) in GPU_VENDORS
 
 

@@ -167,7 +167,7 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
 def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequence[Tensor]:
     """Return the tensors that a mask may apply to.
 
-    A mask with a prefix, such as `anchor_attention_mask`, applies to ids with the same prefix.
+    A mask with a prefix, such as an attention mask of anchors, applies to ids with the same prefix.
     There are no such ids for a global attention mask.
     """
     name = path.lower()

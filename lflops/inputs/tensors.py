@@ -237,7 +237,7 @@ def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in the arguments, by position or name.
 
-    A tensor whose shape cannot be read is left out.
+    Tensors with unreadable shapes are left out.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():

@@ -37,7 +37,7 @@ CATEGORIES = {
 """
 
 NO_LOSS = {"training", "warm_up"}
-"""Categories whose time is not lost."""
+"""Categories of time that is not lost."""
 
 CAUSES = {
     "loader": "waiting for the data loader",

@@ -1,7 +1,7 @@
 """Compute the account of one start from its marks.
 
 The account has the nanoseconds by category and the slow steps. To find slow steps, each step is
-compared with recent steps whose batches have the same size.
+compared with recent steps that have batches of the same size.
 """
 
 import math

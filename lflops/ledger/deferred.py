@@ -37,7 +37,7 @@ class DeferredCalls:
         # one call of `extend` is atomic, even if several threads add notes
         self.append = self._notes.extend
         self._lock = threading.RLock()
-        # moment of the note whose call is being made
+        # moment of the note that is being processed
         self._moment: int | None = None
         # the thread that makes the calls
         self._player: int | None = None
@@ -62,7 +62,7 @@ class DeferredCalls:
 
     @property
     def next(self) -> int | None:
-        """The moment of the first note whose call was not made, or `None`."""
+        """The moment of the first note that was not processed, or `None`."""
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:

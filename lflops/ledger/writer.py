@@ -116,7 +116,7 @@ class LedgerWriter:
 
     Attributes:
         error: The exception that ended the ledger before the end of the run.
-        is_first: Set for the first ledger of this process, whose account begins with the process.
+        is_first: Set for the first ledger of this process. Its account begins with the process.
         knows_step: Returns whether the numbers of steps include those of earlier starts.
     """
 

@@ -242,7 +242,7 @@ def peak_moment(memory: Memory) -> Moment | None:
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the modules whose last name is a number, except modules inside such a module."""
+    """Return the modules with a number as last name, except modules inside such a module."""
     numbered = [row for row in profile.modules if row.rpartition(".")[2].isdecimal()]
     return [
         row

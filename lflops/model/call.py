@@ -53,8 +53,8 @@ class Gradients:
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
     """Restore the model, gradients and random number states at the end of the context.
 
-    The restored gradients are those of the parameters, the inputs, and all leaves that were added
-    to `gradients`.
+    Gradients are restored for the parameters, the inputs, and all leaves that were added to
+    `gradients`.
     """
     inputs = list(inputs)
     contents = []
@@ -167,7 +167,7 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all random number generators at the end, including those of the tensors' devices.
+    """Restore all random number generators at the end, also those of the tensors' devices.
 
     All threads of a process share the generators. If two such contexts overlap in two threads and
     the first ends first, the second restores the states from before both.

@@ -228,7 +228,7 @@ def names_in_tree(
         modules: Name and class name of each module in the graph.
         running: The name of the running module.
         tree: The modules.
-        owners: The names of modules whose parameters were passed to the graph.
+        owners: The names of modules with parameters that were passed to the graph.
     """
     by_root: dict[str, list[_Reference]] = {}
     for number, (name, class_name) in enumerate(modules):

@@ -290,7 +290,10 @@ class Session:
             self.over = True
 
     def detach(self, *, keep_curves: bool = False) -> None:
-        """Remove every hook, except for those that the curves need. Can be called repeatedly."""
+        """Remove every hook, except for the hooks that the curves need.
+
+        This can be called repeatedly.
+        """
         parts: list[Callable[[], object]] = [mode.remove for mode in self._modes.values()]
         parts.append(self._listening.close)
         if not keep_curves:
@@ -475,7 +478,7 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Number of next steps at whose end no point, window or background work is due."""
+        """Number of next steps without a point, a window or background work at their end."""
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
@@ -511,7 +514,7 @@ class Session:
             self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
-        """Pass on the steps whose times can be read."""
+        """Pass on the steps with times that can be read."""
         for step in self._step_timer.read():
             if self._phase_waits is not None:
                 marks = step.device_marks

@@ -112,8 +112,8 @@ class WindowPublisher:
 
     Attributes:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: By stage, the samples and tokens of all ranks divided by those of this rank, in the
-            last window.
+        shares: The samples and tokens of all ranks, divided by the samples and tokens of this rank,
+            by stage, in the last window.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The place of this rank among all ranks.
         failures: The outputs that have failed.

@@ -340,7 +340,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
         samples_from: The source of `samples_per_step` in words, such as `dimension 0 of images`.
-        tokens_from: The names of the inputs whose elements are the tokens, or `units=`.
+        tokens_from: The names of the inputs with the tokens as elements, or `units=`.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]

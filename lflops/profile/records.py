@@ -192,7 +192,7 @@ class CompiledCode(Struct, frozen=True, kw_only=True):
 
     Attributes:
         graphs: Number of different graphs.
-        unrecorded_graphs: Number of graphs whose modules are unknown.
+        unrecorded_graphs: Number of graphs with unknown modules.
         regions: Number of calls of graphs.
         timed_on: Where seconds were measured: on the device if it was recorded, otherwise on the
             host.

@@ -75,7 +75,7 @@ def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
 
 
 def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggler]:
-    """Yield the ranks whose core is shared with another process during the whole run.
+    """Yield the ranks that share their core with another process during the whole run.
 
     A shared core delays some steps much and other steps not at all, so the delay is neither steady
     nor intermittent. But the system measures how long a thread waits for its core.

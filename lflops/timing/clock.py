@@ -165,7 +165,7 @@ class StreamClock:
 class WaitingClock:
     """A host clock that waits for the device at each mark.
 
-    It serves devices whose events have no times.
+    It is used for devices with events that have no times.
     """
 
     def __init__(self, device: torch.device) -> None:

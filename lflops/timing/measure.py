@@ -232,7 +232,7 @@ def measure(
             outputs.
         warmup: Number of passes that run first and are discarded.
         repeats: Number of unprofiled passes, and of hooked passes, that are kept.
-        ignore: Names or classes of modules whose own work and time are left out of every total.
+        ignore: Names or classes of modules. Their self work and time are left out of every total.
         hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
             otherwise a chip by name or in a TOML file, your own figures, or `None`.
         units: Samples and tokens of the batch, for example `{"samples": 8, "tokens": 1024}`, or a
@@ -355,7 +355,7 @@ class CountAndTime:
     """Counts and times everything that runs inside a `with` block.
 
     Args:
-        model: The model whose modules are counted and timed.
+        model: The model. Its modules are counted and timed.
         ignore: Names or classes of modules that are left out of every total.
         clock: By default the clock of the model's device.
         overhead: Seconds that hooks and modes take outside the stamps. By default they are

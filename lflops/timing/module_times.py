@@ -365,12 +365,12 @@ def attach_module_times(
 
 
 def ignored_modules(profile: Profile) -> set[str]:
-    """Names of the modules whose self work and time are left out of every total."""
+    """Names of modules. Their self work and time are left out of every total."""
     return {note.subject for note in notes_with("ignored", profile.notes)}
 
 
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
-    """Seconds of the usual module-timing step divided by those of the usual unprofiled step."""
+    """Seconds of the usual module-timing step, divided by the seconds of the usual unprofiled step."""
     slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
     fast = [step.seconds for step in unprofiled if step.seconds]
     if not slow or not fast:
@@ -423,7 +423,7 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
     """The parts of a hooked step with the wait for other ranks as a separate part.
 
-    The delay of other ranks says nothing about the modules.
+    The delay of other ranks shows nothing about the modules.
     """
     root = ModulePhase("", "backward")
     backward = parts.get("backward", PassTimes())

@@ -95,7 +95,7 @@ def node_name(node: Any) -> str:
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors whose `.grad` a backward pass from these tensors would write."""
+    """Return the tensors with a `.grad` that a backward pass from these tensors would write."""
     found = [tensor for tensor in tensors if tensor.is_leaf]
     for node in nodes_behind(tensor.grad_fn for tensor in tensors):
         if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):

@@ -33,7 +33,7 @@ MODULES = "nn_module_stack"
 """The metadata key of a node for the modules around it."""
 
 RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""The metadata key of a checkpointed region whose user chooses what is recomputed."""
+"""The metadata key of a checkpointed region if its user chooses the recomputed operators."""
 
 
 @dataclass(frozen=True, kw_only=True)

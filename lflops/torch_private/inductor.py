@@ -76,8 +76,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
     def uuid(self) -> Any:
         """The part of the cache key for this pass: the record's format and the graph's modules.
 
-        Without the modules, two layers of equal code would share a graph whose record names only
-        one of them.
+        Without the modules, two layers with equal code would share a graph, and its record would
+        name only one of the layers.
         """
         graph = _graph_of_key()
         modules = [] if graph is None else [_own_module(node) for node in graph.graph.nodes]
@@ -157,7 +157,10 @@ def keys_have_graphs() -> bool:
 
 
 def _graph_of_key() -> fx.GraphModule | None:
-    """The graph whose key inductor is creating, which it does not pass to `RecordGraph.uuid`."""
+    """The graph for which inductor is creating a key.
+
+    inductor does not pass this graph to `RecordGraph.uuid`.
+    """
     creates_key = FxGraphHashDetails.__init__.__code__
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is creates_key:
@@ -221,8 +224,8 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
     """The name and class of a node's module.
 
     A matmul that inductor fused from a matmul and a sum has no module, or has the module of the
-    sum, such as a residual connection around a layer without a bias. It belongs to the module whose
-    weight it uses.
+    sum, such as a residual connection around a layer without a bias. It belongs to the module that
+    owns the weight.
     """
     module = _own_module(node)
     if node.target not in _MATMULS:

@@ -146,7 +146,7 @@ def without_global_hooks(
 class InternalModule(nn.Module):
     """A module of lflops for trials in the user's process.
 
-    Creating and calling it runs no global hooks except those of `hooked`.
+    Creating and calling it runs no global hooks except the hooks of `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:
@@ -253,7 +253,7 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
-            # The removal in torch leaves the first of these entries behind.
+            # torch's own removal leaves the first of these entries in place.
             _global_forward_hooks_with_kwargs.pop(number, None)
             _global_forward_hooks_always_called.pop(number, None)
 

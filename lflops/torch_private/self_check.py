@@ -1,4 +1,4 @@
-"""Tries each private name of torch on a case whose result is known.
+"""Test each private name of torch on a case with a known result.
 
 If torch has changed, counting fails with an error instead of wrong numbers.
 """

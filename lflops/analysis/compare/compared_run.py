@@ -52,8 +52,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         step: Time of the unprofiled steps.
         phases: Times of the phases of the unprofiled steps.
         samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
-        has_reliable_times: Whether module times are reliable: no note of the profile says
-            otherwise.
+        has_reliable_times: Whether no note of the profile reports that module times are unreliable.
         cpu_lost: Share of the CPU time that other processes took; always `None` on a GPU.
     """
 

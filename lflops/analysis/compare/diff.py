@@ -471,7 +471,7 @@ def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
 
 
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
-    """Return the phases whose work is compared: the phases that ran in both runs.
+    """Return the phases to compare: the phases that ran in both runs.
 
     If both runs have a backward pass but only one recomputes, recomputation is compared too.
     """
@@ -643,7 +643,7 @@ class DiffCause(Struct, frozen=True, kw_only=True):
     """A change that explains, or may explain, a change of the step's time.
 
     Attributes:
-        kind: `phase` for a phase whose time changed. For modules `slower`, `faster`, `work` (they
+        kind: `phase` for a phase with a changed time. For modules `slower`, `faster`, `work` (they
             do different work), `added` or `removed`.
         name: Name of the phase or module, with `*` for the numbers of repeated modules, or the
             class of modules with several names.
@@ -704,10 +704,10 @@ def causes(diff: Diff) -> tuple[DiffCause, ...]:
 
 
 def _phase_changes(diff: Diff) -> Iterator[DiffCause]:
-    """Yield the phases whose time changed and that are not shown by modules.
+    """Yield the phases with changed times that no module explains.
 
-    Their times are used as measured. They are not divided by the modules' common factor, which does
-    not apply to, for example, a data wait.
+    Their times are used as measured. They are not divided by the modules' common factor, because it
+    does not apply to, for example, a data wait.
     """
     for name, time in diff.phases.items():
         is_shown_by_modules = diff.whole is not None and name in PASS_PHASES

@@ -300,7 +300,7 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Return the cheapest choice whose estimate is within the budget, otherwise the lowest peak."""
+    """Return the cheapest choice with an estimate within the budget, otherwise the lowest peak."""
     allowed = budget
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):

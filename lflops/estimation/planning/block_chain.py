@@ -369,7 +369,7 @@ class _State(NamedTuple):
     Attributes:
         start: Bytes alive after these blocks.
         cost: Cost of the recomputation of these blocks.
-        changes: Number of blocks whose choice differs from the choice of the previous block.
+        changes: Number of blocks with another choice than the previous block.
         choices: The choice of each block.
     """
 
@@ -380,7 +380,7 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest choice of each block whose peak is within a budget of bytes.
+    """Return the cheapest choices for all blocks with a peak within a budget of bytes.
 
     Among equally cheap choices, returns the choice with the fewest changes between neighbours.
     `None` if no choice is within the budget.

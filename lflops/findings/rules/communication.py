@@ -34,7 +34,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in collectives of Lightning, such as those of `sync_dist=True`."""
+    """Ranks wait for each other in collectives of Lightning, for example of `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)

@@ -307,7 +307,7 @@ def attention_formula(
         backward: The operators of the gradients.
         leading: The arguments that come first in backward.
         writes_first: A forward operator that writes into its first argument, as in `formula`.
-        reads: The arguments whose numbers are read, as in `formula`.
+        reads: Names of the arguments with values that are read, as in `formula`.
         forward_only: Keyword arguments that backward lacks.
         backward_only: Keyword arguments that forward lacks.
     """

@@ -1,4 +1,4 @@
 """DeepSpeed's profiler under its own names.
 
-Its API, what its engine knows of a run, its config section, and its text.
+Its API, what its engine stores about a run, its config section, and its text.
 """

@@ -62,7 +62,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         warm_up: The number of passes that run first and are discarded.
         as_string: Whether to return text, such as `'1.43 G'`.
         output_file: A file to write to instead of printing.
-        ignore_modules: Classes or names of modules whose self work is left out of every total.
+        ignore_modules: Classes or names of modules. Their self work is left out of every total.
         mode: `"forward"` calls the model, `"generate"` its `generate`.
 
     Returns:
@@ -121,9 +121,9 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 class FlopsProfiler:
     """Counts and times what a model does between `start_profile` and `stop_profile`.
 
-    It counts and times the same pass. The time that counting takes is subtracted from the
-    latencies, and the report says how much it was. If backward and the optimizer run before the
-    stop, they are counted as well. Reading a figure or printing stops the profiler.
+    It counts and times the same pass. The time of counting is subtracted from the latencies, and
+    the report contains this time. If backward and the optimizer run before the stop, they are
+    counted as well. Reading a figure or printing stops the profiler.
 
     Args:
         model: The model.
@@ -187,7 +187,7 @@ class FlopsProfiler:
 
     @property
     def profile(self) -> Profile:
-        """The profile, with the facts that the engine knows.
+        """The profile, with the facts from the engine.
 
         Raises:
             CountError: The profiler was not started, or no forward ran.
@@ -259,7 +259,7 @@ class FlopsProfiler:
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the module classes with the most parameters, MACs and time at each depth.
 
-        The arguments are those of `get_model_profile`.
+        The arguments are the same as in `get_model_profile`.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
         text = aggregated(self.profile, module_depth=module_depth, top_modules=top_modules)

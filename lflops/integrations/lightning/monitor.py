@@ -53,13 +53,13 @@ class FlopsMonitor(Base, PhaseListener):
         compiled: How traces divide the time of code that torch.compile generated: `"row"` shows
             each compiled module as a whole, `"modules"` divides its kernels over the modules in it,
             in forward and backward. With `"modules"`, inductor records the modules of each graph
-            that it compiles, so cached graphs compile once more. Set it from the start: graphs
-            that were compiled before have no record.
+            that it compiles, so cached graphs compile once more. Set it from the start: graphs that
+            were compiled before have no record.
         module_depth: Maximum depth in the table of classes in the detailed text; -1 is the
             innermost.
         top_modules: Number of classes that this table has for each figure.
         detailed: Log the detailed text, with lines for every module, instead of about 40 lines.
-        ignore_modules: Names or classes of modules whose own work is left out of every total.
+        ignore_modules: Names or classes of modules. Their self work is left out of every total.
         output_file: File that receives the detailed text of each window. Text that the same Trainer
             wrote there earlier is kept.
         hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;

@@ -73,14 +73,14 @@ PROFILER_METHODS = {"start", "stop", "profile"}
 """Methods of a profiler that are wrapped or replaced."""
 
 MOST_ACTIONS = 512
-"""Maximum number of actions whose contexts are kept."""
+"""Maximum number of actions with stored contexts."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Modules of Lightning that contain the default hooks, which do nothing."""
 
 
 class PhaseListener:
-    """Base class of monitors, whose hooks report phases."""
+    """Base class of monitors with hooks that report phases."""
 
 
 class TrainerPhases(Phases):

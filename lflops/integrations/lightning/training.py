@@ -91,7 +91,7 @@ RUNS = "lflops_runs"
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _NAMED: WeakSet[Any] = WeakSet()
-"""Trainers whose folder was logged."""
+"""Trainers for which the folder was logged."""
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
@@ -113,7 +113,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),
         precision=str(trainer.precision),
-        # If a Trainer is passed a compiled module, it keeps the original module, whose
+        # If a Trainer is passed a compiled module, it keeps the original module, and the module's
         # training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
@@ -231,7 +231,7 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     if logger is None and not without_logger:
         return None
     if isinstance(getattr(logger, "log_dir", None), str | PathLike):
-        # For a logger that Lightning does not know, this is its save directory, or `None`.
+        # For a logger that Lightning does not support, this is its save directory, or `None`.
         folder = trainer.log_dir
         return None if folder is None else _local(trainer, str(folder))
     # Other loggers have one folder for all runs. In MLflow's folder, each folder is an experiment.

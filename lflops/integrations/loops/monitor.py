@@ -344,7 +344,7 @@ class LoopMonitor:
     def mark(self, what: str) -> None:
         """Mark the step as disturbed, for example by a "checkpoint".
 
-        Its time then says nothing about other steps.
+        In this case, its time shows nothing about other steps.
         """
         self._run.guarded("train", lambda session: session.mark(what))
 
@@ -459,8 +459,8 @@ class LoopMonitor:
 class _Batch(tuple[LoopMonitor, Any]):
     """The context in which a batch runs: a tuple of the monitor and the batch.
 
-    It is created and entered in every step. So it is a tuple, whose creation runs no Python code,
-    and it uses private attributes of its monitor.
+    It is created and entered in every step. So it is a tuple, because the creation of a tuple runs
+    no Python code. It uses private attributes of its monitor.
     """
 
     __slots__ = ()

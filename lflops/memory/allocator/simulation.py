@@ -420,7 +420,7 @@ class Allocator:
         return True
 
     def _collect(self) -> None:
-        """Release free segments whose age is at least their mean age.
+        """Release free segments that are at least as old as their mean age.
 
         This repeats until the reserved bytes do not exceed the threshold.
         """

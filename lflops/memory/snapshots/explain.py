@@ -628,7 +628,7 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
         reserved_bytes: Bytes that were reserved, before and after.
         ran_out: Whether memory ran out, before and after.
         by_category: Bytes by category, before and after.
-        holders: Lines of code whose bytes differ, the largest change first.
+        holders: Lines of code with different bytes, the largest change first.
     """
 
     requested_bytes: tuple[int, int]

@@ -72,7 +72,7 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Folders of lflops whose frames are in the stacks of a counting step, but are not part of the
+# Folders of lflops with frames that are in the stacks of a counting step, but are not part of the
 # training run. Older snapshots have the folder `collect`.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"

@@ -245,7 +245,7 @@ def settings_of(line: str) -> dict[str, Any]:
 
 
 OBJECTS = {"schedule", "units", "topology", "logical"}
-"""Arguments whose values cannot be written as text."""
+"""Arguments with values that cannot be written as text."""
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 

@@ -111,7 +111,7 @@ class Output(Protocol):
 
 
 class TensorBoardOutput(Output):
-    """A logger whose experiment is a `SummaryWriter`."""
+    """A logger with a `SummaryWriter` as its experiment."""
 
     name = "TensorBoard"
     _laid_out = False
@@ -170,7 +170,7 @@ class TensorBoardOutput(Output):
 
 
 class WandbOutput(Output):
-    """A logger whose experiment is a run of Weights & Biases."""
+    """A logger with a run of Weights & Biases as its experiment."""
 
     name = "Weights & Biases"
 
@@ -230,7 +230,7 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A logger with a `run_id` whose experiment is an MLflow client.
+    """A logger with a `run_id` and an MLflow client as its experiment.
 
     The root is the folder of the artifacts.
     """
@@ -434,7 +434,7 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""Modules and operators of a window whose page is written again at the end of the run."""
+"""Modules and operators of a window with a page that is written again at the end of the run."""
 
 
 class PreparedWindow(NamedTuple):

@@ -1,4 +1,4 @@
-"""Times the steps of a run, and marks steps whose time is not typical.
+"""Time the steps of a run, and mark steps with a time that is not typical.
 
 This code runs in every training step. Everything that can wait is done when a step is read.
 """
@@ -161,10 +161,10 @@ class StepTimer:
         logged_step: The last step so far on the loggers' x-axis.
         updating: The phases that a step must have to update the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
-        on_ranks: Whether steps are compared with those of other ranks. Then the scheduling of the
-            training thread is read in every step.
-        loader_size: Returns the number of samples that the data loader puts into a batch, or
-            `None` if it is unknown.
+        on_ranks: Whether steps are compared with the steps of other ranks. Then the scheduling of
+            the training thread is read in every step.
+        loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
+            if it is unknown.
 
     Attributes:
         batches: The batches of the current step that have ended.
@@ -356,7 +356,7 @@ class StepTimer:
         return BatchUnits(units.shapes, samples, tokens)
 
     def _new_units(self, shapes: Hashable, batch: Any, found: BatchTensors | None) -> BatchUnits:
-        """Read the size of a batch whose shapes are new or unknown."""
+        """Read the size of a batch with new or unknown shapes."""
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
@@ -423,7 +423,7 @@ class StepTimer:
         self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
-        """Yield the ended steps whose times can be read without waiting for the device."""
+        """Yield the ended steps with times that can be read without waiting for the device."""
         while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 

@@ -217,7 +217,10 @@ class Window:
 
 
 def _usual_step(steps: Sequence[Step]) -> Step | None:
-    """The step whose samples and tokens the profile shows: the counting step, else the last."""
+    """Return the step with the samples and tokens of the profile.
+
+    This is the counting step, or otherwise the last step.
+    """
     for step in steps:
         if step.kind == "counting":
             return step

@@ -26,7 +26,7 @@ from lflops.ranks.merge.rank_table import (
 
 # Number of values that are compared at once.
 AT_ONCE = 1 << 18
-# Number of ranks whose times are summed at once.
+# Number of ranks with times that are summed at once.
 RANKS_AT_ONCE = 32
 # Number of values in a table, over all ranks, steps and places.
 MOST_VALUES = 400_000

@@ -136,7 +136,7 @@ class RankWindow:
         return heads
 
     def _absent_ranks(self, heads: Mapping[int, RankHeader]) -> dict[int, Rank]:
-        """Describe the ranks whose reports are missing or incomplete."""
+        """Describe the ranks with missing or incomplete reports."""
         ranks = range(self._topology.world_size)
         return {rank: self._absent(rank) for rank in ranks if rank not in heads}
 

@@ -84,7 +84,7 @@ def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
 
 
 def _work(works: Sequence[Work]) -> Work:
-    """Return the sum of the counts; the times are those of the first batch."""
+    """Return the sum of the counts, with the times of the first batch."""
     return replace(
         works[0],
         **sums(works, *_WORK_COUNTS),

@@ -94,7 +94,7 @@ class _Usual(NamedTuple):
 
     Attributes:
         series: The usual times by place, for the ranks with a known usual time.
-        estimated: The places whose usual time is unknown, or estimated from their work.
+        estimated: The places with a usual time that is unknown, or estimated from their work.
     """
 
     series: dict[ModulePhase, RankSeries]

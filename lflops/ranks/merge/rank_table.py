@@ -46,7 +46,7 @@ _PHASES = (*PHASES, *OUTSIDE)
 
 @dataclass(frozen=True)
 class Repeated:
-    """Several modules whose names differ only in numbers, in one phase: `layers.*.mlp` forward.
+    """Several modules with names that differ only in numbers, in one phase: `layers.*.mlp` forward.
 
     Attributes:
         modules: Number of modules.

@@ -66,7 +66,7 @@ class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     each bucket. The peak is drawn half an operator after the operator that reached it.
 
     Attributes:
-        rank: The rank with the largest peak, whose memory is shown; `None` for a single rank.
+        rank: The rank that is shown: the rank with the largest peak; `None` for a single rank.
         modules: Modules that hold the peak, most bytes first; repeated modules together.
         more: Number of other modules that hold bytes of the peak, and their bytes.
         largest: Number of the storages in `alive`.

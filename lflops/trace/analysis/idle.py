@@ -102,7 +102,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Number of launches whose work has not started, during the window.
+    """Number of launches with work that has not started, during the window.
 
     Attributes:
         mean: Mean over time.

@@ -56,7 +56,8 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
         file: Path of the merged trace.
         ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
         damaged: Number of events left out because they cannot be read.
-        clocks: Shift of each rank except the first, whose clock is the common clock.
+        clocks: Shift of each rank except the first. The clock of the first rank is the common
+            clock.
     """
 
     file: str
@@ -235,7 +236,7 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return new values of the arguments whose numbers are unique only in this trace."""
+        """Return new values of the arguments that are unique only in this trace."""
         changed = {}
         # The numbers of the first trace stay the same.
         if index:

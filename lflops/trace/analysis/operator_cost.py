@@ -155,7 +155,7 @@ _FAILURES = (
 
 
 class _Call(NamedTuple):
-    """A call whose cost is calculated."""
+    """A call with a calculated cost."""
 
     name: str
     arguments: Sequence[Argument]

@@ -24,7 +24,7 @@ class _TensorCores(Struct, array_like=True):
     Attributes:
         since: The first compute capability that has the dtype.
         total: Metric of all operations.
-        parts: Metrics whose sum is the total.
+        parts: Metrics that add up to the total.
     """
 
     since: float
@@ -181,7 +181,7 @@ def read(
         gpu_seconds: Running time of the GPU, for example from Nsight Systems. It replaces the sum
             of the kernel times.
         modules: Names of modules to find among the NVTX ranges.
-        chip: The chip whose roofline applies.
+        chip: The chip. Its roofline applies.
 
     Raises:
         LflopsError: No kernel has a metric that lflops reads.

@@ -427,7 +427,7 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the attributed events of all threads.
 
-        An operator whose only child has the same name counts once with it, as in torch's table.
+        If the only child of an operator has the same name, both count as one, as in torch's table.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:
