@@ -41,7 +41,7 @@ class ErrorGuard:
                 installed, and can be called again. It raises the error to end the training run.
         """
         self._fail = fail
-        # By default, `bool()` is False.
+        # `bool()` returns False: by default, no error passes.
         self.passes: Callable[[], bool] = bool
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -223,7 +223,11 @@ def allocating(profile: Profile) -> float:
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """The smallest excess that is more than chance."""
+    """The smallest excess that is more than chance.
+
+    It follows from the module's spread, the spread of the other modules, and the scatter among the
+    modules.
+    """
     scatter = robust_deviation([other.seconds for other in others])
     error = max(time.error, statistics.median(other.error for other in others))
     return _REACH * math.hypot(error, scatter)

@@ -257,7 +257,10 @@ LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Free the tensors that forward saves for backward, until backward needs them."""
+    """Free the tensors that forward saves for backward, until backward needs them.
+
+    Parameters of the model and their views stay on the chip.
+    """
     forward = model.forward
 
     def offloading(*args: Any, **kwargs: Any) -> Any:

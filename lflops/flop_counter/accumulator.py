@@ -87,7 +87,8 @@ class ThreadTotals(threading.local):
     Attributes:
         totals: The sums, or `None` if the thread has not recorded anything yet.
         sharded_on: The device type of the sharded operator that is running, if any.
-        matmuls: How often the running operator called each matmul, if its backward repeats them.
+        matmuls: Number of calls of each matmul by the running operator, if its backward repeats
+            them.
     """
 
     def __init__(self) -> None:
@@ -367,7 +368,7 @@ class OperatorAccumulator:
             _add_unsupported(totals, operator, fqn, phase, call)
             return
         if is_simple:
-            # The same as `Totals.add`, with fewer steps.
+            # This does the same as `Totals.add` in less time.
             counts = totals.op_counts[fqn, operator.name, phase, dtype]
             counts.calls += 1
             counts.flops += cost.other_flops
@@ -426,7 +427,7 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def record_view(self, args: Any) -> None:
-        """Record the owner of a view in an optimizer's step: the next operators work on it."""
+        """Record the owner of a view in an optimizer's step, because the next operators work on it."""
         owners = self._owners()
         if owners is not None:
             owners.one(args)
@@ -440,7 +441,7 @@ class OperatorAccumulator:
     def owner(self, fqn: str, phase: Phase) -> str:
         """Return the module that owns the results of the last call in a module and phase.
 
-        In an optimizer's step, that is the module of the parameter.
+        In an optimizer's step, this is the module of the parameter.
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
@@ -457,7 +458,7 @@ class OperatorAccumulator:
     def _owners(self) -> StepOwners | None:
         """The owners in the running optimizer step, or `None` if none is running.
 
-        They are registered anew for each step, because each backward creates new gradients.
+        They are registered again for each step, because each backward creates new gradients.
         """
         optimizer = self.scopes.stepping()
         step = self._step
@@ -548,16 +549,16 @@ def _add_unsupported(
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
-    """The dtype of the first tensor in two values.
+    """Return the dtype of the first tensor in two values.
 
-    Pass the operands of a contraction first, the results of any other operator first.
+    For a contraction, pass its operands first. For any other operator, pass its results first.
     """
     tensor = first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 
 def _element(value: Any, index: int) -> Any:
-    """A list of one parameter's tensor if the value is a list of tensors, else the value."""
+    """Return a list of one parameter's tensor if the value is a list of tensors, else the value."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         return [value[index]] if index < len(value) else []
     return value

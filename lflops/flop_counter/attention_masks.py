@@ -1,9 +1,9 @@
-"""The scores that attention computes under a mask: dense masks, and masks of flex attention.
+"""Count the scores that attention computes under dense masks and masks of flex attention.
 
 A mask divides the square of all tokens into the squares of packed sequences. A dense mask of fused
-attention either separates sequences, or separates nothing. For flex attention, the squares that
-the mask divides the tokens into are the counted work, and the blocks that run are the executed
-work. A causal mask or a window divides nothing: each token is connected to the next one.
+attention either separates sequences or separates nothing. For flex attention, the counted work is
+the sum of these squares, and the executed work is the blocks that run. A causal mask or a window
+divides nothing, because each token is connected to the next token.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Builds a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
+"""Build a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -243,7 +243,7 @@ def _detail(module: nn.Module) -> str:
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
-    """`scope` for a named scope, empty for the root and for a parent of a shared module's name."""
+    """Return `scope` for a named scope; empty for the root and a parent of a shared module's name."""
     is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
     if not fqn or is_parent:
         return ""

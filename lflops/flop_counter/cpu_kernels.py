@@ -72,7 +72,7 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
 
 
 def _in_format_of(position: int) -> Rule:
-    """A rule that makes the result channels last if an argument is, else contiguous."""
+    """Make a rule that makes the result channels-last if an argument is, else contiguous."""
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -86,7 +86,7 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """A rule that gives the result the strides of `torch.empty_like` of an argument."""
+    """Make a rule that gives the result the strides of `torch.empty_like` of an argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
@@ -109,7 +109,7 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """A rule that returns the input's gradient only if the output mask includes it.
+    """Make a rule that returns the input's gradient only if the output mask includes it.
 
     The output mask is the only list among the arguments.
     """
@@ -122,7 +122,7 @@ def _if_in_mask(rule: Rule) -> Rule:
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Put a scalar into the storage of the terms that it was reduced from.
+    """Put a scalar into the storage of the terms from which it was reduced.
 
     Without reduction, the terms keep their layout.
     """
@@ -226,7 +226,7 @@ OUT_GRADIENT = 10
 
 
 def leading(elements: int, itemsize: int) -> int:
-    """The number of elements from one row of a oneDNN matrix to the next."""
+    """Return the number of elements from one row of a oneDNN matrix to the next row."""
     rounded = rounded_up(elements, LINE // itemsize)
     return rounded if rounded % ALIASING else rounded + LINE // itemsize
 

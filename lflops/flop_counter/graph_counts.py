@@ -1,4 +1,4 @@
-"""Counts the work of compiled graphs after the step.
+"""Count the work of compiled graphs after the step.
 
 Their operators run on fake tensors, each under the name of its module.
 
@@ -188,7 +188,7 @@ class _GraphRun:
     def __init__(
         self, call: RegionCall, scopes: ModuleTracker, fqns: Mapping[str, str | None]
     ) -> None:
-        """Initialize the run.
+        """Prepare the run.
 
         Args:
             call: The call to repeat.
@@ -385,7 +385,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """The same sums, with forward replaced by the phase of the call."""
+    """Return the same sums, with forward replaced by the phase of the call."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         if phase == "forward":

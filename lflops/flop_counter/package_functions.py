@@ -1,4 +1,4 @@
-"""Functions of other packages that bypass the dispatcher.
+"""Count functions of other packages that bypass the dispatcher.
 
 A function that is written in C++, or that launches a Triton kernel, calls no operator. In a
 counting step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their
@@ -52,7 +52,10 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """End watching for a count. Calling it twice is harmless."""
+    """End watching for a count.
+
+    A second call does nothing.
+    """
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]
         if not _COUNTS:

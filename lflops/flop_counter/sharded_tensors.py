@@ -1,4 +1,4 @@
-"""The logical cost of operators on sharded tensors.
+"""Compute the logical cost of operators on sharded tensors.
 
 A `DTensor` has its unsharded shape, so the formulas give the logical cost of an operator on it. A
 layer may also pass on the local part of a `DTensor` as a plain tensor, for example in tensor
@@ -41,7 +41,7 @@ def is_sharded(kind: type) -> bool:
 def logical_cost(
     operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
 ) -> Cost | None:
-    """The cost of a call with DTensors at their unsharded shapes, or `None` if unknown.
+    """Return the cost of a call at the unsharded shapes of its DTensors; `None` if unknown.
 
     An operator that decomposes runs once more, on the meta device.
     """

@@ -1,4 +1,4 @@
-"""The running sums of a count.
+"""Define the running sums of a count.
 
 Each thread has separate sums, so that threads need no lock.
 """

@@ -1,4 +1,4 @@
-"""The bytes of one call: the least memory traffic of an operator, and a collective's payload.
+"""Compute the bytes of one call: the least traffic of an operator, or a collective's payload.
 
 The least traffic reads each distinct input once and writes each result once. A view moves nothing,
 and an expanded dimension (stride 0) counts once. A gather reads the rows that it selects, not the

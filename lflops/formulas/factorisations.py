@@ -81,10 +81,10 @@ def _cubic(factor: Fraction | int) -> Formula:
 
 # Half of the cost of an LU.
 formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")(_cubic(_THIRD))
-# An LU, and n right-hand sides.
+# The cost of an LU and of n right-hand sides.
 formula("linalg_inv_ex")(_cubic(2))
 formula("cholesky_inverse")(_cubic(2 * _THIRD))
-# Hessenberg form, then implicit QR steps, with and without vectors.
+# Cost of the Hessenberg form and implicit QR steps, with and without vectors.
 formula("linalg_eig")(_cubic(25))
 formula("_linalg_eigvals")(_cubic(10))
 

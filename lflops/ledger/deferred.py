@@ -1,4 +1,4 @@
-"""Calls that a training thread notes, and that the ledger's thread makes later."""
+"""Store calls that a training thread notes, and make them later in the ledger's thread."""
 
 import threading
 from collections import deque
@@ -66,7 +66,10 @@ class DeferredCalls:
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
-        """Make up to `most` of the noted calls. An exception in a call drops all other calls."""
+        """Make up to `most` of the noted calls.
+
+        An exception in a call drops all other calls.
+        """
         take = self._notes.popleft
         with self._lock:
             self._player = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Files of a run's ledger: write the file of a start, and read a run over its restarts.
+"""Write the file of a start, and read the ledger of a run over its restarts.
 
 Each start of a run has a file: a line of JSON for every few seconds, and fewer lines for the
 distant past. A killed process leaves a complete file except for its last line. A file that has
@@ -149,7 +149,10 @@ class Segment:
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. Calling it twice is harmless."""
+        """Close the file.
+
+        A second call does nothing.
+        """
         if self._file is not None:
             file = self._file
             self._file = None
@@ -207,7 +210,7 @@ def _joined(first: Row, second: Row) -> Row:
 def read_segment(path: Path) -> Segment | None:
     """Read the file of a start; `None` if its first line is missing.
 
-    A line that cannot be read is left out: the process died while it wrote the line.
+    A line that cannot be read is left out, because the process was killed while it wrote the line.
 
     Raises:
         ProfileError: The file cannot be read, is not a ledger, or another version of lflops wrote
@@ -270,8 +273,8 @@ ALIVE = 30.0
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     """Read the ledger of the last run in a folder, including its restarts.
 
-    A start belongs to the same run as the start before it if it resumes from a step, or if the
-    start before was killed or failed.
+    A start belongs to the same run as the previous start if it resumes from a step, or if the
+    previous start was killed or failed.
 
     Args:
         path: The folder of a run's files, a folder above it, or one ledger file.

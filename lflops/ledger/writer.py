@@ -8,9 +8,9 @@ line every three seconds.
     log.append(...)                   # the training run logs its phases
     writer.stop("finished")           # ends the thread; `after_run` lasts until the process ends
 
-Code and data that a step uses have left the processor's caches since the last step, so less code in
-a step is better. An auto-detected loop logs no phases at all: it notes calls in a `DeferredCalls`,
-and the thread makes them.
+A step should run as little code of lflops as possible, because this code is no longer in the
+processor's caches. An auto-detected loop logs no phases at all: it notes calls in a
+`DeferredCalls`, and the thread makes them.
 
 No step waits for an account or a file.
 """
@@ -41,8 +41,8 @@ class Collections:
     """Records the moments at which Python's garbage collector begins and ends.
 
     Python discards an exception of a function in `gc.callbacks`, including a Ctrl-C. So the
-    callback consists of functions written in C, in which no signal is handled: `property.__get__`
-    calls `next` with its first argument, which appends the time.
+    callback consists of functions written in C, which handle no signals: `property.__get__` calls
+    `next` with its first argument, and this appends the time.
 
     Attributes:
         moments: The start and the end of each collection, alternately.
@@ -346,11 +346,11 @@ _latest: LedgerWriter | None = None
 
 
 def _begin_of_account(now: int) -> int:
-    """The moment from which no other ledger of this process accounts for the time."""
-    # A forked process begins its own account.
+    """Return the moment from which no other ledger of this process accounts for the time."""
+    # A forked process begins a new account.
     if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)
-    # That ledger accounts for the time after its run.
+    # The other ledger accounts for the time after its run.
     has_ended = _latest._ended is not None  # noqa: SLF001
     return _latest.end() if has_ended else now
 

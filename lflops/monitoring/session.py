@@ -1,4 +1,4 @@
-"""One stage of a run: a cursor in the schedule, the mode of the current step, and its windows."""
+"""Monitor one stage of a run: a cursor in the schedule, the mode of the current step, and windows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -49,7 +49,7 @@ SHARE_LEAST = 9
 EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
 
-# the mode of all steps that no other mode claims
+# the mode of all steps that have no other mode
 UNPROFILED = StepMode()
 
 
@@ -58,7 +58,7 @@ class Session:
 
     Attributes:
         over: Whether there is nothing left to do.
-        fast_path: The steps since the last one that took the slow path.
+        fast_path: The steps since the last step on the slow path.
         mode: The mode of the current step.
         notes: Notes for the profile of every window.
     """
@@ -93,7 +93,7 @@ class Session:
         self._modes: dict[str, StepMode] = {}
         self._trace_notes: list[Note] = []
         self._annotations = TraceAnnotations(training)
-        # whether a trace is being annotated
+        # true while a trace is being annotated
         self._is_annotating = False
         self._marked_phases = self._device_phases()
         host_clock = self._clock if self._marked_phases is None else HostClock()
@@ -210,7 +210,7 @@ class Session:
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Let the next step take the slow path: the number of accumulated batches may change."""
+        """Let the next step take the slow path, as the number of accumulated batches may change."""
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
@@ -246,13 +246,13 @@ class Session:
         if has_reported:
             self._mark_wait_of_ranks()
         if took_fast_path:
-            # turning those steps into timed steps took a while
+            # turning pending steps into timed steps took some time
             self._step_timer.resume()
         is_one_batch = self._stage.learns and self._stage.accumulation() == 1
         self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
 
     def _abandon_step(self) -> None:
-        """Discard the current step: one of its batches was abandoned, and training continues."""
+        """Discard the current step, because a batch was abandoned and training continues."""
         self.mode.abandon()
         self._step_timer.drop_batches()
 
@@ -276,7 +276,10 @@ class Session:
         return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
-        """In a wait, let the next window open after the next step. Returns whether it will."""
+        """In a wait, let the next window open after the next step.
+
+        Returns whether it will open.
+        """
         if self._cursor.phase != "wait":
             return False
         self._cursor.bring_forward(self._step_timer.ordinal + 1)
@@ -343,7 +346,7 @@ class Session:
         has_worked = self._change_mode()
         for window in ready:
             self._report(window, failed=False)
-            # one by one, since another thread reads `can_open`
+            # remove windows one by one, because another thread reads `can_open`
             self._windows.remove(window)
         if has_opened or ready:
             self._mark_wait_of_ranks()
@@ -358,7 +361,10 @@ class Session:
             self._step_timer.resume()
 
     def _move_cursor(self) -> bool:
-        """Move the cursor to the next step. Returns whether a window has opened."""
+        """Move the cursor to the next step.
+
+        Returns whether a window has opened.
+        """
         cursor = self._cursor
         ordinal = self._step_timer.ordinal
         cursor.go_to(ordinal)
@@ -373,7 +379,10 @@ class Session:
         return self._open_window()
 
     def _change_mode(self) -> bool:
-        """Change to the mode of the next step. Returns whether a mode worked for a while."""
+        """Change to the mode of the next step.
+
+        Returns whether the change took some time.
+        """
         last = self.mode
         self.mode = self._next_mode()
         if last is not self.mode:
@@ -405,7 +414,7 @@ class Session:
         """Log that a window opens."""
         learns = self._stage.learns
         logged_step = self._step_timer.logged_step
-        # as the schedule counts them
+        # the step number in the units of the schedule
         batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
         after = f"{batches} batch{'' if batches == 1 else 'es'}"
         if self._cursor.first:
@@ -506,9 +515,9 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the step that begins: in it, the other ranks wait until this rank's work is done.
+        """Mark the step that begins, because other ranks wait in it until this rank's work is done.
 
-        If any rank has marked a step, that step is left out when ranks are compared and merged.
+        If any rank has marked a step, the step is left out when ranks are compared and merged.
         """
         if self._training.world_size > 1:
             self._step_timer.mark("background")

@@ -1,4 +1,4 @@
-"""Publishes closed windows: merges the windows of all ranks, then saves, logs and keeps them."""
+"""Publish closed windows: merge the windows of all ranks, then save, log and keep them."""
 
 import contextlib
 import shlex
@@ -173,7 +173,7 @@ class WindowPublisher:
         if training.is_main:
             self.reporters = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
-        # the folder in which the run uses a part
+        # the folder that the run actually uses
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
             if training.is_main:
@@ -354,7 +354,8 @@ class WindowPublisher:
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            # in order, since each window is compared with the previous one and texts are appended
+            # keep the order, because each window is compared with the previous window and texts are
+            # appended
             before = [future for _, future in self._in_background]
             future = in_background(prepare, f"lflops: {run.stage} window {run.window}", before)
             self._in_background.append((closed, future))

@@ -14,9 +14,10 @@ from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
 # Share of a step. If threads wait this long for a core, other programs use the machine.
 BUSY = 0.05
-# A rank with at least this many times the work of the other ranks is slow because of its work,
+# A rank with at least this many times the work of the other ranks is slow because of its work.
 MORE_WORK = 1.15
-# unless it takes longer than this multiple of what the additional work explains.
+# But if it takes longer than this multiple of the time that the additional work explains, there
+# must be another cause.
 AS_MUCH_LONGER = 1.5
 # If the core of only one rank is shared, this rank waits for it at least this many times as long as
 # the other ranks.

@@ -1,4 +1,4 @@
-"""Autograd: numbers of nodes and backward passes, leaves of a graph, and autograd's profiler."""
+"""Access autograd: numbers of nodes and passes, leaves of a graph, and autograd's profiler."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,8 +58,8 @@ def wrap_backward(
     """Call functions before and after each backward pass that writes gradients.
 
     `begins` receives the tensors that the pass starts from, and `ends` the result of `begins`.
-    `ends` is not called if `begins` returned `None`, or after an exception. Torch has no hook for
-    that, so the function that calls the engine is wrapped until `undo` is closed.
+    `ends` is not called if `begins` returned `None`, or after an exception. torch has no hook for
+    this, so the function that calls the engine is wrapped until `undo` is closed.
     """
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
@@ -78,7 +78,10 @@ def wrap_backward(
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the running backward pass, before later callbacks."""
+    """Call a function at the end of the running backward pass.
+
+    It is called before callbacks that are registered later.
+    """
     Variable._execution_engine.queue_callback(callback)
 
 

@@ -1,4 +1,4 @@
-"""The history that CUDA's allocator keeps, and its snapshot."""
+"""Access the history that CUDA's allocator keeps, and its snapshot."""
 
 from typing import Any
 

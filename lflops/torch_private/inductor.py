@@ -170,7 +170,7 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """Yield the live graphs with these keys, as far as a search of one second finds them."""
+    """Yield the live graphs with these keys that a search of one second finds."""
     wanted = set(keys)
     with contextlib.suppress(SearchTimeout):
         for graph in alive((CompiledFxGraph,)):

@@ -1,4 +1,4 @@
-"""Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
+"""Access modules: the registries of children, buffers and global hooks, and compilation."""
 
 import contextlib
 import inspect
@@ -221,8 +221,8 @@ class Compilations:
     def listen_again(self) -> None:
         """Register again, if necessary.
 
-        Call it from time to time: torch.compile may be loaded later, and `torch.compiler.reset()`
-        removes the registration.
+        Call this repeatedly, because torch.compile may be loaded later, and
+        `torch.compiler.reset()` removes the registration.
         """
         handler = self._handler
         if handler is not None and self._heard not in handler.start_callbacks:
@@ -230,7 +230,10 @@ class Compilations:
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Stop listening. Calling it twice is harmless."""
+        """Stop listening.
+
+        A second call does nothing.
+        """
         handler = self._handler
         if handler is None:
             return
@@ -259,15 +262,18 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Return whether a global hook after optimizer steps is the last one.
+    """Return whether a global hook after optimizer steps is the last hook.
 
-    Only the last one may add and remove such hooks while it runs.
+    Only the last hook may add and remove such hooks while it runs.
     """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Move a global hook after optimizer steps to the end. Call it while no such hook runs."""
+    """Move a global hook after optimizer steps to the end.
+
+    Call this only while no such hook runs.
+    """
     for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
         _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
 
@@ -316,7 +322,10 @@ class HiddenHooks:
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """Stop. Hooks that are hidden stay removed. Calling it twice is harmless."""
+        """Stop hiding hooks.
+
+        Hooks that are hidden stay removed. A second call does nothing.
+        """
         self._before.clear()
         self._compilations.stop()
 

@@ -1,4 +1,4 @@
-"""Operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
+"""Access operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
 
 from functools import partial
 from typing import Any

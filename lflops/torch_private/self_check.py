@@ -228,7 +228,7 @@ class _Operators(dispatch_modes.TorchDispatchMode):
 def _numbering() -> dict[str, bool]:
     """Check how autograd nodes are numbered, with two matmuls of one input.
 
-    Their gradient is the case that naive attribution gets wrong.
+    A simple attribution of their gradients would be wrong.
     """
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)

@@ -1,4 +1,4 @@
-"""Tensors: storages, local parts of DTensors, sparse values, fake tensors."""
+"""Access tensors: storages, local parts of DTensors, sparse values, fake tensors."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable
@@ -46,7 +46,7 @@ Lists in the arguments are not searched.
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of times that a tensor was written to."""
+    """Return the number of times that a tensor was written to."""
     return tensor._version
 
 
@@ -144,7 +144,10 @@ def storage_key(tensor: Tensor) -> tuple[Any, int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor. Any other tensor is returned unchanged."""
+    """Return this rank's part of a DTensor.
+
+    Any other tensor is returned unchanged.
+    """
     if type(tensor) in PLAIN:
         return tensor
     try:

@@ -72,7 +72,7 @@ def dequantize_four_bits(a: Shape, *, shape: Shape) -> Cost:
     return Cost(other_flops=prod(shape))
 
 
-# One multiplication by a scale.
+# One multiplication by a scale per element.
 formula("bitsandbytes::dequantize_blockwise", "bitsandbytes::int8_vectorwise_dequant")(
     per_element(1)
 )

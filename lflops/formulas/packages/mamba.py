@@ -215,7 +215,7 @@ def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
     return Cost(recompute=Cost(_pairs_by_width(x, dt)))
 
 
-# A product and a sum.
+# One product and one sum per element.
 function_formula(f"{SSD}_chunk_cumsum_fwd", f"{SSD}_state_passing_fwd", again_in_backward=True)(
     per_element(2)
 )

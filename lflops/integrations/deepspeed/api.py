@@ -1,4 +1,4 @@
-"""DeepSpeed's profiler under its names and with its arguments.
+"""Provide DeepSpeed's profiler with its names and arguments.
 
 Scripts that use DeepSpeed's profiler run after a change of the import. No function of torch is
 patched, and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's
@@ -119,7 +119,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 
 
 class FlopsProfiler:
-    """Counts and times what a model does between `start_profile` and `stop_profile`.
+    """Counts and times the work of a model between `start_profile` and `stop_profile`.
 
     It counts and times the same pass. The time of counting is subtracted from the latencies, and
     the report contains this time. If backward and the optimizer run before the stop, they are
@@ -154,7 +154,7 @@ class FlopsProfiler:
         self._finished: Profile | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Start, and discard earlier figures.
+        """Start the profiler, and discard earlier figures.
 
         `ignore_list` is `ignore_modules` of `get_model_profile`.
         """
@@ -166,7 +166,7 @@ class FlopsProfiler:
         self.started = True
 
     def stop_profile(self) -> None:
-        """Stop, and keep the figures."""
+        """Stop the profiler and keep the figures."""
         if self._running is None:
             return
         running = self._running
@@ -175,13 +175,19 @@ class FlopsProfiler:
         self._finished = running.profile
 
     def reset_profile(self) -> None:
-        """Discard the figures. If the profiler is running, it starts again."""
+        """Discard the figures.
+
+        If the profiler is running, it starts again.
+        """
         if self._running is not None:
             self.start_profile(self._ignore)
         self._finished = None
 
     def end_profile(self) -> None:
-        """Stop. Figures can still be read, because the model does not hold them."""
+        """Stop the profiler.
+
+        Figures can still be read, because the model does not hold them.
+        """
         self.stop_profile()
         self.started = False
 
@@ -293,14 +299,17 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
 
 
 def _positional(args: Any) -> tuple[Any, ...]:
-    """The positional arguments. Anything but a list or a tuple is one argument."""
+    """Return the positional arguments as a tuple.
+
+    A value that is not a list or a tuple is a single argument.
+    """
     if args is None:
         return ()
     return tuple(args) if isinstance(args, list | tuple) else (args,)
 
 
 def _as_tuple(modules: Any) -> tuple[Any, ...]:
-    """The ignored modules, of which there may be only one."""
+    """Return the ignored modules as a tuple; a single module may be passed alone."""
     if modules is None:
         return ()
     if isinstance(modules, str) or not isinstance(modules, Iterable):

@@ -10,7 +10,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 
-# The cost of a backward that was timed and not counted, in forwards.
+# The cost of a backward pass that was timed but not counted, as a multiple of forward.
 _BACKWARD_FORWARDS = 2.0
 # DeepSpeed's name of a group of experts, before its size.
 _EXPERT_GROUP = "ep_size_"

@@ -100,7 +100,7 @@ class FlopsMonitor(Base, PhaseListener):
     _phases: TrainerPhases | None = None
     # number among the monitors of the Trainer
     _number = 1
-    # Runs that continue after the current one, which was begun within them.
+    # Runs that continue after the current run, which was begun inside them.
     _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()
 
     @takes(Settings)
@@ -300,7 +300,7 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _leave(self, error: BaseException | None = None) -> None:
-        """End the run, and continue the run within which it was begun."""
+        """End the run, and continue the outer run inside which it was begun."""
         self._run.close(error)
         if self._outer:
             self._run, self._phases = self._outer[-1]
@@ -327,7 +327,7 @@ class InjectedMonitor(FlopsMonitor):
             raise MisconfigurationException(f"LFLOPS={asked!r}: {error}") from error
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Set up the run, or remove this monitor if there is another.
+        """Set up the run, or remove this monitor if there is another monitor.
 
         The callbacks of the model are known only now. If a list of callbacks was passed to an
         earlier Trainer, it may also contain the monitor of that Trainer.

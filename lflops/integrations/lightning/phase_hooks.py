@@ -60,7 +60,7 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     ".test_step": ("forward", "test"),
     ".predict_step": ("forward", "predict"),
     "save_checkpoint": ("checkpoint_save", RUN),
-    # no phase itself, but phases that begin within it end with it
+    # not a phase itself, but phases that begin inside it end with it
     "optimizer_step": (None, "train"),
 }
 """Phase and stage of actions of the profiler, by the end of their names."""

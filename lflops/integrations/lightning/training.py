@@ -255,7 +255,7 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
 
 
 def _local(trainer: Any, folder: str) -> str | None:
-    """The folder, or `None` if it is remote: files are only written to this machine."""
+    """Return the folder, or `None` if it is remote, because files are only written to this machine."""
     if "://" not in folder:
         return folder
     if trainer not in _NAMED:

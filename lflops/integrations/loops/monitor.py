@@ -152,7 +152,7 @@ class LoopMonitor:
         self._steps_done = 0
         self._knows_step = False
         self._run = NO_RUN
-        # Kept, because a process group may end before the loop.
+        # The rank is stored, because a process group may end before the loop.
         self._rank = 0
         self._world_size = 1
         self._ends = contextlib.ExitStack()
@@ -335,9 +335,9 @@ class LoopMonitor:
         return self._run.cleanup
 
     def epoch_ends(self) -> None:
-        """End an epoch: the time until the next batch is fetched is between two epochs.
+        """End an epoch: until the next batch is fetched, the time counts as between two epochs.
 
-        `data` does so at the end of the loader.
+        `data` does this at the end of the loader.
         """
         self._run.epoch_ends()
 
@@ -526,7 +526,7 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
-    """The wrapper under which an Accelerator gives each rank its own batch; empty if unknown.
+    """Return the wrapper with which an Accelerator gives each rank its own batch; empty if unknown.
 
     The transformers Trainer keeps the wrapper apart from the user's model.
     """

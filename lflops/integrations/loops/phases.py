@@ -88,7 +88,10 @@ class LoopPhases(Phases):
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Run another stage. A step that is running continues after it."""
+        """Run another stage.
+
+        If a step is running, it continues afterwards.
+        """
         stage = self._stage
         in_step = self._in_step
         goes_on = self._goes_on

@@ -80,7 +80,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: The kind of cause.
-        bytes: The memory that would be free without the cause.
+        bytes: Bytes that would be free without the cause.
         count: Number of passes, tensors or pieces.
         line: The line of code that allocated most of it; empty if unknown.
     """
@@ -173,7 +173,7 @@ def _elsewhere(case: _Case) -> Cause | None:
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """Find unused memory that is enough for the request, but not in one piece."""
+    """Find unused memory that is large enough for the request, but not in one piece."""
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)

@@ -141,7 +141,7 @@ class Entry(NamedTuple):
             or another of torch's actions.
         address: Address of the first byte.
         size: Size in bytes.
-        stack: The code that caused it.
+        stack: The code that caused the event.
         device_free: For an `oom`, the bytes that the device had left.
     """
 

@@ -1,4 +1,4 @@
-"""A window's results in the loggers of the training run: curves, text, tables and figures.
+"""Log a window's results to the loggers of a training run: curves, text, tables and figures.
 
 Loops without a framework's logger pass a `SummaryWriter` of torch or a run of Weights & Biases,
 which is wrapped in a logger. All TensorBoard data goes through that logger's own writer, since
@@ -107,7 +107,7 @@ class Output(Protocol):
         """Log the end of the run, with the last window of each stage and the traces."""
 
     def where(self) -> str:
-        """The place where the outputs can be seen, for example "in MLflow, run 12"."""
+        """Describe where the outputs can be seen, for example "in MLflow, run 12"."""
 
 
 class TensorBoardOutput(Output):
@@ -507,7 +507,7 @@ class Reporters:
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
         """Log a point of a stage's curves over all steps.
 
-        From then on, windows do not log these metrics, since a tag has only one curve.
+        After this, windows do not log these metrics, because a tag has only one curve.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -582,7 +582,10 @@ class Reporters:
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the page next to a window's file if `html` is on. Returns the written files."""
+        """Write the page next to a window's file if `html` is on.
+
+        Returns the written files.
+        """
         if not self._settings.html:
             return []
         page_path = path.with_suffix(".html")
@@ -596,7 +599,8 @@ class Reporters:
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
         """Write the last page again, with all windows of its stage and the whole ledger.
 
-        The page of a large model takes seconds. It keeps the ledger of the time when it was written.
+        The page of a large model is not written again, because this takes seconds. It keeps its
+        earlier ledger.
         """
         if self._last_page is None or not profiles:
             return
@@ -642,7 +646,7 @@ class Reporters:
         return found
 
     def _detailed_text(self, analysis: Analysis) -> str:
-        """The text of `detailed` and `output_file`, in the form of DeepSpeed's profiler."""
+        """Return the text for `detailed` and `output_file`, in the format of DeepSpeed's profiler."""
         settings = self._settings
         for summary in offered("summary", "the summary"):
             text = summary(

@@ -28,7 +28,7 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 WARMUP_STEPS = 2
 # after this many distinct shapes, a new shape no longer marks a step
 MANY_SHAPES = 16
-# maximum number of shapes to remember: new shapes in every batch must not fill the memory
+# maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
 
 # maximum number of steps on the fast path before it is flushed, and of steps that are not read yet
@@ -49,7 +49,7 @@ class BatchUnits(NamedTuple):
 
 
 class FastPathSteps:
-    """The steps since the last one that took the slow path.
+    """The steps since the last step on the slow path.
 
     A step takes the fast path if it has one batch of known shapes and nothing is due at its end.
     Almost every training step does. Between two steps, the training run evicts this code and its
@@ -168,7 +168,7 @@ class StepTimer:
 
     Attributes:
         batches: The batches of the current step that have ended.
-        fast_path: The steps since the last one that took the slow path.
+        fast_path: The steps since the last step on the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: The source of the samples of the last batch.
         token_inputs: The names of the inputs that hold the tokens, as counting has found them.
@@ -209,7 +209,7 @@ class StepTimer:
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
-        # whether a batch of the current step was abandoned
+        # true if a batch of the current step was abandoned
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -328,7 +328,7 @@ class StepTimer:
         return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
 
     def drop_batches(self) -> None:
-        """Drop the batches of the current step and do not time it: a batch was abandoned."""
+        """Drop the batches of the current step without timing it, because a batch was abandoned."""
         self._is_torn = True
         self.batches = []
         self.allow_fast_path(0)
@@ -347,7 +347,7 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """Replace the samples and tokens that the user's function returns, and keep the rest."""
+        """Replace the samples and tokens by the results of the user's function, if it returns them."""
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -383,7 +383,7 @@ class StepTimer:
         module_timing: ModuleTimingStep | None = None,
     ) -> None:
         """End a step on the slow path, and begin the next step."""
-        # before anything else, since the rest of this method takes time
+        # read this first, because the rest of this method takes time
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
         host_marks = self._host_phases.end() if self._is_on_device else None
@@ -415,7 +415,10 @@ class StepTimer:
             self._compilations.listen_again()
 
     def resume(self) -> None:
-        """Start timing the current step now: the time since the last step belongs to no step."""
+        """Start timing the current step now.
+
+        The time since the last step belongs to no step.
+        """
         self._phases.begin()
         if self._is_on_device:
             self._host_phases.begin()

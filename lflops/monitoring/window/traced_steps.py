@@ -1,4 +1,4 @@
-"""The traced steps of one rank, and the annotation of their traces in the background."""
+"""Trace steps of one rank, and annotate their traces in the background."""
 
 import platform
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One window of the schedule: its counts, its timed steps, and the profile made from them."""
+"""Collect one window of the schedule: its counts, its timed steps, and its profile."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# maximum number of steps after its end in which a window collects the steps that it lacks
+# maximum number of steps after its end in which a window collects missing steps
 PATIENCE = 20
-# maximum number of steps before the warm-up that a window keeps: the last ones
+# maximum number of steps before the warm-up that a window keeps: the last steps
 LONGEST_WAIT = 100
 
 # The time between backward and the optimizer is gradient clipping if it takes at least this share
@@ -107,7 +107,7 @@ class Window:
         After the end of the window, only requested module-timing steps and unprofiled steps that
         are still wanted belong to it.
         """
-        # a module-timing step during the wait was requested by the previous window
+        # the previous window requested the module-timing steps during this wait
         is_of_earlier_window = step.module_timing is not None and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
@@ -128,7 +128,7 @@ class Window:
 
     @property
     def ready(self) -> bool:
-        """Return whether the window has all of its steps, or has waited long enough for the rest."""
+        """Return whether the window has all of its steps, or has waited long enough for them."""
         if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE

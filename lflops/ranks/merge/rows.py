@@ -175,7 +175,10 @@ def _with_added_work(work: Work, below: list[Work]) -> Work:
 
 
 def _differ(one: Profile, other: Profile) -> bool:
-    """Return whether two ranks did different work, in any order."""
+    """Return whether two ranks did different work.
+
+    The order of the work does not matter.
+    """
     if one is other:
         return False
     if one.op_counts != other.op_counts and set(one.op_counts) != set(other.op_counts):

@@ -53,7 +53,7 @@ _PHASES = (
     "data",
     "transfer",
     "forward",
-    # The table runs backward in reverse order, so `wait` ends backward.
+    # In the table, backward runs in reverse order, so `wait` comes first and ends backward.
     WAIT,
     "backward",
     "clip",

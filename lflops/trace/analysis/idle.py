@@ -1,4 +1,4 @@
-"""Causes of a device's idle time, delays of launches, and depth of the launch queue.
+"""Find causes of a device's idle time, delays of launches, and the launch queue's depth.
 
 Each idle interval ends with a piece of work. The thread that launched that work determines the
 cause:

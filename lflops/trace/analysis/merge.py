@@ -39,8 +39,8 @@ class Clock(Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: The rank, or `None` if neither the trace nor its file name has it.
-        moved: Nanoseconds added to its times, or `None` if it shares no collective with the ranks
-            before it.
+        moved: Nanoseconds added to the rank's times, or `None` if it shares no collective with
+            earlier ranks.
         collectives: Number of shared collectives; the shift is their median.
     """
 
@@ -93,8 +93,9 @@ class _Properties(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, all from the same window, into one compressed file.
 
-    A rank's clock is set by the collectives that it shares with the ranks before it. Without shared
-    collectives it is not shifted: clocks of different machines differ by milliseconds.
+    The shift of a rank's clock follows from the collectives that it shares with earlier ranks.
+    Without shared collectives, the clock is not shifted, and clocks of different machines differ by
+    milliseconds.
 
     Args:
         folder: Folder with the traces.

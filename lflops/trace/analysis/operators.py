@@ -1,4 +1,4 @@
-"""Operators of a trace by name and by the shapes of their inputs, and modules and scopes.
+"""Sum the operators of a trace by name and by input shapes, and modules and scopes.
 
 Modules and scopes are spans around operators. A module frame of the Python stack has the class and
 a number as its name, for example `Linear_3`; a slice of lflops has the module's name. If the trace

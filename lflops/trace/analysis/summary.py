@@ -1,4 +1,4 @@
-"""The analysis of one trace, or of the traces of several ranks, as one value."""
+"""Analyze one trace, or the traces of several ranks, and return the results as one value."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Traces on a terminal: one trace, several ranks, a roofline, and two traces compared."""
+"""Draw traces on a terminal: one trace, several ranks, a roofline, and a comparison of two traces."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The kernels that Nsight Compute counted: FLOPs, bytes, time, and their place on the roofline.
+"""Read kernels that Nsight Compute counted: FLOPs, bytes, time, and place on the roofline.
 
 FLOPs are 2 x fused multiply-adds + additions + multiplications + operations of tensor cores. DRAM
 bytes are 32 x sectors.
@@ -150,7 +150,7 @@ def command(script: Sequence[str]) -> list[str]:
     """Return the command that runs a Python script under Nsight Compute with all `METRICS`.
 
     The command is for Ampere and later chips. Nsight Compute writes `n/a` for a metric that a chip
-    lacks.
+    does not have.
     """
     return [
         "ncu",
@@ -258,7 +258,7 @@ def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
 def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
     """Yield the FLOPs of the requested metrics, with their dtypes.
 
-    Dtypes that the tensor cores of the chip lack are left out.
+    Dtypes that the tensor cores of the chip do not support are left out.
     """
     for name, value in launch.metrics.items():
         if name in _SCALAR_OPERATIONS:
