@@ -15,7 +15,7 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Minimum number of modules in a place, to say that one of them differs from the others."""
+"""Minimum number of modules in a place, to find one that differs from the other modules."""
 
 LEAST_RATIO = 1.5
 """Smallest ratio of a module's time to the median of all modules in its place."""

@@ -210,7 +210,7 @@ ALIASING = 256
 """If the length of a row is a multiple of this number of elements, oneDNN adds a cache line."""
 
 REGISTRY = 568
-"""Bytes that oneDNN adds to the scratchpad of an LSTM besides a page for alignment.
+"""Bytes that oneDNN adds to the scratchpad of an LSTM, in addition to a page for alignment.
 
 Measured with oneDNN 3.
 """

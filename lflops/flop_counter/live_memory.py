@@ -247,7 +247,7 @@ class LiveMemory:
             self._replaced = _Replaced(term_key, place)
 
     def scratch(self, operator: str, fqn: str, phase: Phase, nbytes: int) -> None:
-        """Record bytes that a kernel allocated besides its results and freed before it returned."""
+        """Record bytes that a kernel allocated for itself and freed before it returned."""
         self._see_deaths()
         record = self.record
         serial = len(record.births)

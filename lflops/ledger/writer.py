@@ -57,7 +57,10 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording. Calling it twice is harmless."""
+        """Stop recording.
+
+        A second call does nothing.
+        """
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -195,7 +198,7 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. Calling it twice is harmless.
+        """End the run and begin `after_run`. A second call does nothing.
 
         `ended` is "finished" or the class of an exception.
         """

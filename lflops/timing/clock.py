@@ -297,7 +297,10 @@ class ThreadSchedule:
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
-        """Stop reading. Calling it twice is harmless."""
+        """Stop reading.
+
+        A second call does nothing.
+        """
         if self._file is not None:
             self._file = None
             self._close()

@@ -196,7 +196,7 @@ class MarkedPhases(StepPhases):
         """Mark the phases of one step in `every`."""
         super().__init__(clock)
         self._every = every
-        # steps since the last step whose phases were marked
+        # steps since the last step with marked phases
         self._unmarked = 0
         self._stack: list[str] = []
 

@@ -172,7 +172,7 @@ def makes_storage(operator: OpOverload) -> bool:
 def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
     """The attention kernels that torch chooses from on CUDA, best first.
 
-    Kernels that this torch lacks or that the user disabled are left out.
+    Kernels that this version of torch does not have or that the user disabled are left out.
     """
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {

@@ -308,8 +308,8 @@ def attention_formula(
         leading: The arguments that come first in backward.
         writes_first: A forward operator that writes into its first argument, as in `formula`.
         reads: Names of the arguments with values that are read, as in `formula`.
-        forward_only: Keyword arguments that backward lacks.
-        backward_only: Keyword arguments that forward lacks.
+        forward_only: Keyword arguments that backward does not have.
+        backward_only: Keyword arguments that forward does not have.
     """
     both_read = [name for name in reads.split() if name not in forward_only.split()]
 

@@ -34,7 +34,7 @@ class FlopsMonitor(Base, PhaseListener):
     `log_every_n_steps` steps.
 
     If lflops fails, it logs one warning and training continues. If a file or a logger fails, lflops
-    logs one warning and continues with the others.
+    logs one warning and continues with the other files and loggers.
 
     Args:
         schedule: The steps to wait for, to warm up in, to count and to profile. Each stage counts

@@ -70,7 +70,7 @@ COLUMNS = (
 
 
 class Output(Protocol):
-    """The outputs of one kind of logger besides curves.
+    """The outputs of one kind of logger, except curves.
 
     Attributes:
         name: The name of the product, for warnings.

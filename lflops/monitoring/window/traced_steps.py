@@ -102,7 +102,7 @@ class TracedMode(StepMode):
             self._tracer.step(whole=False, batch=False)
 
     def end_step(self) -> EndedStep:
-        # if one rank records, the others wait for it
+        # if one rank records, the other ranks wait for it
         is_recorded = self._stop_listening is not None or self._training.world_size > 1
         return EndedStep("traced" if is_recorded else "unprofiled")
 

@@ -315,7 +315,8 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
     The data comes from the window's payload and from the ledger in the run's folder.
 
     Raises:
-        ValueError: The payload lacks the data of the first screen, or the ledger cannot be read.
+        ValueError: The payload does not have the data of the first screen, or the ledger cannot be
+            read.
     """
     try:
         window = json.decode(payload, type=_Payload).window

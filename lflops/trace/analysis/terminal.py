@@ -54,7 +54,7 @@ def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
-    """Render the first sentence in bold, and the others below it."""
+    """Render the first sentence in bold, and all other sentences below it."""
     first, *others = sentences
     return [text(first, "bold"), *map(text, others)]
 
