@@ -1,9 +1,8 @@
-"""The conformance cases through lflops and its peers.
+"""Compare lflops with other tools on the conformance cases: who gets the MACs right.
 
-Who gets the MACs of forward and of backward right.
-
-Every tool meets every case in a process of its own, forked from one that has only imported them
-all: some leave torch patched when they fail, and would then be wrong about the next case too.
+MACs of forward and of backward are compared separately. Each tool runs each case in a separate
+process, forked from a process that has imported all tools. Some tools leave torch patched after an
+error, which would make the next case wrong.
 """
 
 import argparse

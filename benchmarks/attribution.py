@@ -1,12 +1,11 @@
-"""Is the time of each module what it takes when it alone is watched?
+"""Compare the time that lflops attributes to each module with the time of the module alone.
 
-Beside ours, two clock readings around one module at a time.
+The reference is two clock readings around one module at a time. It is compared with `measure`, and
+then with `FlopsMonitor` in a Trainer, with and without a trace.
 
-First of `measure`, then of `FlopsMonitor` in a Trainer, with and without a trace.
-
-Two models. Large: Linears that share an input, one that is frozen, one whose input needs no
-gradient, beside a LayerNorm and a residual sum in place. Tiny: 150 Linears of 8 features beside one
-of 1024, where hooks cost as much as a module.
+There are two models. The large model has Linears that share an input, a frozen Linear, a Linear
+with an input that needs no gradient, a LayerNorm and an in-place residual sum. The tiny model has
+150 Linears of 8 features and one of 1024; there, hooks cost as much as a module.
 """
 
 import logging

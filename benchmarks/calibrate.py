@@ -1,9 +1,7 @@
-"""How well `calibrate` agrees with itself.
+"""Check that `calibrate` measures the same figures twice in a row.
 
-Measured twice, one after the other, the figures should lie within 5 % of each other.
-
-On a machine that others use at the same time they do not, and nothing can be done about that but to
-wait.
+The two results should differ by at most 5 %. On a machine that other programs use at the same time,
+they differ more; run the benchmark again when the machine is idle.
 """
 
 import argparse

@@ -1,8 +1,7 @@
-"""The cost of watching a training run.
+"""Measure the cost of watching a training run.
 
-Steps of a Trainer with `FlopsMonitor` beside those of one without, and beside other ways to watch.
-
-Fits take turns in one process, so that a slow moment of the machine falls on all of them.
+Compares the steps of a Trainer with `FlopsMonitor`, without it, and with other tools. Fits
+alternate in one process, so that slow moments of the machine affect all of them equally.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""Is the choice of what to recompute the best, and how long does it take?
+"""Check that `best_checkpointing` finds the best choice, and measure how long it takes.
 
-Every choice for 12 blocks, and Llama 405B.
+The result is compared with every possible choice for 12 blocks, and the search is timed for Llama
+405B.
 """
 
 import argparse

@@ -1,9 +1,7 @@
-"""The cost of looking inside compiled code, and the share of its time that has a module.
+"""Measure the cost of recording compiled code, and the share of its time with a known module.
 
-Five models, and a planted slow block.
-
-Each model is compiled in processes of their own, with fresh caches: without a record of its graphs
-and with one.
+There are five models, and a planted slow block. Each model is compiled in separate processes with
+fresh caches: once without and once with a record of its graphs.
 """
 
 import argparse

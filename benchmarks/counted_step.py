@@ -1,9 +1,8 @@
-"""The counted step beside its neighbours.
+"""Compare the counting step with the steps around it.
 
-Peak memory, losses and random numbers, of eager and compiled models on the CPU.
-
-Each model trains twice from one seed, without lflops and with one counted step. Peaks are the
-allocator's own word, less the parameters.
+Compares peak memory, losses and random numbers, for eager and compiled models on the CPU. Each
+model is trained twice from one seed: without lflops, and with one counting step. Peaks come from
+the allocator, without the parameters.
 """
 
 import sys

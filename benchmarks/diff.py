@@ -1,8 +1,9 @@
-"""Does `diff` find a module that became 10 % slower, and nothing between two runs of the same code, also on a busy machine?
+"""Check that `diff` finds a module that became 10 % slower, and nothing for equal code.
 
-Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth
-of its own time. Then pairs of equal runs are held to a limit: half of them on an idle machine, half
-with one run or both beside two processes that compute.
+The machine is idle or busy. Runs of 30 steps alternate in one process, unchanged and with one
+module that waits for a tenth of its own time. Then pairs of equal runs are checked against a limit.
+Half of the pairs run on an idle machine. In the other half, one run or both run while two other
+processes compute.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""One training run in five loops: what lflops reports for each.
+"""Train the same model in five loops, and compare the reports of lflops.
 
 The model, the batch and the optimizer are the same in Lightning, in a custom loop, in the Trainer
-of transformers, with Accelerate and with Fabric. Counts must be equal. With a wide model the work of
-the loops themselves does not matter, so times must agree as well.
+of transformers, with Accelerate and with Fabric. Counts must be equal. The model is wide, so the
+work of the loops themselves does not matter, and times must be equal as well.
 """
 
 import argparse

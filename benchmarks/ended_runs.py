@@ -1,10 +1,10 @@
-"""End training runs by signals at random moments, and look at what they leave.
+"""End training runs by signals at random moments, and check the files that they leave.
 
 python benchmarks/ended_runs.py [--runs N] [--seed N]
 
-A run has one or two ranks, and gets SIGINT, SIGTERM or SIGKILL. It must end with an exit status that
-a run without lflops has for this signal. Its files must be readable, and what a killed run left must
-be gone when the next run in the folder begins. No process may stay.
+A run has one or two ranks, and receives SIGINT, SIGTERM or SIGKILL. It must end with the same exit
+status as a run without lflops. Its files must be readable. Temporary files of a killed run must be
+removed when the next run in the folder begins. No process may remain.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Does an estimate hold?
+"""Check estimates against published figures and real training runs.
 
-Against published figures, against real trainings on the CPU's allocator, and at sizes that no
-machine has.
+The training runs use the CPU's allocator. Models that are too large for any machine are estimated
+as well.
 """
 
 import argparse

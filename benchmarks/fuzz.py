@@ -1,9 +1,9 @@
-"""Damage files for every reader, and print what a reader must not do with one of them.
+"""Damage files for every reader of lflops, and print the defects of the readers.
 
 python benchmarks/fuzz.py [--files N] [--seed N] [--keep DIR]
 
-Defects are tracebacks, more than 5 s, and more memory than 300 MB plus ten times the file. The
-readers run in a child process, so that a hang or a crash is a defect as well.
+A defect is a traceback, a time above 5 s, or memory above 300 MB plus ten times the file. The
+readers run in a child process, so a hang or a crash is detected as well.
 """
 
 import argparse

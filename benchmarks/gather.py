@@ -1,12 +1,10 @@
-"""The cost of collecting ranks for rank 0.
+"""Measure the cost of collecting reports on rank 0, in seconds and memory.
 
-Its seconds and its memory, from 8 to 16,384 ranks of 5,000 modules, all on one machine.
+There are 8 to 16,384 ranks with 5,000 modules, all on one machine. The ranks are simulated: another
+process hands in a report with different times for each of them. Rank 0 hosts the TCPStore, so
+everything in the store counts as memory of rank 0. One rank is slow in a module.
 
-The ranks are simulated: one further process hands in a report for each, with times of its own. The
-store is a TCPStore that rank 0 hosts, so all that waits in it counts as rank 0's memory. One rank is
-slow in a module.
-
-python benchmarks/gather.py [first RANKS [LOST]]    one world alone, of which so many ranks are lost
+python benchmarks/gather.py [first RANKS [LOST]] one size alone, with this number of lost ranks
 """
 
 import gc

@@ -1,10 +1,11 @@
-"""Everything that only a GPU can tell, in ten minutes.
+"""Run everything that requires a GPU, in ten minutes.
 
-`make gpu`. Each part is a process with a time limit, and a line of RESULTS.md.
+`make gpu` runs this script. Each part is a process with a time limit, and writes a line of
+RESULTS.md.
 
-Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the
-parts there, `--device simulated` on the simulated accelerator of the tests, which makes no claim
-about a real chip. Both write nothing.
+Without a CUDA device, every part reports that it did not run. `--device cpu` runs the code of the
+parts on the CPU, and `--device simulated` on the simulated accelerator of the tests, which shows
+nothing about a real chip. Both options write no results.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Trainings on a GPU with one fault, or with none, for `gpu.py`.
+"""Training runs on a GPU with one fault or none, for `gpu.py`.
 
-What the verdict says of each, and what the fault costs.
+Records the verdict of lflops on each run, and the cost of the fault.
 """
 
 import contextlib

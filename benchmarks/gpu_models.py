@@ -1,6 +1,6 @@
-"""Models that `gpu_faults.py` plants its faults in and no rule was tuned on.
+"""Models for the faults of `gpu_faults.py`; no rule was tuned on them.
 
-Convolutions, and a decoder with logits.
+The models are convolutions, and a decoder with logits.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""Whether a training notices that it is watched.
+"""Check that lflops does not change a training run.
 
-Pairs of the same training, with and without the monitor, compared to the bit.
+Pairs of equal training runs, with and without the monitor, are compared bit by bit.
 
-The cases are those of `tests/harmless/cases.py`, which crosses loops, numbers of ranks, and what
-trainings have. A regular expression chooses some of them.
+The cases come from `tests/harmless/cases.py`, which combines loops, numbers of ranks, and features
+of training runs. A regular expression selects some of the cases.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Ctrl-C at every line of lflops that runs inside of a training.
+"""Raise KeyboardInterrupt at every line of lflops that runs during training.
 
-Nothing of ours is left, and the same exception arrives.
+After each interrupt, nothing of lflops may remain, and the same exception must reach the user.
 
 python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N [--from I]] [--minutes M]
 
-Of ranks the lines are those that the other two do not run: each needs a process of its own, and
-they enter lflops by the same way. Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on
-try other lines each, all over the package.
+For several ranks, only lines are tested that the other two modes do not run, because each test
+needs a separate process. `--every` and `--from` select a part of the lines: `--every 40 --from 0`,
+`--every 40 --from 1` and so on select different lines, which are spread over the whole package.
 """
 
 import argparse

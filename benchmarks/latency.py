@@ -1,4 +1,7 @@
-"""Is the latency that is printed the one that a plain loop finds? lflops's `get_model_profile` and DeepSpeed's, on five models."""
+"""Compare the latency that `get_model_profile` prints with a plain timing loop.
+
+Runs the functions of lflops and of DeepSpeed on five models.
+"""
 
 import argparse
 import contextlib

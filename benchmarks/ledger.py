@@ -1,4 +1,7 @@
-"""The ledger of a run: whether it adds up, survives kills, names the causes of planted slow steps, keeps calm, and what it costs.
+"""Check the ledger of a run, and measure its cost.
+
+The ledger must add up, survive kills, name the causes of planted slow steps, and report no false
+causes.
 
 python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows|found ...] [--kills
 N] [--calm N] [--pairs N]

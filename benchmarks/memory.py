@@ -1,7 +1,6 @@
-"""Is the estimated memory right?
+"""Check estimated memory against measurements.
 
-Against what others measured or derived, and by trainings in processes that get no more than a
-limit.
+The references are published measurements, and training runs in processes with a memory limit.
 """
 
 import sys

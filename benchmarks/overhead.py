@@ -1,7 +1,7 @@
-"""What counting costs: the counted training step as a ratio to the plain one, beside torch's FlopCounterMode.
+"""Measure the cost of counting: a counting step as a multiple of a plain step.
 
-All kinds of step take turns in one process, so that a slow moment of the machine falls on all of
-them; a ratio is the median over rounds.
+torch's FlopCounterMode is measured as well. All kinds of steps alternate in one process, so that
+slow moments of the machine affect all of them equally. A ratio is the median over all rounds.
 """
 
 import argparse

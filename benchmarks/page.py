@@ -1,8 +1,8 @@
-"""Is the page quick with 20,000 modules?
+"""Check that the page is fast with 20,000 modules.
 
-In Chromium: the tab drawn, rows sorted and filtered, windows compared; the file and the server.
-
-Every work has a time of its own, to the last digit, so that nothing is smaller than in a real run.
+The script opens the tab in Chromium, sorts and filters rows, and compares windows. It also measures
+the file and the server. All times differ in every digit, so that the data does not compress better
+than in a real run.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""lflops and its peers, each asked in its own way for the MACs of one conformance case.
+"""Ask lflops and other tools for the MACs of one conformance case.
 
-A tool yields its answers as it has them, `(what, MACs)`, so that a forward stands where the
-backward fails.
+A tool yields `(name, MACs)` pairs as soon as it has them. So the forward result is kept if backward
+fails.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""How large a large model's profile is, and how long it takes to save and to load.
+"""Measure the size of a large model's profile, and the time to save and to load it.
 
-5,000 modules, 45,000 cells, a time in every work.
+The profile has 5,000 modules and 45,000 cells, with a time for each module and phase.
 """
 
 import statistics

@@ -1,11 +1,11 @@
-"""LitGPT's published peaks of memory.
+"""Predict LitGPT's published memory peaks.
 
-Each fine-tuning is rebuilt with LitGPT's own model code and loop, and predicted on fake tensors.
+Each fine-tuning run is rebuilt with LitGPT's model code and loop, and predicted on fake tensors.
 
 `published_memory.py predict LITGPT TORCHTITAN` predicts the configurations in checkouts: of LitGPT
-at 03ffc55, whose `config_hub/finetune/README.md` has the table, and of torchtitan at ba2469780,
-whose `benchmarks/` has one of December 2024. `published_memory.py compare` prints the predictions
-beside the rows in `published_memory.toml`, and writes them to RESULTS.md.
+at 03ffc55, with the table in `config_hub/finetune/README.md`, and of torchtitan at ba2469780, with
+a table of December 2024 in `benchmarks/`. `published_memory.py compare` prints the predictions next
+to the rows in `published_memory.toml`, and writes them to RESULTS.md.
 """
 
 import statistics

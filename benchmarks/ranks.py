@@ -1,23 +1,21 @@
-"""Is the right rank named?
+"""Check that lflops flags the right rank.
 
-Trainings over gloo with a delay planted on one rank, and without one; then simulated runs of many
-ranks.
+Training runs over gloo have a planted delay on one rank, or no delay. Then runs of many ranks are
+simulated.
 
-All processes share this machine's cores, so delays, and most of the model's work, are sleep: ranks
-do not get in each other's way more than the machine's load makes them. With `--busy`, another
-process keeps a core busy meanwhile.
+All processes share the cores of this machine. So delays and most of the model's work are sleep, and
+ranks hardly slow each other down. With `--busy`, another process keeps a core busy during the runs.
 
 python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate]
 [--minutes 20]
 
 python benchmarks/ranks.py --default [--kinds "training step" none] [--strategies ddp fsdp]
 
-With `--default`, each training has 120 steps, the default schedule and a delay of 20 ms on rank 1. It
-runs with a trace and without one, and the answer of its last file is compared with what the log
-said.
+With `--default`, each training run has 120 steps, the default schedule and a delay of 20 ms on rank
+1. It runs with and without a trace, and the result in its last file is compared with the log.
 
-Each training is a line in the log, and those that the log has are not run again: a grid that was
-interrupted goes on where it was.
+Each training run has a line in the log, and runs that are in the log are not repeated. So an
+interrupted benchmark continues with the next run.
 """
 
 import argparse

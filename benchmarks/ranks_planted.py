@@ -1,13 +1,13 @@
-"""Is the right rank named with the default schedule, and the right cause?
+"""Check that lflops flags the right rank and cause with the default schedule.
 
-Delays of many kinds, in five loops over gloo.
+Delays of many kinds are planted in five loops over gloo.
 
 python benchmarks/ranks_planted.py [--ranks 2 4] [--loops plain lightning] [--kinds forward data]
 [--repeat 1] [--minutes 20]
 
 All processes share this machine's cores. Most of the model's work is sleep, as in `ranks.py`, and
-so are most delays. Each training is a line in the log, and those that the log has are not run
-again.
+so are most delays. Each training run has a line in the log, and runs that are in the log are not
+repeated.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""What the benchmarks share.
+"""Functions that all benchmarks share.
 
-A steady process, steps that take turns, and RESULTS.md: a heading for each, with machine and date.
+They steady the process, alternate between steps, and write a section of RESULTS.md with machine and
+date.
 """
 
 import contextlib

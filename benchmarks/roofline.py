@@ -1,10 +1,10 @@
-"""Whether points lie where they should.
+"""Check the position of points in the roofline.
 
-Big products near the compute roof, copies near the memory roof, and nothing above a roof.
+Large matmuls must be near the compute roof, copies near the memory roof, and no point above a roof.
 
-Both work on eight times the last level of cache, against what `calibrate` measures right before or
-right after, whichever is more: a peak is what can be reached. On a machine that others use too,
-`--cpu-time` takes one thread's CPU time for the clock, which stands still while others run.
+Both work on eight times the size of the last-level cache. The roofs are the larger of two results
+of `calibrate`, directly before and after. On a machine that other programs use, `--cpu-time`
+measures the CPU time of one thread, which excludes the time of other programs.
 """
 
 import argparse

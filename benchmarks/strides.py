@@ -1,10 +1,11 @@
-"""Do fake results look like the CPU's?
+"""Compare the strides and storages of fake results with results on the CPU.
 
-Torch's samples of every operator, contiguous and not, run in both ways: strides and storages.
+torch's sample inputs for every operator, contiguous and not contiguous, are run in both ways.
 
-Prints a line for each operator whose fake result still differs once an estimate has corrected it:
-of torch 2.13's, `max_unpool2d` of images one pixel high or wide, whose channels are first and last
-at once. Takes ten minutes. Needs `pip install expecttest`, as torch's own tests do.
+Prints a line for each operator with a fake result that still differs after the corrections of an
+estimate. In torch 2.13, this is only `max_unpool2d` for images that are one pixel high or wide,
+which are both channels-first and channels-last. Takes ten minutes. Requires `pip install
+expecttest`, like torch's own tests.
 """
 
 import contextlib

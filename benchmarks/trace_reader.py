@@ -1,6 +1,6 @@
-"""What reading any trace costs: 200,000 events in seconds, and 1 GB of JSON in memory.
+"""Measure the cost of reading traces: the seconds for 200,000 events, the memory for 1 GB of JSON.
 
-Each is read by a process of its own.
+Each trace is read in a separate process.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""What a trace costs: the steps that are recorded, the stall behind the last of them, and the annotation beside the training."""
+"""Measure the cost of a trace: the recorded steps, the pause after them, and the analysis.
+
+The analysis runs while training continues.
+"""
 
 import argparse
 import contextlib

@@ -1,9 +1,10 @@
 """The cost of an unprofiled step in each loop: Python calls, bytecode instructions and CPU time.
 
-Calls and instructions are those of lflops in the training thread, in the step with the most, and are
-the same on every machine. CPU time is compared in pairs of runs with and without lflops, in turn, in
-one process on one core. The interval holds the median difference with a confidence of 95 %. It
-follows from the ranks of the differences, so it needs no assumption about their distribution.
+Only calls and instructions of lflops in the training thread count. The largest step is reported,
+and the numbers are the same on every machine. CPU time is compared in pairs of runs with and
+without lflops, which alternate in one process on one core. The interval holds the median difference
+with a confidence of 95 %. It follows from the ranks of the differences, so it needs no assumption
+about their distribution.
 """
 
 import argparse

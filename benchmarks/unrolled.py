@@ -1,8 +1,8 @@
-"""Is the estimate from few blocks the estimate of the whole model?
+"""Check that an estimate from few blocks is equal to the estimate of the whole model.
 
-Thirty models of transformers with their published depth, small widths, and different options: each
-is estimated twice, once from few of its equal blocks and once as a whole. All fields of the two
-profiles have to be equal.
+There are thirty models of transformers with their published depth, small widths, and different
+options. Each model is estimated twice: from a few of its equal blocks, and as a whole. All fields
+of the two profiles must be equal.
 """
 
 import logging

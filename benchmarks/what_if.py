@@ -1,12 +1,12 @@
-"""Changes of real trainings on this CPU.
+"""Predict changes of real training runs with `lflops.what_if`, and then measure them.
 
-Predicted by `lflops.what_if` from a profile of the original, then measured.
+The runs use this CPU. A change is predicted from a profile of the original run.
 
     python -m benchmarks.what_if [WORD ...]
 
-A word chooses the changes whose name has it. The original and the changed training run in turn,
-several times; a measured ratio is the median of these pairs. An interval holds if that ratio is in
-it.
+A word selects the changes with this word in their name. The original and the changed run alternate
+several times, and the measured ratio is the median over these pairs. A prediction is right if its
+interval contains this ratio.
 """
 
 import contextlib

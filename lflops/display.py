@@ -1,4 +1,4 @@
-"""Values that print as a report, in a terminal and in a notebook."""
+"""Define values that print as a report, in a terminal and in a notebook."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Displayed:
     """Prints a value as its report, and shows it in a notebook.
 
-    The report is imported when a value is displayed, because the report is built from these values.
+    The report is imported when a value is displayed, because its modules import these values.
     """
 
     __slots__ = ()
@@ -18,17 +18,17 @@ class Displayed:
         return "\n\n".join(str(part).rstrip("\n") for part in _parts(self))
 
     def _repr_html_(self) -> str:
-        """The report as HTML that needs neither scripts nor other files."""
+        """Return the report as HTML that needs neither scripts nor other files."""
         return "\n".join(as_html(part) for part in _parts(self))
 
 
 def from_report(name: str) -> Any:
-    """A function of the report."""
+    """Return a function of the report."""
     return getattr(importlib.import_module("lflops.report.display"), name)
 
 
 def _parts(value: Displayed) -> Sequence[Any]:
-    """The parts of the report of a value: texts and tables."""
+    """Return the parts of the report of a value: texts and tables."""
     parts: Sequence[Any] = from_report("parts_of")(value)
     return parts
 
@@ -50,7 +50,7 @@ class Table(NamedTuple):
         return "\n".join(_aligned(line, widths) for line in lines)
 
     def _repr_html_(self) -> str:
-        """The table as HTML."""
+        """Return the table as HTML."""
         rows = [_html_row("th", self.head)]
         rows += [_html_row("td", row) for row in self.rows]
         return f"<table>{''.join(rows)}</table>"
@@ -74,13 +74,13 @@ def _html_row(tag: str, cells: Sequence[str]) -> str:
     parts = []
     for place, cell in enumerate(cells):
         side = "left" if place < NAMES else "right"
-        # Spaces at the begin show the depth in the tree.
+        # Spaces at the beginning show the depth in the tree.
         parts.append(f'<{tag} style="text-align:{side};white-space:pre">{escape(cell)}</{tag}>')
     return f"<tr>{''.join(parts)}</tr>"
 
 
 def as_html(part: Any) -> str:
-    """A part of a report as HTML: a table, or text with its line breaks."""
+    """Return a part of a report as HTML: a table, or text with its line breaks."""
     if isinstance(part, Table):
         return part._repr_html_()
     return f'<pre style="white-space:pre-wrap">{escape(str(part))}</pre>'

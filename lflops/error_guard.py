@@ -1,11 +1,11 @@
-"""The boundary between a training run and lflops: the run calls lflops only through it.
+"""Guard a training run against errors of lflops: the run calls lflops only through this guard.
 
 If lflops fails, everything that it installed is removed, it logs one warning, and training
 continues. An interrupt such as Ctrl-C removes the same things, and is raised.
 
     boundary = ErrorGuard(fail)
     hook = boundary.guard(listener.enter_module)     # a hook that never raises
-    with boundary:                                   # the same for a block
+    with boundary:                                   # a block that never raises
         session.batch_ends(batch)
 """
 
@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes a function of lflops safe for a training run to call."""
+"""A function that makes a function of lflops safe to be called by a training run."""
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The guard if a user calls lflops directly, and must see its errors."""
+    """The guard for direct calls by a user, who must see the errors of lflops."""
     return function
 
 
@@ -30,22 +30,22 @@ class ErrorGuard:
     """Handles the errors of lflops in one training run.
 
     Attributes:
-        passes: Returns whether an error in this thread does not come from lflops.
+        passes: Function that returns whether an error in this thread comes from other code.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        """Prepare the guard.
+        """Create the guard.
 
         Args:
-            fail: Called with the error. It removes everything that lflops installed, and can be
-                called again. It raises the error to end the training run.
+            fail: Function that is called with the error. It removes everything that lflops
+                installed, and can be called again. It raises the error to end the training run.
         """
         self._fail = fail
-        # By default, `bool()` is False.
+        # `bool()` returns False: by default, no error passes.
         self.passes: Callable[[], bool] = bool
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function without its errors: after an error, it returns `None`."""
+        """Return a wrapper of the function that raises no error: after an error, it returns `None`."""
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -58,7 +58,7 @@ class ErrorGuard:
         return guarded
 
     def __enter__(self) -> None:
-        """Begin a block of lflops."""
+        """Begin a block of lflops code."""
 
     def __exit__(
         self,
@@ -70,7 +70,10 @@ class ErrorGuard:
         return error is not None and self.contains(error)
 
     def contains(self, error: BaseException) -> bool:
-        """Remove everything. Returns whether the error is suppressed; an interrupt is not."""
+        """Remove everything.
+
+        Returns whether the error is suppressed; an interrupt is not suppressed.
+        """
         if self.passes():
             return False
         try:
@@ -86,8 +89,8 @@ class ErrorGuard:
 class ExitBy:
     """The `__exit__` of a class, implemented by an `ExitStack`.
 
-    Python looks `__exit__` up before the block begins. The result has no line of lflops, so that
-    everything on the stack runs even if its call is interrupted.
+    Python looks up `__exit__` before the block begins. The method that it finds has no Python line
+    of lflops. So the whole stack is closed even if this call is interrupted.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
@@ -98,15 +101,15 @@ class ExitBy:
         return self if instance is None else self._stack_of(instance).__exit__
 
     def __call__(self, instance: Any, *error: Any) -> bool | None:
-        """Exit an object, as `contextlib.ExitStack` does: through the class."""
+        """Exit an object in the same way as `contextlib.ExitStack`: through the class."""
         return self._stack_of(instance).__exit__(*error)
 
 
 class CleanupStack:
-    """The parts that are installed, with the functions that remove them.
+    """Installed parts, with the functions that remove them.
 
-    A part is added before it is installed, so that an interrupt between the two loses nothing. A
-    function that removes a part must be harmless if it is called twice, or if nothing was
+    A part is added before it is installed, so an interrupt between both actions loses nothing. A
+    function that removes a part must do nothing if it is called again, or if the part was not
     installed.
     """
 
@@ -125,7 +128,7 @@ class CleanupStack:
     def close(self) -> None:
         """Remove all parts, the last one first, and then raise the first error.
 
-        Calling it twice is harmless.
+        A second call does nothing.
         """
         call_each([self._remove_last] * len(self._parts))
 
@@ -149,12 +152,12 @@ class CleanupStack:
         except Exception:
             self._parts.pop()
             raise
-        # After an interrupt, the part stays on the stack and is removed again.
+        # After an interrupt, the part stays on the stack, and it is removed again.
         self._parts.pop()
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all functions, and then raise the first interrupt, or else the first error.
+    """Call all functions, and then raise the first interrupt, or otherwise the first error.
 
     A function that is interrupted is called a second time.
     """
@@ -203,7 +206,7 @@ class _Wrapper:
 
     @property
     def __wrapped__(self) -> Any:
-        """The method: an earlier attribute of the instance, or else its class's current method."""
+        """Return the method: an earlier attribute of the instance, or its class's current method."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
         owner = self._lflops_owner
@@ -218,7 +221,7 @@ class _Wrapper:
         return self._lflops_bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # What `__wrapped__` returns, without a call of it in every step.
+        # The value of `__wrapped__`, without calling this property in every step.
         method = self._lflops_before
         if method is _ABSENT:
             found = getattr(type(self._lflops_owner), self._lflops_name)
@@ -253,18 +256,20 @@ class _Wrapper:
 def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> None:
     """Replace an attribute of a class or a module by `ours` until `undo` is closed.
 
-    If other code has replaced it by then, that replacement stays.
+    If other code has replaced the attribute by then, the newer replacement stays.
     """
     undo.add(_restore, owner, name, ours, vars(owner)[name])
     setattr(owner, name, ours)
 
 
 def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
-    """Restore an attribute, and the attributes below it that have ended before.
+    """Restore an attribute, and earlier replacements below it that have already ended.
 
-    A later replacement by lflops restores this one when it ends, unless this one has ended.
+    If lflops has replaced the attribute again since then, the newer replacement does this when it
+    ends.
     """
-    # The mark has the object itself: a copy of it, such as `functools.wraps` makes, does not count.
+    # The mark contains the object itself, so that a copy of it, for example by `functools.wraps`,
+    # does not count.
     ours.lflops_ended = (ours, before)
     while True:
         current = vars(owner).get(name)
@@ -277,14 +282,14 @@ def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
 def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object until `undo` is closed.
 
-    Only an attribute of this instance is set. If other code has wrapped the wrapper by then, it
-    stays and calls the method.
+    Only an attribute of this instance is set. If other code has wrapped the wrapper by then, the
+    wrapper stays and only calls the method.
 
     Args:
-        undo: Removes the wrapper.
+        undo: Stack that removes the wrapper.
         owner: The object.
         name: The method.
-        around: Called with the method and its arguments.
+        around: Function that is called with the method and its arguments.
     """
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
@@ -292,7 +297,7 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    """Remove a wrapper, and the wrappers below it that have ended before.
+    """Remove a wrapper, and earlier wrappers below it that have already ended.
 
     Monitors may end in any order.
     """

@@ -1,4 +1,4 @@
-"""The errors that lflops raises on purpose. All of them are a `LflopsError`."""
+"""Define the errors that lflops raises on purpose. All of them are a `LflopsError`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class CountError(LflopsError):
 
 
 class UnknownTorchError(CountError):
-    """torch's internals differ from the internals that lflops supports.
+    """torch's internals differ from the versions that lflops supports.
 
     The message names torch's version and the difference.
     """
@@ -49,7 +49,7 @@ class MissingPackageError(LflopsError, ImportError):
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """A context for imports that only one feature needs.
+    """Return a context for imports that only one feature needs.
 
     Raises:
         MissingPackageError: A module is not installed.

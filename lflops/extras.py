@@ -1,6 +1,7 @@
-"""Extras: folders that no training run needs.
+"""List the extras: folders that no training run needs.
 
-No other code of lflops imports an extra. Remove its folder and its line here, and the rest works.
+No other code of lflops imports an extra. If you remove the folder of an extra and its line here,
+everything else still works.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +26,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         "command:show_trace_roofline",
     ),
 }
-"""By extra: the functions that the rest of lflops calls, as `module:function`."""
+"""The functions that the rest of lflops calls, as `module:function`, by extra."""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:
-    """Import and yield the functions with a name, from all extras.
+    """Import and yield the functions with this name from all extras.
 
-    An error about a missing package names the feature.
+    `feature` is the name of the feature in errors about missing packages.
     """
     for folder, entries in EXTRAS.items():
         for entry in entries:
@@ -43,7 +44,7 @@ def offered(name: str, feature: str) -> Iterator[Any]:
 
 
 def needed(name: str, feature: str) -> Any:
-    """Import the only function with a name.
+    """Import the only function with this name.
 
     Raises:
         LflopsError: The extra was removed.

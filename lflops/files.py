@@ -1,7 +1,7 @@
-"""Open, read and write files that anyone may have prepared, in folders that others may share.
+"""Open, read and write files safely, even if other users prepared the files or share the folders.
 
 Reading never waits for a pipe, and never uses more memory than the caller allows. A file is written
-completely or not at all, and never through a link. No other module of lflops opens a file.
+completely or not at all, and never through a link. Only this module of lflops opens files.
 """
 
 import errno
@@ -25,7 +25,10 @@ SMALL = 1 << 20
 
 MOST_INFLATED = 1 << 25
 INFLATED_RATIO = 100
-"""A compressed file may contain `MOST_INFLATED` bytes, or this many times its size."""
+"""Maximum ratio of the decompressed size to the size of a file.
+
+A file may always contain `MOST_INFLATED` bytes.
+"""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
 
@@ -36,11 +39,11 @@ def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryI
     Raises:
         OSError: The file cannot be opened, or it is a folder, a pipe or a device.
     """
-    # Opening a device can have an effect, so its kind is checked before.
+    # Opening a device can have an effect, so the kind of the file is checked first.
     _check_regular(Path(path).stat(), path)
     number = os.open(path, _flags("O_RDONLY", "" if follow_link else "O_NOFOLLOW"))
     try:
-        # Another file may have taken its place.
+        # Another file may have replaced the checked file.
         _check_regular(os.fstat(number), path)
     except BaseException:
         os.close(number)
@@ -49,12 +52,12 @@ def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryI
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
-    """Read a whole regular file of at most this many bytes.
+    """Read a whole regular file of at most `most` bytes.
 
     Raises:
         OSError: The file cannot be read, is not a regular file, or is larger.
@@ -68,12 +71,15 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
 
 
 def path_text(path: str | PathLike[str]) -> str:
-    """Return the text of a path for a file. Bytes that are not UTF-8 are replaced."""
+    """Return the text of a path, for writing it to a file.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     return os.fsencode(path).decode(errors="replace")
 
 
 class InflatedFile:
-    """A regular file, decompressed while it is read if gzip compressed it."""
+    """A regular file that is decompressed while it is read, if gzip compressed it."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
@@ -107,7 +113,10 @@ class InflatedFile:
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a file as `replacing` does. `lasting` waits until the disk has the content."""
+    """Write a file in the same way as `replacing`.
+
+    `lasting` waits until the content is on the disk.
+    """
     with replacing(path) as file:
         file.write(content)
         if lasting:
@@ -117,10 +126,10 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes its place under `path` when it is complete.
+    """Open a new file that replaces `path` when it is complete.
 
-    A link at this place is replaced, and the file that it points to stays as it is. The permissions
-    of a file that this user replaces stay.
+    If `path` is a link, the link is replaced, and its target does not change. The new file has the
+    permissions of the file that it replaces, if that file belongs to this user.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
@@ -142,12 +151,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def temporary_path(folder: Path, ending: str) -> Path:
-    """A new name for a file of this process, which `remove_leftovers` removes after a crash."""
+    """Return a new name for a temporary file, which `remove_leftovers` removes after a crash."""
     return folder / f"{_temporary_prefix()}{os.getpid()}-{os.urandom(8).hex()}{ending}"
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes of this machine that have ended."""
+    """Remove temporary files of processes of this machine that have ended."""
     prefix = _temporary_prefix()
     with suppress(OSError):
         for path in folder.iterdir():
@@ -157,7 +166,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _temporary_prefix() -> str:
-    # The processes of other machines, which may share the folder, are unknown.
+    # Other machines may share the folder, and it is unknown whether their processes are still
+    # running.
     return f".lflops-{platform.node()}-"
 
 
@@ -167,16 +177,18 @@ def _is_running(process: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        # It belongs to another user.
+        # The process belongs to another user.
         return True
     return True
 
 
 def open_for_append(path: Path, *, new: bool) -> int:
-    """Open a file for appending, which must be `new` or a regular file.
+    """Open a file for appending.
+
+    With `new`, the file is created. Otherwise, it must be a regular file.
 
     Raises:
-        OSError: The file cannot be opened, is a link, or there is one although it should be new.
+        OSError: The file cannot be opened, is a link, or already exists although it should be new.
     """
     created = ("O_CREAT", "O_EXCL") if new else ()
     number = os.open(path, _flags("O_WRONLY", "O_APPEND", "O_NOFOLLOW", *created), 0o666)
@@ -190,9 +202,9 @@ def open_for_append(path: Path, *, new: bool) -> int:
 
 @contextmanager
 def folder_opened(folder: Path) -> Iterator[Path]:
-    """Give a folder another path, of ASCII only, for code that cannot read its own.
+    """Provide an ASCII path of a folder, for code that cannot read the real path.
 
-    On systems without `/proc`, it is the path of the folder.
+    On systems without `/proc`, it is the real path.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -203,7 +215,9 @@ def folder_opened(folder: Path) -> Iterator[Path]:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that `lock` locks. It is created for this user alone, and is no link.
+    """Open a file for `lock`.
+
+    A new file can only be read and written by this user. A link is refused.
 
     Raises:
         OSError: The file cannot be opened.
@@ -212,9 +226,9 @@ def open_lock(path: Path) -> int:
 
 
 def lock(file: int) -> bool:
-    """Lock an open file without waiting. Returns whether no other process has locked it.
+    """Lock an open file without waiting.
 
-    On Windows, nothing is locked.
+    Returns false if another process has locked it. On Windows, nothing is locked.
     """
     if sys.platform == "win32":
         return True
@@ -228,12 +242,12 @@ def lock(file: int) -> bool:
 
 
 def open_device(path: Path) -> BinaryIO:
-    """Open a device or a pipe that the user chose as the place of an output."""
+    """Open a device or a pipe that the user chose as an output."""
     return path.open("wb", buffering=0)
 
 
 def _permissions(path: Path) -> int | None:
-    """Permissions of a file that is replaced, or `None` for a new file."""
+    """Return the permissions of the file that is replaced, or `None` for a new file."""
     with suppress(FileNotFoundError):
         _check_regular(path.stat(), path)
         before = path.lstat()

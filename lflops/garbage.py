@@ -1,4 +1,4 @@
-"""Python's garbage collector: pause it while many values are made, and search live objects."""
+"""Pause Python's garbage collector while many values are created, and search live objects."""
 
 import contextlib
 import gc
@@ -20,8 +20,8 @@ class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
 def alive(kinds: Collection[type]) -> Iterator[Any]:
     """Yield all live objects of exactly these classes.
 
-    Nothing is called for an object: `isinstance` would ask a proxy for the class of its object, and
-    a profiler that records Python's stack would record a million calls.
+    No function is called per object: `isinstance` would read the class of a proxy's object, and a
+    profiler of Python calls would record a million calls.
 
     Raises:
         SearchTimeout: There are too many objects.
@@ -39,7 +39,7 @@ def gc_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    # Inside `try`, so that an interrupt after it leaves the collector enabled.
+    # Pausing is inside `try`, so that an interrupt right after it leaves the collector enabled.
     try:
         gc.disable()
         yield

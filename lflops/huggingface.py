@@ -1,4 +1,4 @@
-"""The public place of `FlopsCallback`, the callback for the Trainer of transformers."""
+"""Export `FlopsCallback`, the callback for the Trainer of transformers, under a public name."""
 
 from lflops.integrations.huggingface import FlopsCallback
 

@@ -1,4 +1,4 @@
-"""Sets of moments as sorted, disjoint intervals of integer nanoseconds."""
+"""Calculate with sets of moments: sorted, disjoint intervals of integer nanoseconds."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ Intervals = list[Interval]
 
 
 def joined(spans: Iterable[Interval]) -> Intervals:
-    """The union of spans, sorted and without overlaps."""
+    """Return the union of spans, sorted and without overlaps."""
     intervals: Intervals = []
     for start, end in sorted(spans):
         if not intervals or start > intervals[-1][1]:
@@ -22,9 +22,9 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Intervals:
-    """The parts of intervals that are in no other interval."""
+    """Return the parts of intervals that are inside none of the other intervals."""
     left: Intervals = []
-    # The first other interval that does not end before the current interval.
+    # The index of the first other interval that does not end before the current interval.
     first = 0
     for start, end in intervals:
         while first < len(others) and others[first][1] <= start:
@@ -43,9 +43,9 @@ def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Interv
 
 
 def shares(intervals: Intervals, *others: Intervals) -> list[int]:
-    """The length of the intervals inside each of several sets, and last, inside none of them.
+    """Return the length of the intervals inside each of several sets, and last, outside all sets.
 
-    A moment that is in several sets belongs to the first one.
+    A moment that is in several sets counts for the first of these sets.
     """
     found = []
     for each in others:

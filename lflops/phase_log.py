@@ -1,6 +1,6 @@
-"""One log of the transitions of a training run.
+"""Log the transitions between phases of a training run.
 
-Each transition is one append of four values. Everything else is computed from them later, in
+Each transition appends four values. Everything else is computed from these values later, by
 functions that a test can call with a list:
 
     moment   event       subject     detail
@@ -30,9 +30,9 @@ DROP = "drop"
 """The innermost phase ends because of an exception."""
 
 WAIT = "wait"
-"""Backward begins to wait for other ranks: every node has run.
+"""Backward begins to wait for other ranks, after every node has run.
 
-DDP waits there for the gradients of the other ranks. It is a part of backward.
+DDP waits at this point for the gradients of the other ranks. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
@@ -41,35 +41,38 @@ STEP_END = "step_end"
 COUNTERS = "counters"
 """Counters of the thread before a step's end: scheduler counters and resource usage.
 
-In place of the moment, it has the nanoseconds of the thread on a core.
+Instead of the moment, the event has the nanoseconds of the thread on a core.
 """
 
 BATCH = "batch"
-"""Facts about a step before its end: the shapes of its batch, and whether lflops touched it."""
+"""Facts about a step, before its end.
+
+They are the shapes of its batch, and whether lflops affected it.
+"""
 
 BEGIN = "begin"
 """A category of the run's time begins. Subject: its name."""
 
 END = "end"
-"""The innermost category of a name ends, and everything within it. Subject: the name."""
+"""The innermost category with this name ends, and everything inside it. Subject: the name."""
 
 REST = "rest"
-"""Time in no phase belongs to a category from now on. Subject: its name."""
+"""From now on, time in no phase belongs to a category. Subject: its name."""
 
 PAST = "past"
-"""The last nanoseconds belong to a category. Subject: its name. Detail: nanoseconds."""
+"""The last nanoseconds before now belong to a category. Subject: its name. Detail: nanoseconds."""
 
 MOVE = "move"
 """The last nanoseconds of a phase belong to a category. Subject: both. Detail: nanoseconds."""
 
 WIDTH = 4
-"""Values of an event."""
+"""Number of values per event."""
 
 RUN = "run"
-"""Stands for the stage of phases that belong to no step, such as saving a checkpoint."""
+"""Used as the stage of phases that belong to no step, such as saving a checkpoint."""
 
 MANY = WIDTH * 10_000
-"""Values after which the log is delivered even if no reader has requested it."""
+"""Number of values after which the log is delivered even if no reader has requested it."""
 
 Event = tuple[int, str, Any, Any]
 
@@ -86,9 +89,9 @@ class PhaseLog:
 
     Attributes:
         clock: Returns the moment of an event.
-        events: Events that were not delivered yet, as flat values.
-        append: Appends the values of one or several events. It is a function written in C. Without
-            a reader, it drops them.
+        events: Events that were not delivered yet, as a flat list of values.
+        append: Function that appends the values of one or several events, written in C. Without a
+            reader, it drops the values.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -101,14 +104,20 @@ class PhaseLog:
         _LOGS.add(self)
 
     def connect(self, reader: Reader) -> None:
-        """Deliver events to a reader from now on. Can be repeated."""
+        """Deliver events to a reader from now on.
+
+        Connecting a reader again does nothing.
+        """
         with self._lock:
             self.disconnect(reader)
             self._readers.append(reader)
             self.append = self.events.extend
 
     def disconnect(self, reader: Reader) -> None:
-        """Stop delivering to a reader, after it has the events until now. Can be repeated."""
+        """Stop delivering events to a reader, after it has received all events until now.
+
+        Disconnecting a reader again does nothing.
+        """
         with self._lock:
             self.deliver()
             self._readers = [each for each in self._readers if each is not reader]
@@ -116,7 +125,10 @@ class PhaseLog:
                 self.append = self._drop
 
     def deliver(self) -> None:
-        """Pass the events since the last delivery to all readers. Any thread may call it."""
+        """Pass the events since the last delivery to all readers.
+
+        Any thread may call this method.
+        """
         with self._lock:
             events = self.events[:]
             del self.events[: len(events)]
@@ -141,7 +153,7 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 def events_in(values: Sequence[Any]) -> Iterator[Event]:
-    """The events in flat values."""
+    """Yield the events in a flat list of values."""
     remaining = iter(values)
     return zip(remaining, remaining, remaining, remaining, strict=True)
 
@@ -149,19 +161,19 @@ def events_in(values: Sequence[Any]) -> Iterator[Event]:
 def innermost(
     values: Sequence[Any], stage: str, running: list[tuple[str, str]], reader: object = None
 ) -> Iterator[tuple[Any, str]]:
-    """The moments at which another phase of a stage became the innermost one.
+    """Yield the moments at which the innermost phase of a stage changes.
 
     Args:
         values: Events of the log.
         stage: The stage.
-        running: The phases that run before the first event, each with its stage; changed to those
-            that run after the last.
-        reader: The reader whose ends of steps are included.
+        running: The phases that run before the first event, each with its stage. The list is
+            changed to the phases that run after the last event.
+        reader: The reader that determines the step ends to include.
 
     Yields:
-        A moment and the phase that runs from then on: "" if none does, `WAIT` in a wait for other
-        ranks, `STEP_END` at the end of a step. The moment is `None` after an exception, because
-        the phase before it has no measured end.
+        A moment, and the innermost phase after it. The phase is "" if no phase runs, `WAIT` in a
+        wait for other ranks, and `STEP_END` at the end of a step. The moment is `None` after an
+        exception, because the previous phase has no measured end.
     """
     for moment, event, subject, detail in events_in(values):
         if event == ENTER:
@@ -179,7 +191,7 @@ def innermost(
 
 
 def last_phase(running: Sequence[tuple[str, str]], stage: str) -> str:
-    """The innermost running phase of a stage, or ""."""
+    """Return the innermost running phase of a stage, or ""."""
     for phase, of_stage in reversed(running):
         if of_stage == stage:
             return phase

@@ -1,4 +1,4 @@
-"""The schedule of a run: when windows open, and how a schedule is fitted to a short run."""
+"""Schedule the windows of a run, and fit a schedule to a short run."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ class Schedule:
     """The schedule of `torch.profiler.schedule`, with the same names. A step is a batch.
 
     Attributes:
-        wait: Steps before each window, in which only the clock is read.
-        warmup: Steps that open a window. The last of them is counted, and never timed.
-        active: Steps in which the window records.
-        repeat: The number of windows; 0 repeats to the end of the run.
-        skip_first: Steps before the first wait.
+        wait: Number of steps before each window, in which only the clock is read.
+        warmup: Number of steps at the start of a window. The last of them is counted, and never
+            timed.
+        active: Number of steps in which the window records.
+        repeat: Number of windows; 0 repeats windows until the end of the run.
+        skip_first: Number of steps before the first wait.
     """
 
     wait: int = 5
@@ -28,7 +29,7 @@ class Schedule:
     skip_first: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a `ScheduleError` for an argument that is not a whole number or too small."""
+        """Raise a `ScheduleError` for an argument that is too small or not a whole number."""
         for name, least in _LEAST.items():
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -44,12 +45,14 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule in optimizer steps, of as many batches as gradients are accumulated over.
+    """A schedule in optimizer steps.
+
+    An optimizer step has as many batches as gradients are accumulated over.
 
     Attributes:
         windows: The number of windows, or `None` if they repeat without end.
-        traced: Whether the active steps are traced, and followed by as many module-timing steps.
-            Otherwise the active steps are module-timing steps.
+        traced: Whether the active steps are traced, and followed by the same number of
+            module-timing steps. If not, the active steps are module-timing steps.
     """
 
     skip_first: int
@@ -70,8 +73,8 @@ class Plan:
     ) -> "Plan":
         """Round a schedule up to whole steps, and shorten it to the batches of the run.
 
-        At least one window remains, with its counting step. These parts are shortened in this
-        order: the skipped steps, the wait, the active steps but one, the warm-up but one, and the
+        At least one window remains, with its counting step. Parts are shortened in this order: the
+        skipped steps, the wait, all active steps except one, all warm-up steps except one, and the
         last active step.
 
         Args:
@@ -104,12 +107,12 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Steps to the end of the first window."""
+        """Return the number of steps until the end of the first window."""
         times = 2 if self.traced else 1
         return self.skip_first + self.wait + self.warmup + times * self.active
 
     def waits_until(self, step: int) -> float:
-        """The first step from this step on that is no wait, or infinity if there is none."""
+        """Return the first step, from this step on, that is not a wait; infinity if there is none."""
         position = self.place(step)
         if position.phase == "over":
             return math.inf
@@ -143,13 +146,13 @@ class ScheduleCursor:
         first: The number of the plan's first window.
         phase: The phase of the current step.
         window: The number of the current window.
-        idle_until: The first step that is no wait.
+        idle_until: The first step that is not a wait.
     """
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
         self.first = first
         self._plan = plan
-        # the number of steps by which windows were brought forward
+        # Number of steps by which windows were brought forward.
         self._ahead = 0
         self.go_to(0)
 
@@ -160,7 +163,7 @@ class ScheduleCursor:
         self.idle_until = self._plan.waits_until(step + self._ahead) - self._ahead
 
     def bring_forward(self, step: int) -> None:
-        """Let the next window open at this step if it would open later."""
+        """Open the next window at this step if it would open later."""
         self._ahead += max(int(self.idle_until) - step, 0)
         self.idle_until = min(self.idle_until, step)
 

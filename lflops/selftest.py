@@ -1,6 +1,6 @@
-"""A test of lflops on one device, in a few seconds.
+"""Test lflops on one device, in a few seconds.
 
-It checks what torch offers on the device, and whether times, work and memory are right.
+Checks which features torch has on the device, and whether times, work and memory are right.
 """
 
 from collections.abc import Iterator
@@ -26,19 +26,19 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Accepted ratios of the shortest forward time to the time in which the host waits for the device.
+"""Largest accepted ratio of the shortest forward time to the time in which the host waits.
 
-The latter includes the latency of launches.
+The host waits for the device, and its time includes the latency of launches.
 """
 
 COMPARED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One check.
+    """The result of one check.
 
     Attributes:
-        name: What is checked.
+        name: Name of the check.
         passed: Whether it passed; `None` if the device does not support it.
         found: The result, in words.
     """
@@ -58,12 +58,12 @@ class SelfTest(Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """Return whether no check failed."""
         return all(check.passed is not False for check in self.checks)
 
 
 class Layers(nn.Module):
-    """Three equal layers: one plain, one in a checkpoint, and one in a nested checkpoint."""
+    """Three equal layers: a plain layer, a checkpointed layer, and a layer in a nested checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Layers(nn.Module):
         return checkpoint(self.again, torch.relu(self.first(x)), use_reentrant=True)  # type: ignore[no-any-return]
 
     def again(self, x: Tensor) -> Tensor:
-        """Compute the layers that are recomputed in backward."""
+        """Run the layers that are recomputed in backward."""
         return checkpoint(self.third, torch.tanh(self.second(x)), use_reentrant=False)  # type: ignore[no-any-return]
 
 
@@ -83,7 +83,7 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
     """Run all checks on a device.
 
     Args:
-        device: The device. Default: the accelerator, or else the CPU.
+        device: The device. By default, the accelerator, or the CPU if there is none.
 
     Raises:
         CountError: torch has no such device.
@@ -111,7 +111,7 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
 
 
 def _check_support(device: torch.device) -> Iterator[Check]:
-    """Check what torch offers for the device."""
+    """Check which features torch has on the device."""
     has_events = isinstance(clock_of(device), StreamClock)
     yield Check(
         name="clock",

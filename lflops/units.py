@@ -1,7 +1,8 @@
-"""Numbers as text. This is the only place where numbers are rounded.
+"""Format numbers as text.
 
-Counts and bytes have two decimals and a prefix; a count that needs no prefix stays exact. Times and
-rates have three digits. An unknown value is a dash, 0 is `0`, and no other value reads as 0.
+Numbers are only rounded in this module. Counts and bytes have two decimals and a prefix; a count
+that needs no prefix stays exact. Times and rates have three digits. An unknown value is a dash. 0
+is `0`, and no other value is rounded to 0.
 """
 
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -17,22 +18,24 @@ _HALF_UP = Context(prec=400, rounding=ROUND_HALF_UP)
 
 
 def count(value: float | None) -> str:
-    """A count: `1.23 G`."""
+    """Format a count: `1.23 G`."""
     return quantity(value, "")
 
 
 def quantity(value: float | None, unit: str, *, digits: int = 2) -> str:
-    """An amount with a decimal prefix before its unit: `312.00 TFLOP/s`."""
+    """Format an amount with a decimal prefix before its unit: `312.00 TFLOP/s`."""
     return _scaled(_known(value), 1000, _with_prefixes(unit), digits)
 
 
 def size(value: float | None, *, digits: int = 2) -> str:
-    """Bytes in binary units: `417.76 MiB`."""
+    """Format bytes in binary units: `417.76 MiB`."""
     return _scaled(_known(value), 1024, _BINARY, digits)
 
 
 def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
-    """A rate: `177 GFLOP/s`. It has three digits, because it comes from a measured time.
+    """Format a rate: `177 GFLOP/s`.
+
+    It has three digits, because it comes from a measured time.
 
     A rate above the `peak` is marked, as in `of_peak`.
     """
@@ -42,9 +45,9 @@ def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> s
 
 
 def duration(value: float | None) -> str:
-    """Seconds: `76.7 ms`. More than three digits would be noise.
+    """Format seconds: `76.7 ms`.
 
-    There is no unit above seconds.
+    More than three digits would be noise. There is no unit above seconds.
     """
     seconds = _known(value)
     if seconds is None:
@@ -57,7 +60,7 @@ def duration(value: float | None) -> str:
 
 
 def long_duration(value: float | None) -> str:
-    """Seconds as people say them: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`.
+    """Format seconds with larger units: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`.
 
     From one minute, the smaller unit is rounded down.
     """
@@ -72,7 +75,7 @@ def long_duration(value: float | None) -> str:
 
 
 def percent(share: float | None, *, digits: int = 1) -> str:
-    """A share of 1: `41.5 %`."""
+    """Format a share of 1: `41.5 %`."""
     known = _known(share)
     if known is None:
         return UNKNOWN
@@ -86,7 +89,7 @@ def percent(share: float | None, *, digits: int = 1) -> str:
 
 
 def of_peak(share: float | None) -> str:
-    """A share of the peak: `41.5 %`.
+    """Format a share of the peak: `41.5 %`.
 
     A share above 1 is marked: the peak is too low, or a count is wrong.
     """
@@ -99,7 +102,7 @@ def _with_prefixes(unit: str) -> tuple[str, ...]:
 
 
 def _known(value: float | None) -> Decimal | None:
-    """The number; `None` if it is unknown or not finite."""
+    """Return the number; `None` if it is unknown or not finite."""
     if value is None:
         return None
     # Adding 0 turns -0.0 into 0.
@@ -108,7 +111,7 @@ def _known(value: float | None) -> Decimal | None:
 
 
 def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits: int) -> str:
-    """The number in the largest unit in which it is at least 1 after rounding."""
+    """Format the number in the largest unit in which it is at least 1 after rounding."""
     if number is None:
         return UNKNOWN
     if abs(number) >= Decimal(base) ** len(symbols):

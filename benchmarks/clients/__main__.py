@@ -4,7 +4,7 @@ python -m benchmarks.clients [DIR] [--only NAME ...] [--fault NAME ...] [--again
     [--judge] [--record]
 
 A cell is "plain", "plain, repeated", "watched", or the name of a planted fault. Finished cells are
-kept, so that a run that was interrupted goes on. `DIR/results.json` has the rows of all clients.
+kept, so an interrupted benchmark continues. `DIR/results.json` has the rows of all clients.
 """
 
 import argparse

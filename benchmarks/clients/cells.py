@@ -1,4 +1,4 @@
-"""The cells of the table: each is one training run of a client, in a process of its own."""
+"""Define the cells of the table: each cell is one training run of a client in a separate process."""
 
 import json
 import os

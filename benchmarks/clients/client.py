@@ -1,4 +1,4 @@
-"""The interface between a client and the bench: `Client` describes a training run, `Run` is one.
+"""Define the interface of a client: `Client` describes a training run, and `Run` is one such run.
 
 A client is a file in `packages/`. It has a `CLIENT` and a function `train(run)`, which builds and
 starts the training run as the documentation of its package does. Packages are imported within

@@ -1,4 +1,4 @@
-"""Digests of weights, losses and random states: equal if and only if every bit is equal."""
+"""Compute digests of weights, losses and random states, which are equal if every bit is equal."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""Compare what lflops reports about a client with the stopwatches and with what is true of it."""
+"""Compare the reports of lflops about a client with the stopwatches and with known facts."""
 
 import json
 import re

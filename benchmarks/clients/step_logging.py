@@ -1,6 +1,6 @@
 """The planted fault "step logging" as callbacks of the Trainers.
 
-The callbacks hold nothing: some clients copy, pickle or store their callbacks.
+The callbacks have no attributes, because some clients copy, pickle or store their callbacks.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The bench's own clocks: steps, the planted fault, and phases. None of them uses lflops."""
+"""Measure steps, the planted fault, and phases with clocks that do not use lflops."""
 
 import itertools
 import json

@@ -1,12 +1,12 @@
-"""A process that has imported what a client needs, and forks a worker for each of its cells.
+"""Import the packages of a client once, and fork a worker for each of its cells.
 
 Imports take longer than these training runs. Clients under `lflops run` are not forked, because
 lflops is requested when torch is imported.
 
 python -m benchmarks.clients.warm MODULE ...
 
-Each line of the input is a JSON object with `arguments` of the worker and the `output` file for
-what it prints. The answer is a line with its exit status.
+Each line of the input is a JSON object with `arguments` of the worker, and a file `output` for its
+printed text. The answer is a line with the exit status of the worker.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Train one client in this process, and write what the stopwatches measured.
+"""Train one client in this process, and write the measurements of the stopwatches.
 
 python -m benchmarks.clients.worker CLIENT FOLDER [--watched] [--fault NAME --seconds S] [--phases]
 """

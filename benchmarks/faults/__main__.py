@@ -1,11 +1,12 @@
-"""Train with one fault or with none, watched as a user watches, and keep the profiles, the ledger and what the fault really costs.
+"""Train with one planted fault or none, and keep the files of lflops and the cost of the fault.
 
 python -m benchmarks.faults DIR [--kinds data_waits nothing] [--seeds 0 1 2 3] [--minutes 20]
 
-Each training has its folder, `DIR/KIND-SEED`: what lflops wrote, and `truth.json`. Those that are
-there are not run again. Rules may be tuned on even seeds; odd ones are for the report. What a fault
-costs is the mean step of the watched training, without the steps of the window, over that of the
-same training without the fault and unwatched.
+The runs are watched in the same way as by a user. Each training run has the folder `DIR/KIND-SEED`
+with the files of lflops and `truth.json`. Runs with an existing folder are not repeated. Rules may
+be tuned on even seeds; odd seeds are for the report. The cost of a fault is the difference of two
+mean steps: of the watched run, without the steps of the window, and of the same run without the
+fault and without lflops.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Judge the findings of `lflops.explain` in training runs with known faults.
 
-How often it is right, what it is wrong in, and what a mend would bring.
+Reports how often the findings are right, which are wrong, and the saving if a fault is fixed.
 
 python -m benchmarks.faults.judge DIR... [--half tuned|report] [--record]
 
-Even seeds are those that rules may be tuned on, odd ones the report's. A training counts as faulty
-if its fault costs 5 % of the step or more, or if it is no matter of time. What it costs is what was
-planted, or else the stopwatch's difference. A verdict is right if its first finding is the fault.
+Rules may be tuned on even seeds; odd seeds are for the report. A training run counts as faulty if
+its fault costs at least 5 % of the step, or if the fault is not about time. The cost is the planted
+time, or otherwise the difference on the stopwatch. A verdict is right if its first finding is the
+fault.
 """
 
 import argparse

@@ -1,10 +1,8 @@
-"""Kinds of faults in a training run.
+"""Define the kinds of faults: each has a label, and a change to a training run without faults.
 
-Each kind with its label, and what it changes in a training that is fine.
-
-A kind gets the parts of a training, a source of random numbers and the seconds that it is to cost a
-step, where it can choose them. Times are those of the processor or of the wall, and never of a
-test's clock: what is planted is real.
+A kind receives the parts of a training run, a source of random numbers, and the seconds that it
+must cost per step, if it can choose them. Planted times are real: they use the processor or the
+wall clock, never the clock of a test.
 """
 
 import functools

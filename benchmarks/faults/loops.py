@@ -1,4 +1,4 @@
-"""The loops that a training can have: the documentation's, and Lightning's."""
+"""Define the loops of a training run: a custom loop from the documentation, and Lightning."""
 
 import contextlib
 import tempfile

@@ -1,4 +1,4 @@
-"""The parts of a small training that is fine, drawn from a seed: a fault changes one of them."""
+"""Create the parts of a small training run without faults from a seed; a fault changes one of them."""
 
 import random
 import tempfile

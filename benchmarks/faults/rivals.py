@@ -1,15 +1,16 @@
-"""Findings of other tools in the same training runs.
+"""Collect the findings of other tools in the same training runs.
 
-TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
+The tools are TraceML and gpuprof, started as in their READMEs, and the profilers of torch and
+Lightning.
 
 python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
 
-Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU.
-They are loops of one's own on one rank, unwatched by lflops. Of torch it is the search for bad
-patterns. Lightning's profiler has a table and no verdict: a Trainer runs for it, and what it says
-is the largest row. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run
-again. A tool is right if the first thing that it says is about the fault, or else any: `ABOUT` has
-the words.
+Requires `pip install traceml-ai gpuprof`. Both tools are made for GPUs, but these training runs use
+a CPU. The runs are custom loops on one rank without lflops. For torch, the search for bad patterns
+is used. Lightning's profiler has a table but no verdict, so its finding is the largest row, from a
+run with a Trainer. The text of each tool is stored in `DIR/KIND-SEED/TOOL.txt`, and existing files
+are not made again. Two results are recorded: whether the first finding of a tool is about the
+fault, and whether any finding is. `ABOUT` has the words that show it.
 """
 
 import argparse

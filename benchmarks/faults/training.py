@@ -1,4 +1,4 @@
-"""A training with a fault or without, each in a process of its own."""
+"""Run a training with or without a fault, each in a separate process."""
 
 import contextlib
 import multiprocessing

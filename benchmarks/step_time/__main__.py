@@ -1,10 +1,11 @@
-"""Predict published step times on models and chips that were not fitted, beside the constant.
+"""Predict published step times for models and chips that were not fitted.
 
-The median MFU of the other rows.
+The predictions are compared with a constant: the median MFU of the other rows.
 
-python -m benchmarks.step_time estimate DIR     the work of each row, on fake tensors; what is in
-DIR is kept python -m benchmarks.step_time fit DIR          the rates of `prediction.toml`, and how
-far off they are; --record for RESULTS.md
+    python -m benchmarks.step_time estimate DIR   estimates the work of each row on fake tensors,
+                                                  except for rows that are already in DIR
+    python -m benchmarks.step_time fit DIR        fits the rates of `prediction.toml` and prints
+                                                  their errors; --record writes RESULTS.md
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Few rates are fitted to published step times, and judged on models and chips that were left out.
+"""Fit a few rates to published step times, and judge them on models and chips that were left out.
 
-Residuals are logarithms of measured over predicted seconds. A fit is a robust one (Huber's) with a
-prior for each rate, so that a rate of which the rows say nothing stays where it was. The shares of
-a family of chips are a common one and the family's deviation from it: a family that is left out is
-predicted by the common share.
+Residuals are logarithms of measured over predicted seconds. The fit is robust (Huber) and has a
+prior for each rate, so a rate that the rows do not determine keeps its prior. The share of a family
+of chips is a common share plus the deviation of this family. A family that is left out is predicted
+with the common share.
 """
 
 import math

@@ -1,14 +1,14 @@
-"""The work of published trainings.
+"""Estimate the work of published training runs.
 
-Each is rebuilt and estimated on fake tensors, as one of its ranks.
+Each run is rebuilt, and one of its ranks is estimated on fake tensors.
 
-`rows.csv` has what was published in bfloat16:
+`rows.csv` has the published step times in bfloat16:
 
     mpt-*       mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 8c8dd48 (Apache-2.0)
     llama3-*    pytorch/torchtitan, benchmarks/*.md at b5bcd76 (BSD-3-Clause)
 
-The split: no figure is fitted to a row of Llama. The rows of MPT are for development; what is said
-of them is of models and chips that were left out of the fit, one at a time.
+No rate is fitted to a row of Llama. The rows of MPT are for development: results for them are for
+models and chips that were left out of the fit, one at a time.
 """
 
 import csv

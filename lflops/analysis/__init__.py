@@ -1,4 +1,4 @@
-"""From a profile to results: step breakdown, roofline, utilization, comparison, what-if.
+"""Compute results from a profile: step breakdown, roofline, utilization, comparison, what-if.
 
-Pure functions. No torch.
+All functions are pure, and none of them imports torch.
 """

@@ -1,4 +1,4 @@
-"""All results that follow from a profile, as one value that reports read and format."""
+"""Bundle all results that follow from a profile in one object, which reports read and format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class Analysis:
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:
-        """Bytes that compiled code moves, and that its operators would move, by phase."""
+        """Bytes that compiled code moves, and bytes that it would move uncompiled, by phase."""
         return fusion(self.profile)
 
     @cached_property
@@ -89,12 +89,12 @@ class Analysis:
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """Predicted time of a training step on the chip, or `None` if there is no model for it."""
+        """Predicted time of a training step on the chip, or `None` if lflops cannot predict it."""
         return predict(self.profile, self.chip)
 
     @cached_property
     def evidence(self) -> StepEvidence:
-        """What the rules of `lflops.findings` read."""
+        """The measurements and results that the rules of `lflops.findings` read."""
         return StepEvidence(
             profile=self.profile,
             times=self.step_times,
@@ -114,12 +114,12 @@ class Analysis:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Why the step takes as long as it does: issues first, then where else the time goes."""
+        """Reasons why the step takes as long as it does: issues first, then other uses of the time."""
         return findings_of_step(self.evidence)
 
     @cached_property
     def compared(self) -> ComparedRun:
-        """The data of the run that a comparison needs."""
+        """The data of this run that a comparison with another run needs."""
         figures = run_figures(self.profile, self.step_times, self.utilization.mfu)
         return compared_run(self.profile, figures)
 
@@ -137,7 +137,7 @@ class Analysis:
 
     @cached_property
     def busiest(self) -> tuple[BusyModules, ...]:
-        """Modules by falling self time, repeated modules together."""
+        """Modules by falling self time; repeated modules are one entry."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
     @cached_property
@@ -155,8 +155,8 @@ class Analysis:
     def uncalled(self) -> tuple[str, ...]:
         """The modules that were never called, although the model may need them.
 
-        Two kinds of modules are left out: modules without parameters, such as metrics, and modules
-        whose weights are used without a call. For example, if the matmuls of a head are in the
+        Leaves out two kinds of modules: modules without parameters, such as metrics, and modules
+        with weights that are used without a call. For example, if the matmuls of a head are in the
         loss, the head has a gradient and is updated.
         """
         uncalled = []
@@ -181,9 +181,9 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Whether ranks run different modules, as pipeline stages do.
+        """Return whether ranks run different modules, such as pipeline stages.
 
-        Then a GPU does only a part of the root's work.
+        If they do, a GPU does only a part of the root's work.
         """
         notes = notes_with("ranks_differ", self.profile.notes)
         return any(note.values.get("rows_of_others") for note in notes)
@@ -220,7 +220,7 @@ class Analysis:
 
     @cached_property
     def memory_fit(self) -> MemoryFit | None:
-        """Whether the step fits on the chip."""
+        """The comparison of the step's memory with the memory of the chip, or `None` if unknown."""
         return memory_fit_of(self.profile, self.chip)
 
     @cached_property
@@ -232,7 +232,7 @@ class Analysis:
 
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
-        """The modules that hold the peak's bytes."""
+        """The modules that hold the bytes alive at the memory peak."""
         if self.profile.memory is None:
             return ()
         return memory_holders(self.profile.memory, self.patterns)

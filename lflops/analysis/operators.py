@@ -1,4 +1,4 @@
-"""Work of each operator, over all modules and in each module, and operators without a formula."""
+"""Compute the work of each operator, in total and by module, and list unsupported operators."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,14 @@ from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, ratio, sums
 
 MODULES = 20
-"""The most modules listed for an operator in a phase: the modules with the most of its work."""
+"""Maximum number of modules listed for an operator in a phase: the modules with the most work."""
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """Work of one operator. `share` is its share of the MACs or FLOPs (see `share_of`)."""
+    """Work of one operator.
+
+    `share` is the operator's share of the MACs or of the FLOPs; `share_of` returns which of them.
+    """
 
     operator: str
     figures: WorkCounts
@@ -31,8 +34,8 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
         phase: `None` for all phases together.
         dtypes: One dtype for a row of a phase; empty for operators without a formula.
         figures: The work; only calls and bytes for operators without a formula.
-        is_counted: Whether the operator has a formula, so that its work is in the totals.
-        share: Share as in `Operator`, of the row's phase; `None` if not counted.
+        is_counted: Whether the operator has a formula. If so, its work is in the totals.
+        share: Share of the phase's MACs or FLOPs; `None` if not counted.
         modules: Number of modules that ran the operator.
         by_module: Self work of the modules with the most of it, at most 20, most first.
     """
@@ -48,10 +51,10 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedOperator(Struct, frozen=True, kw_only=True):
-    """An operator without a formula, over all modules and phases; its work is in no total.
+    """An operator without a formula, over all modules and phases; no total includes its work.
 
     Attributes:
-        seconds: Self seconds in a step from a trace, or `None`.
+        seconds: Self seconds per step from a trace, or `None`.
     """
 
     operator: str
@@ -62,7 +65,7 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """Return the operators of a phase, or of all phases, by falling MACs, FLOPs and bytes."""
+    """Return the operators of a phase, or of all phases, in falling order of MACs, FLOPs and bytes."""
     phases = phases_of(phase)
     cells = [cell for cell in profile.op_counts if cell.phase in phases]
     total = _Total(profile, phase)
@@ -101,10 +104,10 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Count the calls whose recomputed part is a separate cell, by operator and module.
+    """Count the calls with a separate cell for their recomputed part, by operator and module.
 
-    The backward of fused attention is such a call: its second matmul is a cell in recompute, which
-    moves no bytes of its own. In all phases together it counts as one call.
+    An example is the backward of fused attention: its second matmul is a cell of the phase
+    `recompute` that moves no bytes. Over all phases, both cells count as one call.
     """
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
@@ -193,13 +196,16 @@ def _rows(
 def _by_module(
     cells: Sequence[OpCount], twice: Mapping[tuple[str, str], int] | None = None
 ) -> list[_ModuleCounts]:
-    """Counts of one operator by module, without the calls of `twice`."""
+    """Counts of one operator by module.
+
+    `twice` has the number of calls to subtract because they are in two cells.
+    """
     counted: list[_ModuleCounts] = []
     modules = set()
     for cell in cells:
         counted.append((cell.module, _COUNTS_OF(cell)))
         modules.add(cell.module)
-    # Most cells are the only cells of their module.
+    # If all cells are in different modules, there is nothing to add up.
     if not twice and len(modules) == len(cells):
         return counted
     total: dict[str, tuple[int, ...]] = {}
@@ -215,7 +221,7 @@ def _total_and_largest(
     counted: Sequence[_ModuleCounts],
 ) -> tuple[WorkCounts, dict[str, WorkCounts]]:
     """The sum over the modules, and the counts of the `MODULES` modules with the most work."""
-    # Layers repeat, so few of the counts are different.
+    # Layers repeat, so only few of the counts differ.
     work: dict[tuple[int, ...], WorkCounts] = {}
     total = WorkCounts()
     for counts, modules in Counter(counts for _, counts in counted).items():
@@ -229,7 +235,7 @@ def _total_and_largest(
 
 
 class _Total:
-    """The work of the model in a phase, or in all phases, which shares refer to."""
+    """The total work of a phase, or of all phases, that shares are relative to."""
 
     def __init__(self, profile: Profile, phase: Phase | None) -> None:
         self._metric = share_of(profile, phase)

@@ -1,8 +1,8 @@
-"""Find modules that are much slower than the identical modules at their place.
+"""Find modules that are much slower than other modules which do the same work in the same place.
 
-An example is a single slow layer of a stack. A module is flagged if its excess is above the
-threshold, the noise, and the time that other processes took. A large excess that is not above the
-last two is reported as a caveat.
+An example is a single slow layer of a stack. A module is flagged if its excess time is above three
+limits: the threshold, the noise, and the time that other processes took. If a large excess is below
+one of the last two, it is reported as a caveat.
 """
 
 import math
@@ -19,14 +19,14 @@ from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import ratio, robust_deviation
 
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
-"""Why it cannot be decided whether a module is slow.
+"""Reasons why it cannot be decided whether a module is slow.
 
 * `busy`: other processes had the CPU.
 * `few_steps`: there are too few module-timing steps.
 * `varied`: the module-timing steps vary too much.
 * `scaled`: times had to be scaled too much.
-* `allocating`: its kernels are as short as those of identical modules, and modules wait for the
-  driver to allocate memory.
+* `allocating`: the module's kernels are as short as the kernels of identical modules, and modules
+  wait for the driver to allocate memory.
 """
 
 _LEAST_MODULES = 3
@@ -36,9 +36,9 @@ _LEAST_RATIO = 1.2
 _LEAST_SHARE = 0.02
 # If other processes take at least this share of the CPU time, they explain why times vary.
 _BUSY = 0.05
-# Smallest excess in errors: chance exceeds it once in 30,000 modules.
+# Smallest excess, as a multiple of its error: chance exceeds it once in 30,000 modules.
 _REACH = 4.0
-# A submodule explains an outlier if it has this share of its excess.
+# A submodule explains an outlier if its excess is at least this share of the outlier's excess.
 _MOST_OF = 0.7
 
 _ALLOCATES = (
@@ -57,9 +57,9 @@ class Outlier(Struct, frozen=True, kw_only=True):
     """A module that is slower than identical modules.
 
     Attributes:
-        others: Number of other modules at its place that do the same work.
+        others: Number of other modules that do the same work in the same place.
         seconds: Seconds of forward and backward, with submodules.
-        usual_seconds: Median over all modules at its place.
+        usual_seconds: Median over all modules in this place.
     """
 
     module: str
@@ -74,7 +74,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
 
 class Outliers(NamedTuple):
-    """The outliers, largest excess first, and why other modules may be outliers too."""
+    """The outliers, largest excess first, and a caveat if other modules may be outliers too."""
 
     found: tuple[Outlier, ...] = ()
     caveat: OutlierCaveat | None = None
@@ -87,14 +87,16 @@ def outliers(
     below: Mapping[str, Sequence[str]],
     step: float | None,
 ) -> Outliers:
-    """Find the outliers. If a submodule explains a slow module, only the submodule is an outlier.
+    """Find the outliers.
+
+    If a submodule explains why a module is slow, only the submodule is an outlier.
 
     Args:
         profile: The profile.
-        patterns: Patterns of the module names.
-        identical: Numbers of the modules; equal numbers mean equal work.
+        patterns: Pattern of each module name.
+        identical: Number of each module; equal numbers mean equal work.
         below: Names directly below each module.
-        step: Seconds of an unprofiled step; without them no outliers are found.
+        step: Seconds of an unprofiled step; if `None`, no outliers are found.
     """
     if not step:
         return Outliers()
@@ -129,7 +131,7 @@ def outliers(
 def _identical_modules(
     patterns: Mapping[str, str], identical: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield groups of modules that do the same work at the same place and are enough to compare."""
+    """Yield groups of modules that do the same work in the same place and are enough to compare."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, pattern in patterns.items():
         if pattern != name:
@@ -155,17 +157,17 @@ class _Time(NamedTuple):
 
 
 class _Circumstances:
-    """The circumstances of the run that can make a module seem slow."""
+    """Circumstances of the run that can make a module seem slow."""
 
     def __init__(self, profile: Profile, step: float) -> None:
         self._step = step
-        # If the time of other threads is known, the module times are without it.
+        # If the core time of other threads is known, the module times already exclude it.
         self._lost = 0.0 if uncontended_phases(profile) else lost_share(profile)
         self._is_scaled = are_times_far_off(profile.notes)
         self._allocating = allocating(profile)
 
     def caveat(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierCaveat | None:
-        """The reason, if any, why the excess does not prove that the module is slow."""
+        """The reason why the excess does not prove that the module is slow, or `None`."""
         is_noise = excess <= _noise(time, others)
         if self._lost >= excess / self._step or (is_noise and self._lost >= _BUSY):
             return "busy"
@@ -182,9 +184,9 @@ class _Circumstances:
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Add up the phases in which all of these modules have a time.
+    """Add up each module's times, over the phases in which all of these modules have a time.
 
-    The recomputation of fused attention has calls but no time: it is within backward.
+    Recomputed fused attention has calls but no time: its time is part of backward.
     """
     phases = []
     for phase in PASS_PHASES:
@@ -223,8 +225,8 @@ def allocating(profile: Profile) -> float:
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
     """The smallest excess that is more than chance.
 
-    It follows from the module's spread, the spread of the other modules, and the scatter among
-    them.
+    It follows from the module's spread, the spread of the other modules, and the scatter among the
+    modules.
     """
     scatter = robust_deviation([other.seconds for other in others])
     error = max(time.error, statistics.median(other.error for other in others))
@@ -241,7 +243,7 @@ def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]
 
 
 def _deepest(name: str, excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> str:
-    """The module, or the submodule that explains it."""
+    """The module, or the deepest submodule that explains why it is slow."""
     least = _MOST_OF * excesses[name]
     inner = [child for child in below[name] if excesses.get(child, -math.inf) >= least]
     if not inner:

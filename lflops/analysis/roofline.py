@@ -1,12 +1,11 @@
-"""The roofline model, operator by operator.
+"""Apply the roofline model to each operator.
 
-Computes the least time that a chip allows for the work, and how far the run is from it.
+Computes the shortest time in which a chip can do the work, and compares the run with it.
 
 The peak and the bandwidth of a chip are its roof. An operator takes at least as long as its FLOPs
 at the peak of its dtype, and at least as long as its bytes at the bandwidth. The least time of a
-module is the sum over its operators, because a single intensity for a block would hide the
-operators that only move bytes. `Fusion` is the part of the operators' bytes that compiled kernels
-save.
+module is the sum over its operators. A single intensity for the module would hide the operators
+that only move bytes. `Fusion` is the number of bytes that compiled kernels save.
 """
 
 from collections import Counter, defaultdict
@@ -29,16 +28,19 @@ from lflops.profile.series import ratio, sum_known
 Bound = Literal["compute", "memory"]
 
 AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
-"""Why a point is above its roof.
+"""Reasons why a point is above its roof.
 
 * `cache`: its bytes stayed in a cache.
-* `compiled`: it runs compiled, but its bytes are those of the eager code.
+* `compiled`: the module runs compiled, but its bytes were counted for eager code.
 * `cache_unknown`: its bytes may have stayed in a cache of unknown size.
 * `error`: none of these, so a count, a time or a peak is wrong.
 """
 
 TOLERANCE = 0.05
-"""A point counts as above its roof beyond this share: two measurements of a peak differ as much."""
+"""A point counts as above its roof if it exceeds the roof by more than this share.
+
+Two measurements of a peak may differ by this share.
+"""
 
 _ATEN = "aten::"
 
@@ -52,7 +54,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
         dtype: One of `hardware.DTYPES`.
         flops_per_second: The flat part of the roof.
         bandwidth_bytes_per_second: The slope of the roof; `None` if unknown.
-        is_judged_by: Whether the roofs of the points are those of this chip.
+        is_judged_by: Whether the points are compared with the roof of this chip.
     """
 
     hardware: str
@@ -64,24 +66,25 @@ class Ceiling(Struct, frozen=True, kw_only=True):
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase with its time and its least time. `None` means unknown.
+    """Work in one phase, its time and its least time. `None` means unknown.
 
     Attributes:
-        module: The module, inclusive, or its self work in `Roofline.own`. For an operator in a
-            module it is the module that ran it, for an operator over all modules the root.
+        module: Name of the module. For an operator in a module, the module that ran it; for an
+            operator over all modules, the root.
         operator: `None` for a module.
         phase: `all` for a traced operator: a trace does not separate its phases.
         dtype: `None` for a module.
         flops: Counted FLOPs, without the work that a mask skips.
         intensity: FLOPs per byte.
-        seconds: Seconds in a step. For an operator over all modules they come from a trace.
+        seconds: Seconds per step. For an operator over all modules, they come from a trace.
         flops_per_second: Achieved rate.
-        roof_seconds: Seconds at the roof; for a module the sum over its operators.
+        roof_seconds: Least time on the chip; for a module the sum over its operators.
         roof_flops_per_second: FLOPs over `roof_seconds`.
-        bound: The side of the roof above the point; for a module the side of most `roof_seconds`.
+        bound: The side of the roof that limits the work, compute or memory. For a module, the side
+            with most of `roof_seconds`.
         share: `roof_seconds` over `seconds`.
-        potential_seconds: Seconds that a step would save at the roof.
-        over: Why the point is above its roof, if it is.
+        potential_seconds: Seconds per step that would be saved at the roof.
+        over: Reason why the point is above its roof, or `None`.
         fused_bytes: Bytes that the kernels of compiled code read and write, as the compiler counts
             them. For a module with submodules it includes the bytes of code that is not compiled.
             `None` if no part is known to be compiled.
@@ -110,13 +113,14 @@ class Roofline(Struct, frozen=True, kw_only=True):
     """The ceilings, and the points below them.
 
     Attributes:
-        ceilings: By dtype, for the chip that points are judged by, then for the run's chip and its
-            datasheet if these differ.
-        modules: A point per module and phase, inclusive, in the model's order.
+        ceilings: Roofs by dtype: first of the chip that points are compared with, then of the run's
+            chip and its datasheet if they differ.
+        modules: A point per module and phase, with submodules, in the model's order.
         operators: A point per operator, phase and dtype over all modules. A traced operator has a
             single point with its time.
         op_counts: A point per operator, phase and dtype in each module.
-        self_work: A point per module and phase without submodules: together, all work exactly once.
+        self_work: A point per module and phase, without submodules. Together, these points count
+            all work exactly once.
     """
 
     ceilings: tuple[Ceiling, ...]
@@ -142,7 +146,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 class LazyRoofline:
     """The lists of a `Roofline`, each made when it is first read.
 
-    Modules are parts instead of points: of a large model, only few are drawn.
+    Entries are parts instead of points, because only few points of a large model are drawn.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -156,7 +160,7 @@ class LazyRoofline:
 
     @cached_property
     def modules(self) -> tuple["RooflinePart", ...]:
-        """A part per module and phase, inclusive, in the model's order."""
+        """A part per module and phase, with submodules, in the model's order."""
         return tuple(_modules(self._profile, self._costs))
 
     @cached_property
@@ -165,11 +169,14 @@ class LazyRoofline:
 
     @cached_property
     def self_work(self) -> tuple["RooflinePart", ...]:
-        """A part per module and phase without submodules: together, all work exactly once."""
+        """A part per module and phase, without submodules.
+
+        Together, these parts count all work exactly once.
+        """
         return tuple(_self_work(self._profile, self._costs))
 
     def points(self) -> Roofline:
-        """Return all lists as points, with those of operators in modules."""
+        """Return all lists as points, including the operators of each module."""
         return Roofline(
             ceilings=self.ceilings,
             modules=tuple(map(point_of, self.modules)),
@@ -204,7 +211,10 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Parts over all modules; a traced operator is one part, since its time covers all phases."""
+    """Yield a part per operator over all modules.
+
+    A traced operator is a single part, because its time covers all phases.
+    """
     traced = {}
     for name, seconds in traced_seconds(profile).items():
         if seconds:
@@ -232,10 +242,10 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Parts of modules without their submodules, in the model's order.
+    """Yield a part per module and phase without submodules, in the model's order.
 
-    Device time is inclusive, so a module with submodules in a phase has only its self time on the
-    host.
+    Device time includes submodules. So if a module has submodules in a phase, only its self time on
+    the host is known.
     """
     numbers: defaultdict[ModulePhase, list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
@@ -268,8 +278,8 @@ class _Cost(NamedTuple):
     """Seconds that a cell takes at the peak and at the bandwidth; `None` means unknown.
 
     Attributes:
-        is_cached: Whether the data of one call fit the chip's cache.
-        is_compiled: Whether it runs compiled, but was counted as eager code.
+        is_cached: Whether the data of one call fits in the chip's cache.
+        is_compiled: Whether the operator runs compiled, but was counted as eager code.
     """
 
     calls: int
@@ -292,7 +302,7 @@ class Total(NamedTuple):
 
     Attributes:
         seconds: Seconds at the roof; `None` if unknown.
-        bound: The side of the roof that most of these seconds are on.
+        bound: The side of the roof that has most of these seconds.
         costs: The different costs of the cells, with the number of cells that have each.
     """
 
@@ -308,9 +318,10 @@ _WORK_OF = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes
 
 
 class _Costs:
-    """The costs of all cells; `numbers` has the number of each cell's cost.
+    """The costs of all cells.
 
-    Layers repeat, so few costs are different, and each is computed once.
+    `numbers` maps each cell to the number of its cost. Layers repeat, so only few costs differ, and
+    each of them is computed once.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -336,7 +347,7 @@ class _Costs:
 
 
 def _inside_compiled(profile: Profile) -> set[str]:
-    """The modules that are compiled, or inside a compiled module."""
+    """The names of compiled modules and of all modules inside them."""
     compiled = {name for name, module in profile.modules.items() if module.compiled}
     if not compiled:
         return compiled
@@ -347,7 +358,7 @@ def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
     dtype, calls, macs, executed_macs, flops, bytes_moved = work
     executed_flops = flops - 2 * (macs - executed_macs)
     peak = peak_of(dtype, chip)
-    # An operator that moves integers has no peak, and needs none.
+    # An operator that moves integers has no peak and does not need one.
     compute = None if executed_macs else 0.0
     if peak:
         compute = executed_flops / peak
@@ -387,7 +398,9 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
 
 
 class RooflinePart(Struct, frozen=True, gc=False):
-    """Some cells with their time, from which a point is made; the fields are those of `Point`.
+    """A set of cells and their time, from which a point is made.
+
+    The fields are the same as in `Point`.
 
     Attributes:
         total: The sums over the cells.
@@ -422,7 +435,7 @@ class RooflinePart(Struct, frozen=True, gc=False):
 
 
 def point_of(part: RooflinePart) -> Point:
-    """Make the point of a part, with everything that follows from its sums and its time."""
+    """Make a point from a part: compute all figures that follow from its sums and its time."""
     flops = part.total.flops
     moved = part.total.bytes_moved
     roof = part.total.seconds
@@ -449,9 +462,9 @@ def point_of(part: RooflinePart) -> Point:
 
 
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
-    """The likely reason why these cells took no longer than `longest`, less than at the roof.
+    """The likely reason why these cells took at most `longest` seconds, less than their least time.
 
-    A reason is likely if the time suffices once the cells that it applies to move no bytes.
+    A reason is likely if the time is long enough when the cells that it applies to move no bytes.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:
@@ -473,12 +486,12 @@ def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReas
 
 
 def _seconds(work: Work) -> float | None:
-    """Kernel time from a trace, or else stream or host time."""
+    """Kernel time from a trace, otherwise stream time or host time, in seconds."""
     return median_of(work.device_seconds or work.seconds)
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
-    """The roofs of the known chips, without duplicates: chips may differ in other figures only."""
+    """The roofs of the known chips, without duplicates, because chips may have the same roofs."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.op_counts if cell.executed_macs)
     ceilings: dict[Ceiling, Ceiling] = {}
     for known in (chip, profile.run.hardware, lookup(profile.run.device_name)):
@@ -507,8 +520,8 @@ class LowerBound(Struct, frozen=True, kw_only=True):
         hardware: Name of the chip.
         seconds: Seconds of a step.
         by_phase: Seconds of each phase that ran.
-        by_module: Seconds of each module, inclusive, over all phases.
-        unknown: Operators with matmuls in a dtype whose peak is unknown; they count by their bytes.
+        by_module: Seconds of each module with submodules, over all phases.
+        unknown: Operators with matmuls in a dtype without a known peak; only their bytes count.
     """
 
     hardware: str
@@ -519,11 +532,11 @@ class LowerBound(Struct, frozen=True, kw_only=True):
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
-    """Sum the least times of all operators; `None` if the chip or its bandwidth is unknown.
+    """Sum of the least times of all operators; `None` if the chip or its bandwidth is unknown.
 
-    The least time of an operator is its matmuls at the peak of their dtype, or its bytes at the
-    bandwidth, whichever is longer. Operators run one after the other, as in eager code: fused
-    operators may move fewer bytes.
+    The least time of an operator is the longer of two times: of its matmuls at the peak of their
+    dtype, and of its bytes at the bandwidth. Assumes that operators run one after the other, as in
+    eager code. Fused operators may move fewer bytes.
     """
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
@@ -557,8 +570,8 @@ class Fusion(Struct, frozen=True, kw_only=True):
     Attributes:
         bytes_moved: Bytes of the operators as dispatched.
         fused_bytes: Bytes that the kernels read and write, as the compiler counts them.
-        unknown_modules: Number of modules with a kernel of unknown bytes, which both figures leave
-            out.
+        unknown_modules: Number of modules that have a kernel with unknown bytes. Both figures leave
+            these modules out.
     """
 
     phase: Phase
@@ -568,11 +581,11 @@ class Fusion(Struct, frozen=True, kw_only=True):
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
-    """Bytes in a step of each module and phase with compiled kernels, without submodules.
+    """Bytes per step of each module and phase with compiled kernels, without submodules.
 
-    `None` if the bytes of a kernel are unknown. The compiler may recompute cheap operators in
-    backward. If the code as written recomputes nothing, these bytes count as backward, so that both
-    counts of bytes are of the same work.
+    A value is `None` if the bytes of a kernel are unknown. The compiler may recompute cheap
+    operators in backward. If the code itself recomputes nothing, these bytes count as backward.
+    Then both counts of bytes cover the same work.
     """
     trace = profile.trace
     steps = profile.traced_steps
@@ -597,7 +610,7 @@ def bytes_with_below(
 ) -> Mapping[ModulePhase, int | None]:
     """Add up `bytes_as_compiled` over each module and its submodules.
 
-    A module without compiled kernels counts with the bytes of its operators as dispatched.
+    For a module without compiled kernels, the bytes of its dispatched operators count.
     """
     moved: dict[ModulePhase, int | None] = {}
     for cell in profile.op_counts:
@@ -616,7 +629,7 @@ def bytes_with_below(
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """Bytes that fusion saves, by phase; empty without traced compiled kernels or counts."""
+    """Bytes that fusion saves, by phase; empty without traced compiled kernels or without counts."""
     if not profile.is_counted:
         return ()
     compiled = bytes_as_compiled(profile)

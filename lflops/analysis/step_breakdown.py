@@ -1,18 +1,17 @@
-"""The step breakdown: disjoint parts of the unprofiled steps that add up to 1.
+"""Divide the time of the unprofiled steps into disjoint parts that add up to 1: the step breakdown.
 
     a step    |data|transfer|  forward, module by module  |  backward, likewise  |communication|clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
 
-A phase outside modules is one part. The self time of a module is divided in the order shown, and
-every part is clipped to the time that is left:
+A phase outside modules is one part. The self time of a module is divided in this order, and each
+part is limited to the time that is left:
 
-useful           its matmuls at the peak: ideal compute
-recompute        its recomputed matmuls at the peak
-memory-bound     its operators' bytes at the bandwidth, if that takes longer than the matmuls
-below the roof   the rest: inefficient kernels
+useful its matmuls at the peak: ideal compute recompute its recomputed matmuls at the peak
+memory-bound its operators' bytes at the bandwidth, if that takes longer than the matmuls below the
+roof the rest: inefficient kernels
 
-With a device trace the phases are those of its kernels, and the time in which the device computed
-nothing is another part.
+With a device trace, the phases are the phases of the kernels, and idle time of the device is
+another part.
 """
 
 from collections import defaultdict
@@ -32,8 +31,8 @@ from lflops.profile.series import scaled, summed
 IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
 """The parts of a module's self time, in this order."""
 
-# Work is divided by pass: the second matmul of a fused backward has no separate time. This pass
-# stands for both where forward and backward cannot be separated.
+# Work is divided by pass. The second matmul of a fused backward has no separate time. This value
+# stands for both passes if forward and backward cannot be separated.
 _BOTH_PASSES = ""
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
@@ -45,12 +44,12 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: Seconds of the mean unprofiled step.
         parts: Shares by name, which add up to 1: the parts of `IN_MODULES`, each phase outside
-            modules, and the activities of a traced device. `forward` and `backward` are the time of
-            these phases that is in no module.
-        modules: The parts of each module's self time, by module; `parts` has their sums.
+            modules, and the activities of a traced device. The parts `forward` and `backward` are
+            the time of these phases outside all modules.
+        modules: The parts of each module's self time, by module. Their sums are in `parts`.
         idle: Shares of forward and backward in which a traced device computed nothing.
-        inside_rest: Unknown parts, which are therefore within `inefficient_kernels`: `idle` or
-            `memory_bound`.
+        inside_rest: Parts that are unknown and therefore included in `inefficient_kernels`: `idle`
+            or `memory_bound`.
     """
 
     seconds: float
@@ -61,7 +60,7 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
 
 class _Need(NamedTuple):
-    """Seconds that operators need at the peak and at the bandwidth, in the order of `IN_MODULES`."""
+    """Seconds that operators need at the chip's peak and bandwidth, in the order of `IN_MODULES`."""
 
     ideal_compute: float = 0.0
     recompute: float = 0.0
@@ -89,7 +88,7 @@ class _StepParts(NamedTuple):
     idle: Mapping[str, float] = {}
 
     def scaled_to(self, seconds: float) -> "_StepParts":
-        """Scale the parts to add up to `seconds`; a step without parts becomes a single part."""
+        """Scale the parts to add up to `seconds`; a step without parts gets a single part."""
         total = sum(self.seconds.values())
         if not total:
             own = dict.fromkeys(self.own, 0.0)
@@ -103,8 +102,8 @@ def step_breakdown(
 ) -> StepBreakdown | None:
     """Divide the mean unprofiled step, first by phase and then within modules.
 
-    `share` is the share of the counts that one rank did. The result is `None` if the step time or
-    the peak of a multiplied dtype is unknown, or if nothing was counted.
+    `share` is the share of the counted work that one rank did. Returns `None` if nothing was
+    counted, or if the step time or the peak of a dtype with matmuls is unknown.
     """
     seconds = times.mean
     if not seconds or chip is None or not profile.op_counts:
@@ -121,7 +120,7 @@ def step_breakdown(
     for name, part_seconds in step.seconds.items():
         for module, took, need in _by_module(name, part_seconds, needs, step.own):
             if module is None and not any(need):
-                # Neither modules nor their operators ran in this time.
+                # No module and no operator of a module ran in this time.
                 parts[name or "inefficient_kernels"] += took / seconds
                 continue
             for part, cut in _divide(took, need):
@@ -146,7 +145,7 @@ def step_breakdown(
 
 
 def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
-    """Yield the parts of `IN_MODULES`, each clipped to the time that the parts before it left."""
+    """Yield the parts of `IN_MODULES`, each limited to the time that earlier parts left."""
     left = seconds
     for part, needed in zip(IN_MODULES, (*need, seconds), strict=True):
         cut = min(needed, left)
@@ -187,15 +186,15 @@ def _by_module(
     needs: Mapping[tuple[str, str], _Need],
     own: Mapping[tuple[str, str], float],
 ) -> Iterator[tuple[str | None, float, _Need]]:
-    """Divide a part by module: yield each module, its seconds and what its operators need.
+    """Divide a part by module: yield each module, its seconds and the needs of its operators.
 
-    The time that is in no module comes last, with `None` as its module.
+    The time outside all modules comes last, with `None` as its module.
     """
     times: dict[str, float] = {}
     if name in PASSES or name == _BOTH_PASSES:
         times = {module: took for (module, when), took in own.items() if when == name}
-    # A module without a time, such as a submodule of a compiled module, ran in the time of the
-    # nearest module above it that has one.
+    # If a module has no time, for example inside a compiled module, it ran in the time of the
+    # nearest module above it that has a time.
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
         if name not in {when, _BOTH_PASSES}:
@@ -226,9 +225,9 @@ def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
 
 
 def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> float:
-    """Move seconds, or shares, to another part from the first sources that have some.
+    """Move seconds or shares to another part, from the first of the sources that have any.
 
-    Returns how many were moved.
+    Returns the amount that was moved.
     """
     moved = 0.0
     for source in sources:
@@ -243,9 +242,9 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
 def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
     """The phases of the unprofiled steps, divided by what a traced device did in them.
 
-    Tracing slows down the host but not the device. So the difference between the phases and the
-    device's computing is idle time. Copies and communication that overlap with nothing are taken
-    out of the parts that contain them. `None` without a device trace.
+    Tracing slows down the host but not the device. So the time of a phase in which the device does
+    not compute is idle time. Copies and communication that overlap with nothing are separate parts,
+    and are subtracted from the parts that contain them. Returns `None` without a device trace.
     """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
@@ -288,7 +287,7 @@ def _without_submodules(
 
 
 def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
-    """Inclusive device seconds by module and pass, without the kernels of communication."""
+    """Device seconds by module and pass, with submodules, without communication kernels."""
     inclusive = _seconds_by_pass(profile, "device_seconds")
     for collective in profile.communication:
         when = step_phase(collective.phase)
@@ -299,7 +298,7 @@ def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _seconds_by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
-    """Known medians of a time field of `Work`, by module and pass."""
+    """Medians of a time field of `Work`, by module and pass; unknown medians are left out."""
     medians = []
     for phase in PHASES:
         for name, module in profile.modules.items():

@@ -1,8 +1,8 @@
-"""Time of a step and of its phases, over the unprofiled steps.
+"""Compute the time of a step and of its phases over the unprofiled steps.
 
-Unprofiled steps run without hooks or traces. Every share of a step, here, in the step breakdown and
-by module, is a share of the summed time of these steps, so that parts add up to their whole even
-if steps differ. The median step and its quartiles are reported next to the mean.
+Unprofiled steps run without hooks or traces. Every share of a step is relative to the summed time
+of these steps: here, in the step breakdown and by module. So the parts add up to the whole even if
+steps differ. The median step and its quartiles are reported next to the mean.
 """
 
 import statistics
@@ -15,19 +15,19 @@ from lflops.profile.records import PASSES, TimingStats, median_of, step_phase
 from lflops.profile.series import ratio, sum_known
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
-# Above this share of CPU time lost to other processes, times are unreliable.
+# If other processes took more than this share of the CPU time, times are unreliable.
 VERY_BUSY = 0.2
 
-# Shorter communication waits, as a share of the step, are the cost of reading the clock.
+# A communication wait below this share of the step is the cost of reading the clock.
 _MIN_WAIT_SHARE = 0.001
-# Less recomputation, as a share of the step, is no phase of its own: any fused attention has some.
+# Recomputation below this share of the step is not a separate phase: any fused attention has some.
 _LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
 
 
 def lost_share(profile: Profile) -> float:
-    """Share of the process's CPU time that other processes took in the module-timing steps."""
+    """Share of the process's CPU time that other processes took during module-timing steps."""
     return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
@@ -42,11 +42,12 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         phases: Mean seconds of each recorded phase, in step order. A step without the phase counts
             as 0 seconds.
         host_phases: Mean seconds that the host spent in each phase, if `phases` are device times.
-        waiting: Mean seconds at the end of backward in which gradients are exchanged and other
-            ranks are awaited; `None` if the step does not wait there.
-        recompute: Mean seconds of backward that recompute activations; `None` if unknown or none.
-        communicating: Seconds of each module's self time, by module and pass, in which it
-            exchanges data or waits for other ranks and computes nothing.
+        waiting: Mean seconds at the end of backward in which the rank exchanges gradients and waits
+            for other ranks; `None` if the step does not wait there.
+        recompute: Mean seconds of backward in which activations are recomputed; `None` if unknown
+            or if nothing is recomputed.
+        communicating: Seconds of self time, by module and pass, in which the module computes
+            nothing because it exchanges data or waits for other ranks.
         spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
         uncontended: Medians of each phase over the module-timing steps, without the time in which
             other threads had the core; empty if unknown.
@@ -91,7 +92,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def recomputed_share(self) -> float:
-        """Share of backward that recomputes activations; 0 if that is little of the step."""
+        """Share of backward that recomputes activations; 0 if this is a small part of the step."""
         backward = self.phases.get("backward")
         recompute = self.recompute or 0.0
         if not backward or recompute < _LEAST_RECOMPUTED * (self.mean or 0.0):
@@ -107,12 +108,12 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         return max(self.seconds.high - median, median - self.seconds.low) / median
 
     def share(self, seconds: float | None) -> float | None:
-        """Share of the mean step that these seconds are; `None` if one of them is unknown."""
+        """Return the seconds as a share of the mean step; `None` if either is unknown."""
         return ratio(seconds, self.mean)
 
 
 def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float]:
-    """Phases with recomputation as a phase of its own, which is this share of backward."""
+    """Split this share of backward off as a separate phase, `recompute`."""
     divided: dict[str, float] = {}
     for name, seconds in phases.items():
         if name == "backward" and share:
@@ -126,8 +127,8 @@ def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float
 def step_times(profile: Profile) -> StepTimes:
     """Compute the times over the unprofiled steps.
 
-    Warmup steps, recompiled steps, steps with new shapes and steps that validation, checkpoints or
-    other events disturbed are left out.
+    Leaves out warmup steps, recompiled steps, steps with new shapes, and steps that were disturbed
+    by validation, checkpoints or other events.
     """
     steps = []
     seconds = []
@@ -144,7 +145,8 @@ def step_times(profile: Profile) -> StepTimes:
     else:
         communicating = _host_collectives(profile)
 
-    # Steps of several ranks have the samples of all ranks, but the run has those of one rank.
+    # Steps of several ranks contain the samples of all ranks, but the usual number of the run is
+    # the number of one rank.
     usual_samples = usual_tokens = None
     if len(profile.ranks) < 2:
         usual_samples = profile.run.samples_per_step
@@ -210,7 +212,7 @@ def _phase_stats(steps: Iterable[Mapping[str, float]]) -> dict[str, TimingStats]
 def uncontended_phases(profile: Profile) -> dict[str, float]:
     """Median seconds of each phase in the module-timing steps, without other threads' core time.
 
-    If these times are known, the module times exclude other threads as well. Empty if unknown.
+    Empty if unknown. If these times are known, the module times exclude other threads as well.
     """
     phases = []
     for step in profile.steps:
@@ -222,7 +224,10 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
-    """Units per second; a step with an unknown number of units counts with the usual number."""
+    """Units per second, such as samples.
+
+    If the number of units of a step is unknown, the usual number is used.
+    """
     total = 0
     total_seconds = 0.0
     for step, recorded in zip(steps, units, strict=True):
@@ -238,8 +243,8 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
 def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
     """Exposed seconds of host collectives in the traced steps, by module and pass.
 
-    Limited to the self time of the module. Empty if a device was traced: the step breakdown then
-    takes communication from the device.
+    The time of a module is at most its self time. Empty if a device was traced: the step breakdown
+    then takes communication from the device.
     """
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}
@@ -262,9 +267,9 @@ def _self_seconds(module: ModuleProfile, when: str) -> float:
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
-    """Seconds per step of each traced operator, on the device if one was recorded.
+    """Seconds per step of each traced operator, on the device if it was traced.
 
-    `own` excludes the operators that it calls.
+    `own` excludes the operators that the operator calls.
     """
     trace = profile.trace
     steps = profile.traced_steps

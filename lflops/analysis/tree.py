@@ -1,7 +1,7 @@
-"""Modules of a profile as table rows: a tree that folds repeated modules, or a flat list.
+"""Arrange the modules of a profile as table rows: a tree with folded repeats, or a flat list.
 
-Also finds the places in the model that take the most time, and folds roofline points of repeated
-modules.
+Also finds the parts of the model that take the most time, and merges the roofline points of
+repeated modules.
 """
 
 import re
@@ -29,11 +29,14 @@ from lflops.profile.records import PHASES, Phase, median_of
 from lflops.profile.series import positions, ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""The phases of a module's total time. The optimizer's time is rarely known by module."""
+"""The phases of a module's total time.
+
+The optimizer's time is rarely known by module.
+"""
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase, inclusive or self as the row says; the fields are those of `Work`."""
+    """Work in one phase, with or without submodules as in its row; the fields are those of `Work`."""
 
     calls: int = 0
     macs: int = 0
@@ -64,7 +67,7 @@ _COUNTS = WorkCounts.__struct_fields__
 
 
 class Repeat(Struct, frozen=True, kw_only=True):
-    """Consecutive identical siblings, by the labels of the first and the last one."""
+    """Consecutive identical siblings, with the labels of the first and the last sibling."""
 
     first: str
     last: str
@@ -74,20 +77,21 @@ class Repeat(Struct, frozen=True, kw_only=True):
 class ModuleRow(Struct, frozen=True, kw_only=True):
     """One module, or consecutive identical siblings.
 
-    For several siblings, every count is that of ONE of them, and a time is their mean. A row inside
-    one of 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work in the
-    requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
+    For several siblings, every count is for ONE sibling, and a time is the mean over the siblings.
+    A row inside 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work
+    in the requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
 
     Attributes:
-        name: Dotted path, of the first sibling.
+        name: Dotted path of the module or of the first sibling.
         label: Last part of `name`.
         names: All modules that the row stands for within the row above.
         repeat: The siblings, or `None` for a single module.
-        depth: Levels below the root, which has 0.
+        depth: Levels below the root; the root has 0.
         is_self: If true, figures and parameters exclude the submodules.
         class_name: Class name.
         calls: Calls in forward.
-        trainable_parameters: `None` if only the inclusive number is known, as `parameter_bytes`.
+        trainable_parameters: `None` if only the number with submodules is known. The same holds for
+            `parameter_bytes`.
         phases: Work by phase.
         seconds: Median seconds by phase; `None` if unknown.
         children: The rows below, in a tree.
@@ -192,16 +196,16 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[ModuleRow, ...]:
-    """Rows of the module tree, inclusive: the root row, with the rows below it as children.
+    """Build the rows of the module tree, with submodules: the root row, and children below it.
 
     Args:
         profile: The profile.
         depth: Levels to show below the root; -1 for all.
         fold: Show consecutive siblings as one row if they have the same classes, labels and counts
             all the way down.
-        sort: One of `SORT_KEYS` to sort siblings by, a folded row by the sum of its modules; `None`
-            keeps the model's order.
-        phase: The phase of `share` and `sort`; `None` for all phases together.
+        sort: One of `SORT_KEYS`, by which siblings are sorted. A folded row is sorted by the sum
+            over its modules. `None` keeps the model's order.
+        phase: The phase that `share` and `sort` use; `None` for all phases together.
         below: The result of `children`, if already computed.
         groups: The result of `identical_subtrees`, if already computed.
 
@@ -222,7 +226,10 @@ def tree(
     builder = _RowBuilder(profile, phase, own=False)
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
-        """Rows of siblings; each is passed with its counterparts in the folded modules above."""
+        """Build the rows of siblings.
+
+        Each tuple has a sibling and its counterparts in the folded modules above.
+        """
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
             names = []
@@ -250,9 +257,9 @@ def walk(rows: Iterable[ModuleRow]) -> Iterator[ModuleRow]:
 def flat(
     profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
 ) -> tuple[ModuleRow, ...]:
-    """Rows of all modules without their submodules, sorted by MACs by default.
+    """Build a row per module without its submodules, sorted by MACs by default.
 
-    `sort` and `phase` are as in `tree`, and raise the same errors.
+    `sort` and `phase` mean the same as in `tree`, and wrong values raise the same errors.
     """
     _check_sort(profile, sort, phase)
     builder = _RowBuilder(profile, phase, own=True)
@@ -265,9 +272,9 @@ def totals(profile: Profile) -> dict[Phase, WorkCounts]:
 
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
-    """The model's MACs in each phase that has any; empty if this rank does all of them.
+    """The whole model's MACs by phase; empty if this rank computes all of them.
 
-    The MACs of a phase are `None` if unknown: the ranks share a batch, or each holds a part of the
+    A phase is `None` if its MACs are unknown, because ranks share a batch or hold only parts of the
     parameters.
     """
     root = profile.modules[""]
@@ -339,7 +346,7 @@ class _RowBuilder:
         self._total_time = _total_time(_seconds(profile, [""], own=False), phase)
 
     def row(self, names: tuple[str, ...], folded: Sequence[str]) -> ModuleRow:
-        """The row of the modules `names`, with the mean time of all `folded` modules."""
+        """Make the row of the modules `names`, with the mean time of all `folded` modules."""
         module = self._profile.modules[names[0]]
         labels = [name.rpartition(".")[2] for name in names]
         repeat = None
@@ -375,7 +382,7 @@ class _RowBuilder:
         )
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
-        """MACs or FLOPs in the phase that shares are of."""
+        """Return the MACs or FLOPs in the phase that shares are relative to."""
         work: int = 0
         for name in phases_of(self._phase):
             work += getattr(phases[name], self._metric)
@@ -383,7 +390,10 @@ class _RowBuilder:
 
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
-    """Mean seconds of the modules by phase; `None` if the time of any module is unknown."""
+    """Mean seconds of the modules by phase.
+
+    A phase is `None` if the time of any module is unknown.
+    """
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
@@ -396,7 +406,7 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """Seconds of one phase, or the sum over all phases whose time is known."""
+    """Seconds of one phase, or the sum over all phases with known times."""
     if phase is not None:
         return seconds[phase]
     total = None
@@ -427,15 +437,16 @@ def phases_of(phase: Phase | None) -> tuple[Phase, ...]:
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """The modules at one place of the model, without their submodules.
+    """Modules in the same place of the model, without their submodules.
 
     Attributes:
         pattern: The place, such as `layers.*.mlp`.
-        name: The pattern, or the names of the modules if only some at the place have a time.
+        name: The pattern, or the names of the modules if only some modules in this place have a
+            time.
         kind: Class name.
         modules: Number of modules.
-        seconds: Self time of all of them in a step.
-        macs: MACs of all of them in forward and backward.
+        seconds: Self time per step of all these modules.
+        macs: MACs of all these modules in forward and backward.
     """
 
     pattern: str
@@ -466,9 +477,10 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """All places of the model that have a time, most self time first.
+    """Group the modules by their place in the model, most self time first.
 
-    The seconds of `communicating`, by module and pass, are subtracted.
+    Places without a time are left out. The seconds of `communicating`, by module and pass, are
+    subtracted.
     """
     subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     timed: dict[str, float] = {}
@@ -496,8 +508,8 @@ def busiest(
     return tuple(sorted(found, key=lambda place: -place.seconds))
 
 
-# Identical modules agree in these values. Times and the peak depend on when a module runs. An
-# attrgetter is five times as fast as a loop.
+# Identical modules have the same values of these attributes. Times and the peak are not in this
+# list because they depend on when a module runs. An attrgetter is five times as fast as a loop.
 _FACTS_OF = attrgetter(
     "class_name",
     "calls",
@@ -519,7 +531,8 @@ _COUNTS_OF = attrgetter(
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Number the modules so that equal numbers mean identical modules.
 
-    Identical modules have equal counts, and the labels and counts of all modules below are equal.
+    Two modules are identical if they have equal counts, and if the labels and counts of all modules
+    below them are equal.
     """
     return numbered(below, lambda name: _counts(profile.modules[name]))
 
@@ -528,7 +541,7 @@ def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable])
     """Number the modules by a key and by the labels and keys of all modules below."""
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
-    # Longer names come first, so children before their parents.
+    # Longer names come first, so that children come before their parents.
     for name in sorted(below, key=len, reverse=True):
         labels = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
         numbers[name] = seen.setdefault((key(name), labels), len(seen))
@@ -544,7 +557,7 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
-# The first of these reasons that a part has is the reason of the sum.
+# A sum of parts has the first of these reasons that any part has.
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
@@ -552,7 +565,7 @@ class Repeats(NamedTuple):
     """Roofline parts of repeated modules that did the same work, in the model's order.
 
     Attributes:
-        label: The pattern of the modules, or the name of the only one.
+        label: The pattern of the modules, or the name if there is only one module.
     """
 
     label: str
@@ -572,7 +585,8 @@ class Repeats(NamedTuple):
     def point(self) -> Point:
         """The sum of the parts as one point.
 
-        Its bound is the bound of most of its roof time. It is above its roof if any part is.
+        The bound of the point is the bound of most of the roof time. The point is above its roof if
+        any part is above its roof.
         """
         first = self.parts[0]
         if len(self.parts) == 1:

@@ -1,4 +1,4 @@
-"""MFU and HFU: the rate of a step's matmuls as a share of the chip's peak."""
+"""Compute MFU and HFU: the rate of a step's matmuls as a share of the chip's peak."""
 
 import statistics
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import ratio, sum_known
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
-"""The phases whose MACs count for MFU."""
+"""The phases with MACs that count for MFU."""
 
-# The times of modules are no more exact than this factor.
+# Largest factor by which the measured time of a module may be wrong.
 _PRECISION = 1.1
 
 
@@ -24,12 +24,12 @@ class Utilization(Struct, frozen=True, kw_only=True):
     """The rate of one device over the unprofiled steps. `None` means unknown.
 
     Attributes:
-        mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype, as a
-            share of 1.
-        hfu: The same with the MACs of recomputation, so never below `mfu`.
-        executed: Share of the peak that the chip executed: the MACs of all passes that no mask lets
-            the kernel skip, each at the peak of its dtype.
-        flops_per_second: 2 x MACs of forward and backward, over the step.
+        mfu: 2 x MACs of forward and backward, divided by the step time and the peak of the run's
+            dtype.
+        hfu: Like `mfu`, but includes the MACs of recomputation, so it is never below `mfu`.
+        executed: Share of the peak with which the chip executed matmuls. It counts the MACs of all
+            passes except those that kernels skip because of a mask, each at the peak of its dtype.
+        flops_per_second: 2 x MACs of forward and backward, divided by the step time.
         peak_flops_per_second: Peak of the run's dtype.
         dtype: Name of the peak, one of `hardware.DTYPES`.
         hardware: Name of the chip.
@@ -47,9 +47,9 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
     @property
     def is_peak_too_low(self) -> bool:
-        """Whether the step, or its modules together, ran matmuls faster than the peak allows.
+        """Return whether the step, or all modules together, ran matmuls faster than the peak.
 
-        Then MFU is too high.
+        If so, MFU is too high.
         """
         if self.mfu is not None and self.mfu > 1:
             return True
@@ -61,14 +61,14 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
-    """The rate of matmuls, 2 FLOPs per multiply-accumulate; `None` without a time."""
+    """Rate of matmuls, with 2 FLOPs per MAC; `None` without a time."""
     return ratio(2 * macs, seconds)
 
 
 def of_peak(rate: float | None, peak: float | None) -> float | None:
-    """A rate as a share of a peak; `None` if one of them is unknown.
+    """A rate as a share of a peak; `None` if either is unknown.
 
-    This is MFU for the MACs of forward and backward, and HFU with the MACs of recomputation.
+    For the MACs of forward and backward this is MFU. With the MACs of recomputation it is HFU.
     """
     return ratio(rate, peak)
 
@@ -116,7 +116,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
 def _share_of_a_rank(profile: Profile, macs: int) -> float:
     """The mean rank's share of the root's MACs.
 
-    If ranks differ, the root's MACs are not those of a single rank.
+    If ranks do different work, the root's MACs include the MACs of several ranks.
     """
     known = [rank.macs for rank in profile.ranks if rank.macs is not None]
     if not known or not macs:
@@ -125,7 +125,7 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 
 def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | None:
-    """Seconds that the executed matmuls would take at peak rates; `None` if a peak is unknown."""
+    """Seconds that the executed matmuls take at peak rates; `None` if a peak is unknown."""
     macs: dict[str, int] = {}
     for count in op_counts:
         if count.executed_macs:

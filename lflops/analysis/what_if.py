@@ -1,8 +1,8 @@
-"""Predict the time of a measured step after a change: a pure function of its profile.
+"""Predict how long a measured step would take after a change.
 
 The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
-multiplies them. Every change has an error, which is a share of the time it changes. On a device,
-removing one wait may uncover another: exposed communication may stay.
+multiplies them. Every change has an error, which is a share of the changed time. On a device, the
+removal of one wait may expose another: exposed communication may stay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +32,8 @@ ERRORS: Mapping[str, float] = {
 }
 """Relative error of each kind of change.
 
-Kinds: a removed phase, a removed module, removed recomputation, a scaled time, another batch size.
+The kinds are: a removed phase, a removed module, removed recomputation, a scaled time, another
+batch size.
 """
 
 STEP_ERROR = 0.03
@@ -41,10 +42,10 @@ STEP_ERROR = 0.03
 MUCH_IDLE = 0.2
 """Idle share of a step above which the host limits it."""
 
-# Names in `without` and `scale` that are no phases.
+# Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"
 _COMMUNICATION = "communication"
-# Phases that do not grow with the batch.
+# Phases with a time that does not depend on the batch size.
 _ONCE = ("optimizer", "clip", "sync")
 
 WhatIfCaveat = Literal["busy", "modules", "idle"]
@@ -57,9 +58,10 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         measured: Seconds of the mean unprofiled step, unchanged.
         seconds: Seconds of the changed step, between `low` and `high`.
         phases: Seconds of the phases of the changed step.
-        caveats: Why the prediction is unreliable. `busy`: other processes took much of the CPU time.
-            `modules`: the times of modules, which the change refers to, are approximate. `idle`:
-            the device is idle, which another batch size or fewer launches change most.
+        caveats: Reasons why the prediction is unreliable. `busy`: other processes took much of the
+            CPU time. `modules`: the change refers to modules, and the times of modules are
+            approximate. `idle`: the device is idle, and the idle time may change much with another
+            batch size.
     """
 
     measured: float
@@ -96,15 +98,16 @@ def what_if(
 
     Args:
         profile: A profile with times, of a training run or of `lflops.measure`.
-        without: What to remove: a phase such as `data`, a module with its submodules, `recompute`,
-            or `communication`, which removes exposed communication.
+        without: Names to remove: a phase such as `data`, a module (with its submodules),
+            `recompute`, or `communication` (exposed communication only).
         scale: Factors for the time of phases or modules: 0.5 is twice as fast.
         batch: Factor for the number of samples.
         accumulation: Number of batches to accumulate gradients over.
         hardware: Another chip, as in `utilization`. The chip of the profile must be known.
 
     Raises:
-        ProfileError: An argument is wrong, or the profile lacks the time that it names.
+        ProfileError: An argument is wrong, or the profile does not have the time that an argument
+            names.
         HardwareError: The chip is unknown.
     """
     times = step_times(profile)
@@ -224,10 +227,10 @@ class _ChangedStep:
                 self.phases[name] = phase.times(factor, error * abs(factor - 1))
 
     def change_chip(self, hardware: Hardware | str) -> None:
-        """Run modules and the optimizer on another chip.
+        """Change the time of modules and of the optimizer to another chip.
 
-        Time that the work does not need on this chip, such as inefficient kernels, may stay as it
-        is. It makes the interval wide.
+        Time beyond the ideal time of the work, for example in inefficient kernels, may or may not
+        change. This makes the interval wide.
         """
         old = chip_of(self._profile, None)
         new = chip_of(self._profile, hardware)
@@ -285,7 +288,7 @@ class _ChangedStep:
             self._subtract("optimizer", seconds, error)
 
     def _recompute_seconds(self) -> float:
-        """Seconds of a step that recompute activations: as timed, or by their share of FLOPs."""
+        """Seconds per step that recompute activations: measured, or from their share of FLOPs."""
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:
             self._uses_module_times = True
@@ -296,7 +299,7 @@ class _ChangedStep:
         return self._times.parts.get("backward", 0.0) * root.recompute.flops / flops
 
     def _exposed_communication(self) -> float:
-        """Seconds of a step in which communication overlaps with no computing."""
+        """Seconds per step in which communication does not overlap with computation."""
         trace = self._profile.trace
         if trace is not None:
             exposed = ratio(trace.exposed_comm_seconds, self._profile.traced_steps)

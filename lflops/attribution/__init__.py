@@ -1,4 +1,4 @@
-"""Which module and which phase is running now.
+"""Track which module and which phase is running.
 
-Hooks on modules, autograd's sequence numbers, optimizer steps, user scopes.
+Uses hooks on modules, autograd's sequence numbers, optimizer steps and user scopes.
 """

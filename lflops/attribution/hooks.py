@@ -1,4 +1,4 @@
-"""The hooks that lflops installs on modules and optimizers, and the listeners that they call.
+"""Install hooks on modules and optimizers, which call listeners.
 
     with CleanupStack() as undo:
         install_hooks(undo, listener)
@@ -50,10 +50,13 @@ class ModuleListener(Protocol):
 
     @property
     def tree(self) -> ModuleTree:
-        """The modules to follow. The methods are called for all other modules, too."""
+        """The modules to follow.
+
+        The other methods are also called for modules outside this tree.
+        """
 
     def follows_this_thread(self) -> bool:
-        """Whether scopes on this thread are to be reported."""
+        """Return whether scopes on this thread are to be reported."""
 
     def enter_module(self, module: nn.Module, args: Any, /) -> None:
         """Handle the start of a module's forward."""
@@ -61,7 +64,7 @@ class ModuleListener(Protocol):
     def leave_module(self, module: nn.Module, /, *values: Any) -> None:
         """Handle the end of a module's forward.
 
-        The values are its arguments, keyword arguments and output. After an exception torch omits
+        The values are the arguments, keyword arguments and output. After an exception, torch omits
         the keyword arguments.
         """
 
@@ -84,7 +87,7 @@ class OptimizerListener(Protocol):
     def enter_closure(self, key: int, /) -> None:
         """Handle the start of a step's closure.
 
-        The forward and backward in the closure are no work of the optimizer.
+        Forward and backward inside the closure do not count as work of the optimizer.
         """
 
     def leave_closure(self, key: int, /) -> None:
@@ -92,7 +95,10 @@ class OptimizerListener(Protocol):
 
 
 LISTENERS: list[ModuleListener] = []
-"""The listeners of all threads whose hooks are installed. `lflops.scope` calls them."""
+"""The listeners of all threads with installed hooks.
+
+`lflops.scope` calls them.
+"""
 
 
 def install_hooks(
@@ -114,7 +120,7 @@ def install_hooks(
     hidden = HiddenHooks((enters, leaves))
     never_compiled(enters)
     never_compiled(leaves)
-    # Recomputation that stops early leaves forward by an exception, so the hook is always called.
+    # Recomputation that stops early leaves forward with an exception, so the hook is always called.
     register_leaves = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
     _hook(undo, None, (register_module_forward_pre_hook, enters), (register_leaves, leaves))
     undo.add(hidden.stop)
@@ -139,7 +145,7 @@ def _hook(
 ) -> None:
     """Register hooks on an owner, or for all modules and optimizers, until `undo` is closed.
 
-    Their removal is prepared first, so that an interrupt leaves no hook behind.
+    The removal is prepared first, so that no hook remains after an interrupt.
     """
     for _, hook in hooks:
         undo.add(remove_hook, hook, owner)
@@ -151,7 +157,7 @@ def _hook(
 def scope(name: str) -> Iterator[None]:
     """Name a part of a step, which then appears below the running module.
 
-    While torch.compile compiles the code, and if nothing is being profiled, it does nothing.
+    Does nothing while torch.compile compiles the code, or if nothing is being profiled.
 
     Raises:
         ValueError: The name is empty or has a dot in it.
@@ -178,7 +184,7 @@ def _forget(listener: ModuleListener) -> None:
 
 @contextlib.contextmanager
 def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Run the action after each call of a module, with a hook on this module only."""
+    """Run the action after each call of a module, with a hook on only this module."""
     handle = module.register_forward_hook(uncompiled(lambda *_: action()))
     try:
         yield
@@ -193,21 +199,21 @@ HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
 class _ModelHook(partial[None]):
     """A hook on a user's module.
 
-    A copy or pickle of the module has a function without effect in its place, which loads without
-    lflops.
+    In a copy or a pickle of the module, the hook is replaced by a function without effect, which
+    can be loaded without lflops.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a built-in function that accepts any arguments and returns `None`."""
+        """Pickle the hook as a built-in function that accepts any arguments and returns `None`."""
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
     """Call a hook before each call of these modules, until `undo` is closed.
 
-    It receives the arguments of a forward pre-hook, and must do nothing while dynamo compiles the
-    code that calls it. A module that was compiled in place gets no hook: hooks are compiled with
-    the module, so it would be compiled again. `undo` keeps no module alive.
+    The hook receives the arguments of a forward pre-hook, and must do nothing while dynamo compiles
+    the code that calls it. A module that was compiled in place gets no hook, because a new hook
+    would make torch compile it again. `undo` keeps no module alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(hook)
@@ -220,9 +226,9 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
 
 
 def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:
-    """A hook that runs an action, except while dynamo compiles the code that calls it.
+    """Return a hook that runs an action, except while dynamo compiles the calling code.
 
-    No error of the action reaches that code.
+    Errors of the action do not reach the calling code.
     """
 
     def hook(*args: Any) -> None:
@@ -240,8 +246,8 @@ def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[
 def _reduced(module: nn.Module) -> Any:
     """Reduce a module for copying and pickling, without the hooks of lflops.
 
-    It is registered for the module's class while a module of that class has such a hook. Loading
-    with `weights_only=True` would reject the pickled form of a hook.
+    The function is registered for the module's class while a module of this class has such a hook.
+    Loading with `weights_only=True` would reject the pickled form of a hook.
     """
     function, args, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
@@ -273,7 +279,7 @@ def hook_optimizers(
     """Call hooks before and after each step of all optimizers, until `undo` is closed.
 
     The hooks must do nothing while dynamo compiles the code that calls them. With `only`, they are
-    called for that optimizer only.
+    called for only this optimizer.
     """
     register_before: Any = register_optimizer_step_pre_hook
     register_after: Any = register_optimizer_step_post_hook
@@ -289,7 +295,7 @@ def hook_optimizers(
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Report the start of a step, and return its arguments with the closure wrapped.
 
-    Without a closure it returns `None`, which leaves the arguments unchanged.
+    Returns `None` without a closure, which leaves the arguments unchanged.
     """
     steps.enter_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -301,7 +307,7 @@ def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwarg
         try:
             result = closure()
         except BaseException:
-            # The exception leaves the step as well, and torch calls no hook then.
+            # The exception also ends the step, and torch calls no hook in this case.
             steps.leave_step(optimizer)
             raise
         steps.leave_closure(id(closure))

@@ -1,9 +1,9 @@
-"""Tracks which module and which phase is running.
+"""Track which module and which phase is running.
 
 Counting, time spans and traces share this tracker.
 
-Forward: each thread has a stack of the modules it has entered. Global module hooks keep it, and
-store nothing on the modules.
+Forward: each thread has a stack of the modules that it has entered. Global module hooks update the
+stack, and store nothing on the modules.
 
 Backward: torch numbers the autograd nodes of a thread in the order in which they are built. The
 number at each module boundary divides the nodes into segments, each with its module. In backward,
@@ -15,11 +15,11 @@ results of modules.
     boundaries  5 q, 6 root, 6 k, 7 root
     backward    node 6: k, node 5: q
 
-On a GPU, backward runs on the device's thread, which has a separate numbering. The nodes that
-activation checkpointing rebuilds there are run by a pass within the pass, on that thread
-(`in_inner_backward`), and are freed with it. The nodes that a differentiated backward builds there
-last, and so do the nodes that a second thread builds in forward. In these cases nodes are claimed.
-Where that is not enough, the root gets the work, and a note reports it (`ambiguous`).
+On a GPU, backward runs on the device's thread, which has a separate numbering. Activation
+checkpointing rebuilds nodes on this thread. A nested backward pass runs them on the same thread
+(`in_inner_backward`), and they are freed with it. But nodes stay alive if a differentiated backward
+builds them on this thread, or if a second thread builds them in forward. In these cases, nodes are
+claimed. If this is not enough, the root gets the work, and a note reports it (`ambiguous`).
 """
 
 import threading
@@ -58,11 +58,11 @@ from lflops.torch_private.autograd import (
 
 
 class AutogradSegments:
-    """The numbering of one thread's autograd nodes, divided at module boundaries.
+    """The numbers of one thread's autograd nodes, divided at module boundaries.
 
     Attributes:
         lasting: Whether the thread built nodes that a later backward pass may run. The nodes of a
-            recomputation do not last: they are freed with the pass.
+            recomputation are freed with the pass, so they do not count.
     """
 
     def __init__(self, start: int) -> None:
@@ -72,7 +72,7 @@ class AutogradSegments:
         self._end = start
 
     def mark(self, number: int, fqn: str) -> None:
-        """Assign the nodes from `number` on to a module."""
+        """Assign the nodes with this number and higher numbers to a module."""
         if self._starts and self._starts[-1] >= number:
             self._fqns[-1] = fqn
         else:
@@ -87,38 +87,38 @@ class AutogradSegments:
             self._end = number
 
     def close(self, number: int) -> None:
-        """Keep the assignment of the nodes up to `number`."""
+        """Fix the assignment of the nodes up to `number`."""
         self._end = number
 
     def name_of(self, number: int) -> str:
-        """The module that built a node; the root for a node that existed before."""
+        """Return the module that built a node; the root for a node that existed before."""
         index = bisect_right(self._starts, number) - 1
         return self._fqns[index] if index >= 0 else ""
 
     def spans(self, number: int) -> bool:
-        """Whether the thread built a node of that number while it was tracked."""
+        """Return whether the thread built a node with this number while it was tracked."""
         return bool(self._starts) and self._starts[0] <= number < self._end
 
 
 class Claims:
     """Marks on autograd nodes, used only if several threads build nodes.
 
-    The numberings of threads overlap, and a node does not know its thread. A mark is an entry in
-    `Node.metadata`, which exists for that purpose. `release` removes all marks.
+    The numbers of different threads overlap, and a node does not contain its thread. A mark is an
+    entry in `Node.metadata`, which exists for this purpose. `release` removes all marks.
     """
 
     def __init__(self) -> None:
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
-        """Claim these nodes, and all unclaimed nodes they lead back to, for `segments`."""
+        """Claim these nodes, and all unclaimed nodes that they lead back to, for `segments`."""
         for node in nodes_behind(nodes):
             if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
                 node.metadata[self] = segments
                 self._claimed.append(node.metadata)
 
     def owner(self, node: Any) -> AutogradSegments | None:
-        """The numbering that a node belongs to, if it was claimed."""
+        """Return the segments that a node belongs to, or `None` if it was not claimed."""
         segments: AutogradSegments | None = node.metadata.get(self)
         return segments
 
@@ -134,7 +134,7 @@ class Frame:
     """A module or scope that was entered and not left.
 
     Attributes:
-        key: The identity by which it is left.
+        key: The key that is used to leave the frame.
     """
 
     key: int
@@ -144,7 +144,7 @@ AnyFrame = TypeVar("AnyFrame", bound=Frame)
 
 
 class FrameStack(list[AnyFrame]):
-    """Frames, the innermost last."""
+    """A stack of frames; the innermost frame is the last."""
 
     __slots__ = ()
 
@@ -168,11 +168,11 @@ class TrackedFrame(Frame):
     """A module or scope that a `ModuleTracker` follows.
 
     Attributes:
-        fqn: Its name in the tree.
-        module_fqn: The name of the nearest module at or above it.
-        backward: The number of the backward pass in which it was entered.
-        caller: The Python frame that entered a module. If it is gone, the module was left: after
-            an interrupt torch calls no hook.
+        fqn: Name in the tree.
+        module_fqn: Name of the nearest module at or above this frame.
+        backward: Number of the backward pass in which the frame was entered.
+        caller: The Python frame that entered a module. If this Python frame has ended, the module
+            was left, because torch calls no hook after an interrupt.
     """
 
     fqn: str
@@ -186,17 +186,18 @@ class ThreadState:
 
     Attributes:
         stack: The modules and scopes that the thread is in.
-        segments: The numbering of the thread's autograd nodes.
-        calls: The calls of each module.
+        segments: The segments of the thread's autograd nodes.
+        calls: Number of calls of each module.
         backward: The last backward pass on this thread with gradients enabled.
-        differentiated: Whether that pass is differentiated itself, and does not recompute.
+        differentiated: Whether this pass is itself differentiated, and does not recompute.
         writes_gradient: Whether the last node of backward wrote `.grad`.
-        recomputed_round: The last round of forward in whose backward modules were entered here.
+        recomputed_round: The last round of forward with a backward in which modules were entered on
+            this thread.
         detour: Whether the next operator has to begin a segment, because nodes were built in
             backward, or a frame was left by an exception.
-        unfollow: Called when the thread has left the tree's modules.
+        unfollow: Function that is called when the thread has left the tree's modules.
         steps: The running optimizer steps, each with the backward pass in which it began. `None`
-            instead of the optimizer stands for a step's closure.
+            instead of an optimizer means the closure of a step.
     """
 
     def __init__(self) -> None:
@@ -224,7 +225,7 @@ class ModuleTracker:
 
     Attributes:
         tree: The modules.
-        ambiguous: The number of operators in backward whose thread could not be determined.
+        ambiguous: Number of operators in backward for which the thread could not be determined.
         home: The thread on which `start` or `begin` was called.
     """
 
@@ -235,13 +236,13 @@ class ModuleTracker:
         phase: Phase = "other",
         follow: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
-        """Initialize the tracker.
+        """Create the tracker.
 
         Args:
             tree: The modules.
             phase: The phase of operators outside all modules until the first module is called.
-            follow: Called when another thread enters a module of the tree. It returns the function
-                to call when that thread has left the tree.
+            follow: Function that is called when another thread enters a module of the tree. It
+                returns a function to call when this thread has left the tree.
         """
         self.tree = tree
         self.ambiguous = 0
@@ -250,7 +251,7 @@ class ModuleTracker:
         self._follow = follow
         self._round = 0
         self._local = ThreadLocal()
-        # The home thread is the first, because `begin` marks a boundary on it.
+        # The home thread comes first, because `begin` marks a boundary on it.
         self._threads: list[AutogradSegments] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
@@ -267,10 +268,10 @@ class ModuleTracker:
         self._boundary("", NO_BACKWARD)
 
     def stop(self) -> None:
-        """Remove the hooks, and the claims from nodes that are still alive."""
+        """Remove the hooks, and the claims on nodes that are still alive."""
         self._hooks.close()
         self._claims.release()
-        # The tracker and its followers would otherwise keep each other and the model alive.
+        # Otherwise, the tracker and its followers would keep each other and the model alive.
         self._follow = None
 
     def outside(self, phase: Phase) -> None:
@@ -282,7 +283,7 @@ class ModuleTracker:
 
     @property
     def calls(self) -> Counter[str]:
-        """The calls of each module in forward."""
+        """Number of calls of each module in forward."""
         return sum(self._calls, Counter())
 
     def current(  # noqa: C901 - a call costs too much here
@@ -323,9 +324,9 @@ class ModuleTracker:
         return fqn, phase
 
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
-        """Return the same for a view, without looking for its module in backward.
+        """Return the module and phase of a view; in backward, the module is always the root.
 
-        Nothing is counted for a view, so in backward the root stands for every module.
+        This is faster than `current`, and nothing is counted for a view.
         """
         state = self._local.state
         if (
@@ -340,23 +341,23 @@ class ModuleTracker:
         return "", "backward"
 
     def stepping(self) -> Optimizer | None:
-        """The optimizer whose operator is running.
+        """Return the optimizer that runs the current operator.
 
-        Call it only after `current` returned the phase "optimizer".
+        Only valid after `current` returned the phase "optimizer".
         """
         return self._local.state.steps[-1][0]
 
     def writes_gradient(self) -> bool:
-        """Whether the running node writes a gradient.
+        """Return whether the running node writes a gradient.
 
-        Call it only after `current` returned the phase "backward".
+        Only valid after `current` returned the phase "backward".
         """
         return self._local.state.writes_gradient
 
     def between(self) -> tuple[str, Phase]:
         """Return the module and phase of Python code between operators.
 
-        Outside all modules and backward passes the phase is "other".
+        Outside all modules and backward passes, the phase is "other".
         """
         backward = backward_id()
         top = self._top(backward)
@@ -371,7 +372,7 @@ class ModuleTracker:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer whose step is running, unless the step is running its closure."""
+        """The optimizer with a running step; `None` while the step runs its closure."""
         steps = self._local.state.steps
         if not steps:
             return None
@@ -381,7 +382,7 @@ class ModuleTracker:
         return optimizer
 
     def _running(self) -> tuple[str, str]:
-        """The running module or scope, and the nearest module at or above it."""
+        """Return the running module or scope, and the nearest module at or above it."""
         backward = backward_id()
         top = self._top(backward)
         if top is not None:
@@ -419,17 +420,17 @@ class ModuleTracker:
     def enter_name(self, key: int, fqn: str) -> None:
         """Enter any name.
 
-        This counts no call of a module, and does not change the phase outside modules.
+        This does not count as a call of a module, and does not change the phase outside modules.
         """
         state = self._local.state
         backward = backward_id()
-        # Remove the frames that an exception left.
+        # Remove the frames that were left by an exception.
         self._top(backward)
         state.stack.append(TrackedFrame(key, fqn, self.tree.nearest(fqn), backward, None))
         self._boundary(fqn, backward)
 
     def running(self) -> str:
-        """The module or scope that this thread is running."""
+        """Return the module or scope that this thread is running."""
         return self._running()[0]
 
     def enter_step(self, optimizer: Optimizer) -> None:
@@ -449,20 +450,20 @@ class ModuleTracker:
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
-        """Whether this thread is the home thread, is in a module or runs backward."""
+        """Return whether this thread is the home thread, is in a module or runs backward."""
         is_home = threading.get_ident() == self.home
         is_active = bool(self._local.state.stack) or backward_id() != NO_BACKWARD
         return (is_home or is_active) and self._is_mine()
 
     def _is_mine(self) -> bool:
-        """Whether this thread is not the home thread of another tracker."""
+        """Return whether this thread is not the home thread of another tracker."""
         thread = threading.get_ident()
         return thread == self.home or all(thread != listener.home for listener in LISTENERS)
 
     def _push(self, key: int, fqn: str, module_fqn: str, caller: FrameType | None) -> None:
         state = self._local.state
         backward = backward_id()
-        # `_running` has just removed the frames that an exception left.
+        # `_running` has just removed the frames that were left by an exception.
         if backward == NO_BACKWARD and not state.stack:
             self._round += 1
             if self.optimizer is None:
@@ -471,16 +472,17 @@ class ModuleTracker:
                 state.unfollow = self._follow()
         state.stack.append(TrackedFrame(key, fqn, module_fqn, backward, caller))
         self._boundary(fqn, backward)
-        # A call of a wrapper is a call of the module that it wraps.
+        # A call of a wrapper counts as a call of the module that it wraps.
         if backward == NO_BACKWARD and key not in self.tree.wrappers:
             state.calls[fqn] += 1
 
     def _pop(self, key: int) -> bool:
-        """Remove a frame, and return whether it was the outermost."""
+        """Remove a frame, and return whether it was the outermost frame."""
         state = self._local.state
         if not state.stack.cut(key):
             return False
-        # In recomputation, the nodes that the frame built must not go to the module around it.
+        # In recomputation, the nodes that the frame built must not be assigned to the module around
+        # it.
         self._segments().close(next_sequence_number())
         self._boundary(self._running()[0], backward_id())
         if state.stack:
@@ -492,10 +494,13 @@ class ModuleTracker:
         return True
 
     def _top(self, backward: int) -> TrackedFrame | None:
-        """The innermost frame of a backward pass, after removing those left by an exception."""
+        """Return the innermost frame of a backward pass.
+
+        Frames that were left by an exception are removed first.
+        """
         state = self._local.state
         stack = state.stack
-        # A pass has a higher number than the pass that it runs in. So a frame with a higher number
+        # A pass has a higher number than the pass that contains it. So a frame with a higher number
         # was left by an exception.
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
@@ -530,7 +535,8 @@ class ModuleTracker:
             state.differentiated = not checkpoint_is_running()
         segments = self._segments()
         if state.differentiated and segments is not threads[0] and node is not None:
-            # A later backward pass runs the nodes that it builds. The node itself existed before.
+            # A later backward pass runs the nodes that this node builds. The node itself existed
+            # before.
             segments.lasting = True
             self._claims.claim([node], threads[0])
         segments.extend(next_sequence_number(), fqn)
@@ -541,8 +547,8 @@ class ModuleTracker:
         return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        """The module that built a node, if several threads build nodes."""
-        # A pass within the recomputing pass, on the same thread, runs the recomputed nodes.
+        """Return the module that built a node, if several threads build nodes."""
+        # A nested pass on the same thread, inside the recomputing pass, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().name_of(number)
         owner = self._claims.owner(node)
@@ -558,14 +564,14 @@ class ModuleTracker:
     def _segments(self) -> AutogradSegments:
         state = self._local.state
         if state.segments is None:
-            # The operator that is about to run has its node already.
+            # The node of the operator that is about to run already exists.
             state.segments = AutogradSegments(next_sequence_number() - 1)
             self._threads.append(state.segments)
             self._calls.append(state.calls)
         return state.segments
 
     def _boundary(self, fqn: str, backward: int) -> None:
-        """Assign the nodes that are built from here on to a module."""
+        """Assign all nodes that are built after this call to a module."""
         segments = self._segments()
         segments.mark(next_sequence_number(), fqn)
         self._local.state.detour = False

@@ -1,6 +1,6 @@
-"""Facts read from the Python frames of this thread.
+"""Read facts from the Python frames of this thread.
 
-They show who called a hook, and in which of torch's functions an operator runs.
+The frames show who called a hook, and in which of torch's functions an operator runs.
 """
 
 import sys
@@ -22,14 +22,17 @@ BUCKET: Any = getattr(distributed, "GradBucket", None)
 """
 
 ENGINE = "_engine_run_backward"
-"""The function that calls autograd's engine. It is not on the stack of the engine's own threads."""
+"""The function that calls autograd's engine.
+
+It is not on the stack of the engine's own threads.
+"""
 
 MODE = "__torch_dispatch__"
 """The function that a dispatch mode runs for an operator."""
 
 
 def caller() -> FrameType | None:
-    """The Python frame that called a hook of lflops, below the guard around the hook."""
+    """Return the Python frame that called a hook of lflops, below the guard around the hook."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
         frame = frame.f_back
@@ -37,10 +40,10 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Whether a Python frame is on this thread's stack; true for `None`.
+    """Return whether a Python frame is on this thread's stack; true for `None`.
 
-    The search skips the nearest three frames, which belong to lflops: Python creates an object for
-    each frame that is read.
+    The search skips the nearest three frames, which belong to lflops, because Python creates an
+    object for each frame that is read.
     """
     if caller is None:
         return True
@@ -51,7 +54,7 @@ def is_running(caller: FrameType | None) -> bool:
 
 
 def checkpoint_is_running() -> bool:
-    """Whether torch's activation checkpointing is on the stack above the running backward."""
+    """Return whether torch's activation checkpointing is on the stack above the running backward."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
     while frame is not None and frame.f_code.co_name != ENGINE:
         if frame.f_code.co_filename == checkpoint.__file__:
@@ -61,7 +64,7 @@ def checkpoint_is_running() -> bool:
 
 
 def in_inner_backward() -> bool:
-    """Whether the running backward pass was started by an autograd node of another pass.
+    """Return whether an autograd node of another pass started the running backward pass.
 
     A reentrant checkpoint starts such a pass.
     """
@@ -74,9 +77,9 @@ def in_inner_backward() -> bool:
 
 
 def in_communication_hook() -> bool:
-    """Whether a DDP communication hook such as PowerSGD called the running operator.
+    """Return whether a DDP communication hook such as PowerSGD called the running operator.
 
-    The operator is then no part of a module's backward. Call it only in a node that writes a
+    Such an operator is not part of a module's backward. Call this only in a node that writes a
     gradient. The nearest three frames, which belong to lflops, are skipped, because reading a
     frame's variables is slow.
     """
@@ -91,9 +94,9 @@ def in_communication_hook() -> bool:
 
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
-    """Whether autograd's engine called an addition in backward to sum gradients.
+    """Return whether autograd's engine called an addition in backward to sum gradients.
 
-    Without a dispatch mode the engine adds in place. It calls the addition without a Python frame
+    Without a dispatch mode, the engine adds in place. It calls the addition without a Python frame
     in between. The gradient formulas of a few operators look the same.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():

@@ -1,1 +1,4 @@
-"""The shell command `lflops`: a file for each subcommand; extras add theirs."""
+"""Define the shell command `lflops`, with one file for each subcommand.
+
+Extras add their own subcommands.
+"""

@@ -1,4 +1,4 @@
-"""`lflops diff`: compare two runs, and check the second one against limits."""
+"""`lflops diff`: compare two runs, and check the second run against limits."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
-# Why the result of a limit is unknown.
+# Reasons why the result of a limit is unknown.
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
@@ -126,7 +126,7 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise an error for a limit whose result is unknown.
+    """Raise an error for a limit with an unknown result.
 
     `reasons` has a text for each limit, by `unknown_` and the name of the limit.
     """
@@ -148,7 +148,7 @@ def _share(option: str, given: str | None) -> float | None:
 
 
 def memory_limit(given: str | None, before: float | None) -> float | None:
-    """Parse a size, or a growth of the first run's bytes, into bytes."""
+    """Parse a size, or a growth relative to the first run's bytes, into bytes."""
     if given is None:
         return None
     if given.endswith("%"):
@@ -174,7 +174,10 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
 
 
 def _number(given: str) -> float | None:
-    """Parse a number of 0 or more. `float` alone also accepts forms such as `1_000` and `nan`."""
+    """Parse a number that is at least 0.
+
+    `float` alone also accepts forms such as `1_000` and `nan`.
+    """
     if not re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given):
         return None
     return float(given)

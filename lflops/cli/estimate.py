@@ -1,4 +1,4 @@
-"""`lflops estimate`: work and memory of a training step, estimated before the run."""
+"""`lflops estimate`: estimate the work and memory of a training step before the run."""
 
 import contextlib
 import gc
@@ -319,7 +319,7 @@ def estimate(
     _check_fsdp_options(mesh, mp, reduce, cpu_offload=cpu_offload)
 
     with ProgressLine("loading torch") as progress:
-        # These import torch, which no other command waits for.
+        # These modules import torch. No other command needs this import.
         from lflops.estimation.changes import Changes, mixed_precision
         from lflops.estimation.estimate import Estimator
         from lflops.estimation.largest_batch import search_batch
@@ -385,7 +385,7 @@ _COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
 
 
 def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:
-    """Raise an error if the memory to fill is unknown, or if it is passed without a search."""
+    """Raise an error if a search has no memory to fill, or if memory is passed without a search."""
     if policy and batch:
         raise UsageError("--ac best and --batch max both fill the memory: pass one of them")
     if not policy and not batch:
@@ -420,14 +420,17 @@ def _adapter_rank(lora: str | None) -> int | None:
 def _training(
     target: str, tokens: float | None, price: float | None, samples: int, seq: int | None
 ) -> "Training | None":
-    """The whole training run, from the samples of a rank in a step and the tokens of a sample."""
+    """Describe the whole training run; `None` without its number of tokens.
+
+    `samples` is the number of samples of a rank in a step, `seq` the number of tokens of a sample.
+    """
     if tokens is None:
         return None
     return Training(tokens, price, samples * (seq or _tokens_of_a_sample(target)))
 
 
 class Training(NamedTuple):
-    """A whole training run whose step was estimated.
+    """A whole training run with an estimated step.
 
     Attributes:
         tokens: Tokens of the whole run.
@@ -465,7 +468,7 @@ class _Estimate(NamedTuple):
     Attributes:
         of_ranks: Memory of each rank under ZeRO, if requested.
         plan: Checkpointing plan of `--ac best`.
-        largest: Largest batch of `--batch max`; 0 if not even one sample fits.
+        largest: Largest batch of `--batch max`; 0 if one sample does not fit.
     """
 
     analysis: Analysis
@@ -514,7 +517,7 @@ class _Estimate(NamedTuple):
             typer.echo(self._largest_batch(self.largest))
 
     def _tables(self, training: Training | None) -> Iterator[RenderableType]:
-        """The tables below the table of modules."""
+        """Yield the tables below the table of modules."""
         analysis = self.analysis
         yield render_memory(analysis)
         if analysis.checkpointed:
@@ -558,7 +561,7 @@ def _tokens_of_a_sample(target: str) -> int:
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
-    """Sizes of the device mesh by dimension."""
+    """Return the sizes of the device mesh by dimension."""
     if ddp is not None:
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
@@ -598,14 +601,20 @@ def _check_fsdp_options(
 
 
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
-    """Parse a whole number above 0, which is a part of the `given` value of an option."""
+    """Parse a whole number above 0.
+
+    The number is a part of the value `given` of an option.
+    """
     if not number.isdecimal() or not int(number):
         raise UsageError(f"{option} {given or number}: pass {wanted}")
     return int(number)
 
 
 def bytes_of(size: str) -> float:
-    """Parse a size such as `40GB`, `37.5 GiB` or `4e10` into bytes; raise `UsageError` otherwise."""
+    """Parse a size such as `40GB`, `37.5 GiB` or `4e10` into bytes.
+
+    Raises `UsageError` for any other text.
+    """
     found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
     units: dict[str, int] = {"": 1} | {name.lower(): factor for name, factor in BYTES.items()}
     try:
@@ -620,15 +629,16 @@ def bytes_of(size: str) -> float:
 def builder_for(
     target: str, tokens: int | None, *, remote_code: bool
 ) -> Iterator[Callable[[int], Any]]:
-    """Provide a function that builds the subject of a target from a number of samples.
+    """Provide a function that builds the subject of a target for a number of samples.
 
-    Modules in the current folder are found, and errors name the target.
+    Modules in the current folder can be imported. Errors name the target.
     """
     # As with `python -m`, the user's function can import from the current folder while it runs.
     sys.path.insert(0, "")
     try:
         build = _builder(target, tokens, remote_code=remote_code)
-        # The objects of torch and transformers stay. Each full collection would visit all of them.
+        # The objects of torch and transformers stay alive. Without this, each full collection would
+        # visit all of them.
         gc.freeze()
         yield build
     except (LflopsError, UsageError):
@@ -679,7 +689,7 @@ def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int
     try:
         signature = inspect.signature(build)
     except (TypeError, ValueError):
-        # Native code has no signature.
+        # Native functions have no signature.
         return
     try:
         signature.bind(*arguments)

@@ -1,4 +1,4 @@
-"""`lflops hardware`, `roofline` and `selftest`: chips, their rooflines, and this machine."""
+"""`lflops hardware`, `roofline` and `selftest`: show chips, their rooflines, and this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +57,7 @@ def hardware(
     measured = None
     saved_in = None
     if measure:
-        # This imports torch, which no other command waits for.
+        # This imports torch, which no other command needs.
         from lflops.hardware.calibrate import calibrate
 
         measured = calibrate(fresh=True)
@@ -200,7 +200,7 @@ def selftest(
 
     The exit status is 1 if something is wrong.
     """
-    # This imports torch, which no other command waits for.
+    # This imports torch, which no other command needs.
     from lflops.selftest import self_test
 
     result = self_test(device)

@@ -1,7 +1,7 @@
-"""The command line.
+"""Run the command line.
 
-Exit status 0 means success, 1 that a limit is broken, and 2 wrong usage or an unreadable file, with
-a message of one line.
+Exit status 0 means success, and 1 means that a limit is broken. 2 means wrong usage or an
+unreadable file, and an error message of one line is printed.
 """
 
 import os
@@ -67,13 +67,16 @@ for add_commands in offered("add_commands", "the command line"):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command with these arguments, or those of the process, and return the exit status."""
+    """Run a command with these arguments, or with those of the process.
+
+    Returns the exit status.
+    """
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # Writing failed: errors of reading are ProfileErrors. The rest of the buffer must not fail
-        # again while Python shuts down.
+        # Writing to stdout failed, because errors of reading are ProfileErrors. The rest of the
+        # buffer must not fail again while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0

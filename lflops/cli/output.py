@@ -1,4 +1,4 @@
-"""Output of all commands: tables in the terminal's width and colours, JSON, and usage errors."""
+"""Print the output of all commands: tables in the terminal's width and colours, JSON, usage errors."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from lflops.extras import needed
 from lflops.profile.profile import Profile
 
 WIDTH = 120
-"""Width of output that goes to no terminal, unless COLUMNS is set."""
+"""Width of output that does not go to a terminal, unless COLUMNS is set."""
 
 BYTES = {
     "B": 1,
@@ -28,7 +28,7 @@ BYTES = {
     "GiB": 1024**3,
     "TiB": 1024**4,
 }
-"""Bytes by the unit of a size."""
+"""Number of bytes, by the unit of a size."""
 
 # The error that typer raises on wrong usage. Typer does not export this base class by name, and its
 # package depends on the version of typer.
@@ -36,7 +36,11 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def draw(content: RenderableType) -> None:
-    """Print a renderable: in width and colours of the terminal, or plain if stdout is none."""
+    """Print a renderable.
+
+    The output has the width and colours of the terminal, or is plain text if stdout is not a
+    terminal.
+    """
     drawn = BytesIO()
     file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
     if sys.stdout.isatty():
@@ -51,13 +55,16 @@ def draw(content: RenderableType) -> None:
 
 
 def save_memory(profile: Profile, figure: Path | None) -> None:
-    """Draw live memory over a step to a file, if a file is given; its ending sets the format."""
+    """Draw live memory over a step to a file, if a file is passed.
+
+    The suffix of the file determines the format.
+    """
     if figure is not None:
         needed("save_memory_figure", "a figure")(profile, figure)
 
 
 def name_file(path: Path | None, *, as_json: bool) -> None:
-    """Print the name of a written file, if any; to stderr if stdout is JSON."""
+    """Print the name of a written file, if any; to stderr if stdout has JSON."""
     if path is not None:
         typer.echo(path, err=as_json)
 
@@ -72,6 +79,6 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    # A program that calls our `main` may have printed before.
+    # A program that calls our `main` may have printed something before.
     sys.stdout.flush()
     sys.stdout.buffer.write(content)

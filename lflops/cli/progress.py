@@ -1,4 +1,4 @@
-"""A line on stderr about a command that takes longer than a few seconds."""
+"""Write a progress line to stderr for a command that takes longer than a few seconds."""
 
 import sys
 import threading
@@ -8,20 +8,23 @@ from types import TracebackType
 from typing import Self, TextIO
 
 FIRST_SECONDS = 3.0
-"""A command that ends earlier writes nothing."""
+"""Seconds before the first line: a shorter command writes nothing."""
 
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
-"""Seconds between two lines: on a terminal a line replaces the one before."""
+"""Seconds between two lines in a file.
+
+On a terminal, a line replaces the previous line.
+"""
 
 
 class ProgressLine:
     """Writes the stage of a command and the elapsed seconds while a context is open.
 
-    A thread writes, so that stages without progress of their own are shown as well.
+    A separate thread writes the line, so that stages without their own progress are shown as well.
 
     Attributes:
-        stage: What the command is doing.
+        stage: Name of the running stage of the command.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class ProgressLine:
         self.stage = f"planning, {done:,} estimates so far"
 
     def line(self, seconds: float) -> str:
-        """Return the line after a number of seconds."""
+        """Return the text of the line after this number of seconds."""
         return f"lflops: {self.stage} ({seconds:.0f} s)"
 
     def _write(self) -> None:
@@ -77,7 +80,7 @@ class ProgressLine:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # Nobody reads stderr any more.
+                # No program reads stderr any more.
                 return
         if is_terminal and width:
             self._stream.write(f"\r{'':<{width}}\r")

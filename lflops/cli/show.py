@@ -1,4 +1,4 @@
-"""`lflops show` and `lflops html`: a profile on the terminal, or as an offline HTML file."""
+"""`lflops show` and `lflops html`: print a profile, or write it as an offline HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -159,7 +159,7 @@ def _check_views(
 
 
 def _phase(name: str) -> Phase | None:
-    """The phase with this name; `None` for all."""
+    """Return the phase with this name; `None` for all phases."""
     if name == "all":
         return None
     for phase in PHASES:
@@ -178,7 +178,7 @@ def _write_modules(
     sort: str | None,
     flat: bool,
 ) -> None:
-    """Write the table of modules in a format of `FORMATS`, or as JSON without a format."""
+    """Write the table of modules in a format of `FORMATS`; as JSON if no format is passed."""
     if flat:
         rows = analysis.flat(sort=sort, phase=phase)
     else:

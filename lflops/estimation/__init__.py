@@ -1,4 +1,4 @@
-"""A step that is never run.
+"""Estimate a step without running it.
 
-Counts and peak memory from fake tensors, and the largest batch that fits.
+Counts and peak memory come from fake tensors. Also finds the largest batch that fits.
 """

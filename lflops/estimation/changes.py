@@ -1,6 +1,6 @@
-"""Changes to a model before it is estimated, each with an option of `lflops estimate`.
+"""Change a model before it is estimated; each change has an option of `lflops estimate`.
 
-They are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
+The changes are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
 """
 
 import contextlib
@@ -31,10 +31,13 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""How much a block recomputes: nothing, everything except the operators in `KEPT`, or all."""
+"""How a block recomputes.
+
+It recomputes nothing, everything except the operators in `KEPT`, or everything.
+"""
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""Adds torchtitan's per-operator policy, which recomputes every second matmul in `KEPT`."""
+"""All policies, with torchtitan's policy that recomputes every second matmul in `KEPT`."""
 
 _ATTENTION = (
     "flash_attention",
@@ -43,26 +46,26 @@ _ATTENTION = (
     "flash_attention_for_cpu",
 )
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators whose results the policy `selective` keeps.
+"""ATen operators with results that the policy `selective` keeps.
 
 They are linear layers, convolutions and fused attention.
 """
 
-# Factor of an adapter's result, alpha over rank. Its value changes neither work nor memory.
+# Factor of an adapter's result: alpha divided by rank. Its value changes neither work nor memory.
 SCALE = 2.0
 
 
 QUANTIZED = ("nf4", "nf4-dq")
-"""4-bit weights of bitsandbytes.
+"""Formats of 4-bit weights in bitsandbytes.
 
 Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-dq`).
 """
 
 
 class FourBit(nn.Module):
-    """A frozen linear layer that bitsandbytes has quantized to one of `QUANTIZED`.
+    """A frozen linear layer, quantized by bitsandbytes to a format in `QUANTIZED`.
 
-    Only the shapes are right, not the values.
+    Only the shapes of the tensors are right. Their values are not.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
@@ -70,11 +73,12 @@ class FourBit(nn.Module):
         elements = layer.weight.numel()
         scales = -(-elements // 64)
         scale_dtype = torch.float32
-        # The 16 values that a weight can have.
+        # The table of the 16 values that a weight can have.
         values = 16
         if kind == "nf4-dq":
             scale_dtype = torch.uint8
-            # The scales have a scale for every 256 of them, 256 values, and their mean.
+            # The scales are quantized too. 256 of them share a second scale. A table of 256 values
+            # and a mean are also stored.
             values += -(-scales // 256) + 256 + 1
         self.shape = layer.weight.shape
         self.bias = layer.bias
@@ -84,7 +88,7 @@ class FourBit(nn.Module):
         self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply with the dequantized weight, which exists once in forward and in backward."""
+        """Multiply with the dequantized weight, which exists once in forward and once in backward."""
         with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)
 
@@ -108,8 +112,8 @@ class Adapted(nn.Module):
 def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None = None) -> None:
     """Freeze a model, and add an adapter to each linear layer of its blocks.
 
-    With `quantized`, the layers are quantized as well. Raises `CountError` if the blocks have no
-    linear layers.
+    `quantized` is the format for the weights of these layers, or `None`. Raises `CountError` if the
+    blocks have no linear layers.
     """
     model.requires_grad_(requires_grad=False)
     found = 0
@@ -127,9 +131,10 @@ def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks that have submodules; recomputing a single operator would save nothing.
+    """Return the blocks that can be recomputed: those with submodules.
 
-    Raises `CountError` if there are none.
+    Recomputing a single operator would save nothing. Raises `CountError` if no block has
+    submodules.
     """
     blocks = with_submodules(blocks_in(model))
     if not blocks:
@@ -167,7 +172,8 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 def _every_second_matmul(kept: frozenset[Any]) -> Any:
     """Return the contexts of one checkpointed forward under the policy `selective-op`.
 
-    It keeps the same operators as `selective`, but of `mm` only the first, the third and so on.
+    The policy keeps the results of the same operators as `selective`, except for `mm`: it keeps the
+    result of every second `mm`, starting with the first.
     """
     matmuls: Counter[bool] = Counter()
 
@@ -185,7 +191,10 @@ def _every_second_matmul(kept: frozenset[Any]) -> Any:
 
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
-    """Make blocks recompute within a context, which restores their forwards."""
+    """Make blocks recompute inside a context.
+
+    The original forwards are restored at the end of the context.
+    """
     with contextlib.ExitStack() as stack:
         for name, policy in policies.items():
             attributes = vars(blocks[name])
@@ -198,9 +207,9 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
 
 
 class CompiledLoss(Function):
-    """The memory of a cross-entropy that inductor compiles.
+    """A cross-entropy with the memory use of code that inductor compiles.
 
-    The only tensor as large as the logits is their gradient, in the same dtype.
+    The only tensor as large as the logits is their gradient, which has the dtype of the logits.
     """
 
     @staticmethod
@@ -253,7 +262,7 @@ LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Free the tensors that backward needs from forward, until backward needs them.
+    """Free the tensors that forward saves for backward, until backward needs them.
 
     Parameters of the model and their views stay on the chip.
     """
@@ -274,7 +283,7 @@ def offload_activations(model: nn.Module) -> None:
 
 
 class _Freed(NamedTuple):
-    """The layout of a tensor that was freed."""
+    """The layout of a freed tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -300,7 +309,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 def dtype_of(argument: str, name: str) -> torch.dtype:
     """Return the dtype with this name, in upper or lower case.
 
-    Raises a `CountError` that names the argument if there is none.
+    Raises a `CountError` that names the argument if there is no such dtype.
     """
     lower = name.lower()
     found = DTYPES.get(SHORT_NAMES.get(lower, lower))
@@ -310,7 +319,7 @@ def dtype_of(argument: str, name: str) -> torch.dtype:
 
 
 def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPolicy:
-    """Return FSDP2's policy, from the names of the dtypes of computation and of reduction."""
+    """Return FSDP2's policy from the names of two dtypes: for computation and for reduction."""
     return MixedPrecisionPolicy(
         param_dtype=None if compute is None else dtype_of("mp", compute),
         reduce_dtype=None if reduce is None else dtype_of("reduce", reduce),
@@ -323,12 +332,12 @@ class Changes:
 
     Attributes:
         dtype: Name of the dtype of parameters and floating-point arguments.
-        precision: `bf16-mixed` or `16-mixed` for autocast.
+        precision: Precision of autocast: `bf16-mixed` or `16-mixed`.
         adapter_rank: Rank of low-rank adapters.
-        quantized: Quantization of the weights below adapters, one of `QUANTIZED`.
+        quantized: Format of the quantized weights of layers with adapters, one of `QUANTIZED`.
         policy: Activation checkpointing of every block.
         chunks: Number of chunks of the sequence in which logits and loss are computed.
-        compiled_loss: Whether the loss is compiled, and only the loss.
+        compiled_loss: Whether the loss, and nothing else, is compiled.
         offload: Whether activations are on the host between forward and backward.
     """
 
@@ -354,7 +363,10 @@ class Changes:
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
-        """Change the model of a subject; raises `CountError` if it has no blocks to change."""
+        """Change the model of a subject.
+
+        Raises `CountError` if the model has no blocks to change.
+        """
         if self.dtype is not None:
             dtype = dtype_of("dtype", self.dtype)
             subject = subject._replace(

@@ -1,4 +1,7 @@
-"""Runs of equal blocks in a model, and the same model with fewer of them."""
+"""Find runs of equal blocks in a model, and make the same model with fewer blocks.
+
+A run is a sequence of consecutive blocks in a container, such as the layers of a transformer.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +16,10 @@ from lflops.model.compile_guard import force_eager
 from lflops.profile.module_names import name_below
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
 
-# Blocks that a folded model keeps of a run of equal blocks. Of six, the two in the middle have
+# Number of blocks that a folded model keeps in a run. With six blocks, the two middle blocks have
 # neighbours that are equal to them.
 KEPT = 6
-# Shorter runs are not folded.
+# Number of blocks below which a run is not folded.
 WORTHWHILE = 10
 
 
@@ -49,8 +52,8 @@ class Fold(NamedTuple):
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """Return the runs of equal blocks that are long enough to be folded.
 
-    Equal blocks have the same classes, parameters and settings. A setting that counts up from block
-    to block is the block's number.
+    Equal blocks have the same classes, parameters and settings. If a setting counts up from block
+    to block, it is the number of the block, and the blocks are still equal.
     """
     runs: list[Fold] = []
     previous = ""
@@ -67,14 +70,14 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold, and all folds with one block less in this run."""
+    """Yield each fold, with a copy of all folds in which this run has one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove blocks from the model within a context, and number the remaining ones anew."""
+    """Remove blocks from the model inside a context, and renumber the remaining blocks."""
     removed = _removed(folds)
     containers = {name: model.get_submodule(name) for name in removed}
     before = {name: dict(container.named_children()) for name, container in containers.items()}
@@ -88,7 +91,10 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
 
 def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[str, nn.Module]:
-    """Return the children that are left, numbered without gaps. Names that are no numbers stay."""
+    """Return the remaining children, numbered without gaps.
+
+    Names that are not numbers do not change.
+    """
     left: dict[str, nn.Module] = {}
     for name, module in children.items():
         if not name.isdecimal():
@@ -149,12 +155,15 @@ def _make(module: nn.Module) -> tuple[Any, ...]:
     return type(module), module.training, shapes
 
 
-# The attributes in which torch keeps parameters, buffers and submodules, which `_make` compares.
+# The attributes in which torch keeps parameters, buffers and submodules; `_make` compares them.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
-    """Return whether attributes are equal, except numbers that count up with the block."""
+    """Return whether the attributes of two consecutive blocks are equal, except block numbers.
+
+    Numbers that count up from block to block are block numbers.
+    """
     before = _settings(module)
     after = _settings(following)
     if before.keys() != after.keys():
@@ -176,7 +185,10 @@ def _counts_up(before: Any, after: Any) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that is equal for equal settings, and for the same function of two blocks."""
+    """Return a value to compare settings with.
+
+    It is equal for equal settings, and for the same function of two blocks.
+    """
     comparable = value
     if isinstance(value, list | tuple):
         comparable = [_comparable(each) for each in value]
@@ -194,8 +206,8 @@ def _comparable(value: Any) -> Any:
 def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
     """Return whether a model calls each block of a run once, in order and with equal inputs.
 
-    The model runs without gradients, and only its first block runs. All other blocks return results
-    of the same shapes.
+    The model runs without gradients. Only the first block of the run is computed; all other blocks
+    return results of the same shapes.
     """
     calls = _Calls()
     attributes: list[dict[str, Any]] = []
@@ -221,7 +233,7 @@ def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
 
 
 class _UnknownStructureError(Exception):
-    """A block has an output that is neither a tensor nor a list, tuple or dictionary."""
+    """An output of a block is neither a tensor nor a list, tuple or dictionary."""
 
 
 class _BlockCall(NamedTuple):
@@ -229,8 +241,8 @@ class _BlockCall(NamedTuple):
 
     Attributes:
         number: The block's position in its run.
-        inputs: A description of the inputs, equal for inputs of equal shapes and origin.
-        operators: The operators that ran outside the blocks since the call before.
+        inputs: A description of the inputs, which is equal for inputs of equal shapes and origin.
+        operators: The operators that ran outside the blocks since the previous call.
     """
 
     number: int
@@ -239,7 +251,7 @@ class _BlockCall(NamedTuple):
 
 
 class _Calls(InternalMode):
-    """The calls of blocks, and the operators between them."""
+    """The calls of blocks, and the operators that ran between these calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +270,7 @@ class _Calls(InternalMode):
         return out
 
     def stand_in(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a block's forward if it is the first of its run, else return an equal output."""
+        """Run the forward of the first block of a run; for other blocks, return an equal output."""
         inputs = list(_leaves((args, kwargs)))
         if not self._calls:
             self._in_block = True
@@ -276,7 +288,7 @@ class _Calls(InternalMode):
         return output
 
     def are_alike(self, blocks: int) -> bool:
-        """Return whether the calls of that many blocks are alike."""
+        """Return whether there were as many calls as blocks, and all calls were alike."""
         if [call.number for call in self._calls] != list(range(blocks)):
             return False
         second = self._calls[1]
@@ -288,9 +300,9 @@ class _Calls(InternalMode):
         )
 
     def _like(self, output: Any, before: list[Any], inputs: list[Any]) -> Any:
-        """Return an output like that of the block before.
+        """Return an output like the output of the previous block.
 
-        An input that the block before passed on is passed on again.
+        If the previous block returned one of its inputs, this block returns the same input.
         """
         if isinstance(output, Tensor):
             for place, each in enumerate(before):
@@ -330,7 +342,7 @@ def _described(value: Any) -> Any:
 
 
 def _origin(value: Any, inputs: list[Any], output: Any) -> str:
-    """Describe where an input comes from: the block before, its inputs, or elsewhere."""
+    """Describe the origin of an input: the previous block, the inputs of that block, or elsewhere."""
     if not isinstance(value, Tensor):
         return "no tensor"
     if any(value is each for each in _leaves(output)):

@@ -1,4 +1,4 @@
-"""`estimate`: run a step on fake tensors, which allocate and compute nothing."""
+"""`estimate`: run a step on fake tensors, without memory or computation."""
 
 import contextlib
 import dataclasses
@@ -52,13 +52,16 @@ from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
 Progress = Callable[[int, int | None], object]
-"""Called with the number of finished operators and their total.
+"""A function that is called with the number of finished operators and their total.
 
-The total is `None` while it is unknown. The last call passes the total twice.
+The total is `None` while it is unknown. In the last call, both numbers are the total.
 """
 
 KEPT = (3, 5)
-"""Blocks that are left of a run of equal blocks. If three do not show what more do, five run."""
+"""Numbers of blocks that remain of a run of equal blocks.
+
+If three blocks do not show how more blocks would run, five blocks run.
+"""
 
 # Operators between two reports of progress.
 REPORT_EVERY = 500
@@ -85,12 +88,12 @@ def estimate(
 ) -> Profile:
     """Estimate the work and the peak memory of a step, without memory or computation.
 
-    Compiled modules are estimated as the code that they were compiled from. The module and the
-    random numbers are not changed.
+    Compiled modules are estimated as the code that they were compiled from. The model and the
+    random state are not changed.
 
     Args:
-        model: A module, or a function that builds one. A function builds the module without memory,
-            so it may be larger than the memory of this machine.
+        model: A module, or a function that builds a module. The module that a function builds uses
+            no memory, so it may be larger than the memory of this machine.
         args: Positional arguments of the model, real or on `meta`, or a single tensor.
         kwargs: Keyword arguments of the model.
         backward: Whether to run a backward from `loss(output)`.
@@ -102,23 +105,24 @@ def estimate(
             All gradients are assumed to be finite.
         hardware: The chip to estimate for: a name in the table, a TOML file, or a `Hardware` with
             your own figures. For a chip in the table, attention uses the kernel that torch chooses
-            on it, and optimizers default to their `foreach` implementation.
+            on this chip, and optimizers use their `foreach` implementation by default.
         round_to: Round the size of each tensor up to a multiple of this number of bytes. CUDA's
             allocator uses 512.
         allocator: Settings of torch's CUDA allocator, in the syntax of `PYTORCH_ALLOC_CONF`. The
-            allocator is simulated for the allocations of both steps, and `memory.reserved` has the
-            result. For a GPU in the table, the default settings are simulated if you pass none.
-        mesh: Ranks by dimension, such as `{"data": 8, "tensor": 4}`. The estimate is of one rank,
+            allocator is simulated for the allocations of both steps, and the result is in
+            `memory.reserved`. If you pass no settings and the chip is a GPU in the table, the
+            default settings are simulated.
+        mesh: Ranks by dimension, such as `{"data": 8, "tensor": 4}`. The estimate is for one rank,
             with its part of the model. FSDP2 shards each block over `data`, in `replica` replicas;
             `tensor` follows the model's `tp_plan`. `{"replica": 8}` alone is DDP. The batch is the
-            batch of one rank. For `pipeline`, `model` and `step` must build and run the stage of
-            the rank.
+            batch of one rank. With the dimension `pipeline`, `model` must build the rank's stage,
+            and `step` must run it.
         rank: The rank of the mesh to estimate.
-        step: A training step without its optimizer, which replaces the call, the loss and backward,
-            for example a pipeline schedule. It is called as `step(model, *args, **kwargs)`, and
-            must run backward.
-        progress: Whether to write the progress to stderr, or a function of the number of finished
-            operators and their total, which is `None` while it is unknown.
+        step: A function that runs a training step without the optimizer, for example a pipeline
+            schedule. It is called as `step(model, *args, **kwargs)` instead of the model and the
+            loss, and must run backward.
+        progress: Whether to write the progress to stderr. Can also be a function that is called
+            with two numbers: finished operators, and their total or `None` if unknown.
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor. The message
@@ -155,7 +159,7 @@ def estimate(
 def checked_model(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any, mesh: Any = None
 ) -> list[Tensor]:
-    """Check a module or a function that builds one, and its arguments.
+    """Check a model, which may be a function that builds a module, and its arguments.
 
     Returns the parameters and buffers of a module.
     """
@@ -174,7 +178,7 @@ def checked_model(
 
 
 def _builds(model: type) -> bool:
-    """Return whether a class is a module that can be built without arguments."""
+    """Return whether a class is a module class that can be built without arguments."""
     if not issubclass(model, nn.Module):
         return False
     for parameter in inspect.signature(model).parameters.values():
@@ -206,7 +210,7 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
 
 
 def built(model: Model) -> nn.Module:
-    """Return the module, or build it with the function."""
+    """Return the model if it is a module; otherwise build it with the function."""
     return model if isinstance(model, nn.Module) else model()
 
 
@@ -219,7 +223,7 @@ class Subject(NamedTuple):
         kwargs: Keyword arguments of the model.
         loss: Function from the output to a scalar.
         buckets: Gradient buckets of DDP.
-        step: Replaces the call, the loss and backward.
+        step: Function that runs instead of the model, the loss and backward.
     """
 
     model: nn.Module
@@ -265,23 +269,24 @@ class Estimator:
     """Runs subjects on fake tensors, all with the same options.
 
     Attributes:
-        caller: Name of the public function, with which errors begin.
+        caller: Name of the public function; error messages begin with it.
         backward: Whether to run backward.
-        optimizer: A name, or a function from a list of parameters to an optimizer.
+        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer.
         hardware: The chip to estimate for.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss.
         round_to: Round the size of each tensor up to a multiple of this number of bytes.
         allocator: Settings of the allocator to simulate.
         mesh: Ranks by dimension.
         rank: The rank of the mesh to estimate.
-        in_backward: Whether the optimizer steps for each parameter in backward, as soon as its
-            gradient is ready.
+        in_backward: Whether the optimizer updates each parameter during backward, as soon as the
+            gradient of the parameter is ready.
         mixed: The dtypes in which FSDP2 computes and reduces.
         offload: Whether FSDP2 keeps shards, gradients and the optimizer's state on the host.
         progress: Whether to write the progress to stderr, or a function that receives it.
-        watch: Called with the profile of each step. The timeline then has every operator, and the
-            allocator is not simulated.
-        unrolls: Whether few of many equal blocks run, which gives the same result in less time.
+        watch: A function that is called with the profile of each step. If it is set, the timeline
+            has every operator, and the allocator is not simulated.
+        unrolls: Whether to run only a few of many equal blocks. The result is the same and takes
+            less time.
     """
 
     caller: str
@@ -303,7 +308,7 @@ class Estimator:
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
         """Estimate the subject that `make` returns.
 
-        `make` runs while new tensors are fake, so a model that it builds has no memory. `held` are
+        New tensors are fake while `make` runs, so a model that it builds uses no memory. `held` are
         real tensors that the subject uses.
         """
         with self.started(held) as run:
@@ -313,7 +318,9 @@ class Estimator:
     def started(
         self, held: Iterable[Tensor] = ()
     ) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """Make new tensors fake within a context, which returns a function that runs a subject.
+        """Make new tensors fake inside a context.
+
+        The value of the context is a function that runs a subject and returns its profile.
 
         The runs are independent of each other.
         """
@@ -327,7 +334,8 @@ class Estimator:
             setup = _Setup(fakes, chip, makes, Meter(self.progress))
             with same_random_numbers(held):
                 first = self._made(make)
-                # Sharding and hooks of an optimizer change a model, so that each run builds another.
+                # Sharding and the hooks of an optimizer change a model, so each run builds a new
+                # model.
                 is_kept = not self.mesh and not self.in_backward
                 again = repeat(first) if is_kept else (self._made(make) for _ in count())
                 subjects = chain([first], again)
@@ -348,7 +356,7 @@ class Estimator:
             values_refused(self.caller),
             warnings.catch_warnings(),
         ):
-            # The warning is about views, which nothing here writes to.
+            # The warning is about writing to views. No code here writes to views.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield run
 
@@ -369,13 +377,14 @@ class Estimator:
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
-        """Run the steps of a model with few of its equal blocks, and repeat one of them.
+        """Run the steps of a model with a few of its equal blocks, and repeat one block.
 
         Returns:
-            The same profile as that of the whole model, or `None` if it has to run.
+            The profile that the whole model would have, or `None` if the whole model has to run.
         """
         for kept in KEPT:
-            # A model may not run with fewer blocks. The whole model raises its own errors.
+            # The model may fail with fewer blocks. The run of the whole model raises the model's
+            # own errors.
             with contextlib.suppress(Exception):
                 return self._from_few_blocks(subjects, fold._replace(kept=kept), setup)
         return None
@@ -383,7 +392,8 @@ class Estimator:
     def _from_few_blocks(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile:
         """Return the profile of the whole model.
 
-        It first predicts the model with one more block, which has to be equal to its estimate.
+        First predicts the model with one more block; this prediction must be equal to an estimate
+        of that model.
         """
         longer_fold = fold._replace(kept=fold.kept + 1)
         steps = self._steps(next(subjects), fold, setup)
@@ -472,7 +482,7 @@ class Estimator:
         return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
-        """Run the steps of a subject, with fewer blocks if there is a fold."""
+        """Run the steps of a subject; `fold` is the run of blocks to shorten, if any."""
         with folded(subject.model, [] if fold is None else [fold]):
             subject = self._parallelized(subject)
             with setup.fakes.swapped_into(subject.model):
@@ -483,7 +493,10 @@ class Estimator:
         return steps
 
     def _run(self, subject: Subject, setup: "_Setup", *, is_whole: bool) -> "_Steps":
-        """Run the steps of a subject: two with an optimizer, since the first creates its state."""
+        """Run the steps of a subject.
+
+        With an optimizer there are two steps, because the first step creates the optimizer's state.
+        """
         model = subject.model
         loss = subject.loss
         batch = setup.fakes.of((tuple(subject.args), dict(subject.kwargs)))
@@ -525,7 +538,7 @@ class Estimator:
             host=tuple(model.parameters()) if self.offload else (),
         )
         if is_divided(model):
-            # In the first step torch infers the placements of results on tensors of its own.
+            # In the first step, torch infers the placements of results with extra tensors.
             self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()
         log = None
@@ -606,7 +619,7 @@ class Estimator:
 
 
 class _Setup(NamedTuple):
-    """What all runs of an estimate share.
+    """The parts that all runs of an estimate share.
 
     Attributes:
         fakes: Creates fake tensors.
@@ -646,9 +659,10 @@ def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
 
 
 def _with_numbered_groups(calls: Iterable[Communication]) -> Iterator[Communication]:
-    """Number the groups of collectives.
+    """Replace the names of the groups of collectives by numbers.
 
-    torch's names count the groups of the process, which are more in each estimate.
+    torch's names contain a count of all groups of the process, so they differ from one estimate to
+    the next.
     """
     numbers: dict[str, str] = {}
     for call in calls:
@@ -660,7 +674,8 @@ def _with_reserved(
 ) -> Profile:
     """Add the memory that the simulated allocator reserves.
 
-    If the device has less, the allocator frees its cache before it fails.
+    `limit` is the memory of the device in bytes. The allocator frees its cache before it exceeds
+    the limit.
     """
     if step.memory is None:
         return step
@@ -685,7 +700,7 @@ def _with_reserved(
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    """Return the step, with the memory of the other step if its peak is higher."""
+    """Return the step; if the other step has a higher peak, use the memory of the other step."""
     if step.memory is None or other.memory is None:
         return step
     if step.memory.peak_bytes >= other.memory.peak_bytes:
@@ -699,7 +714,8 @@ def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
 class Meter:
     """Counts the finished operators of all steps, and reports them.
 
-    `progress` is a function that is called with them, `True` for a line on stderr, or `False`.
+    `progress` is a function that is called with the number of operators, `True` to write a line to
+    stderr, or `False`.
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's argument

@@ -1,7 +1,8 @@
 """Run a model on fake tensors, with the kernels that torch would choose on a chip.
 
 Real tensors are replaced by fake ones. Errors name the line of code that fake tensors cannot run.
-On a chip, attention uses the first enabled kernel, in torch's order, that supports the call.
+When a chip is chosen, attention uses the first enabled kernel, in torch's order, that supports the
+call.
 """
 
 import contextlib
@@ -44,9 +45,9 @@ from lflops.torch_private.tensors import (
     only_shapes_run,
 )
 
-# The code object of every call of a module.
+# The code object that runs in every call of a module.
 CALL = nn.Module.__call__.__code__
-# The file of torch's functions that send Python objects.
+# The file with torch's functions that send Python objects.
 OBJECTS_IN = "distributed_c10d.py"
 
 NO_CUDA = re.compile(
@@ -60,19 +61,28 @@ KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers whose memory fake tensors cannot replace, its description, and the mesh to pass."""
+"""Wrappers with memory that fake tensors cannot replace.
 
-# Folders with code that a user does not change.
+Each entry has the name of the wrapper, a description of the memory, and the mesh to pass.
+"""
+
+# The folder of torch's code, which users do not change.
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 _OUR_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RealOptimizerError(Exception):
-    """An optimizer has real parameters. It would find no gradients and do nothing."""
+    """An optimizer has real parameters.
+
+    In an estimate, they have no gradients, so the optimizer would do nothing.
+    """
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """Check that the tensors of a module are attributes, which fake tensors can replace."""
+    """Check that the tensors of a module are attributes, because only attributes can be replaced.
+
+    Raises an error for modules that hold tensors in another way.
+    """
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError(
@@ -94,15 +104,15 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Check that an optimizer that steps in an estimate has fake parameters.
+    """Check that an optimizer that steps during an estimate has fake parameters.
 
-    Other threads may train real ones.
+    Optimizers of other threads are not checked, because they may train real parameters.
     """
     if not only_shapes_run(()):
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            # Frozen parameters may be small integers, which keep their values.
+            # Frozen parameters may be small integer tensors, which keep their values.
             if parameter.requires_grad and not isinstance(local_part(parameter), FakeTensor):
                 raise RealOptimizerError
 
@@ -111,7 +121,7 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
     """Turn errors of fake tensors into a `CountError` that names the line and a way around it.
 
-    `step_of` is the optimizer whose step runs.
+    `step_of` is the optimizer that runs its step.
     """
     try:
         yield
@@ -136,7 +146,7 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
 
 
 def _problem(error: Exception) -> str | None:
-    """Describe what fake tensors do not support, and a way around it; `None` for other errors."""
+    """Describe the unsupported operation and a way around it; `None` for other errors."""
     if isinstance(error, RealParameterError):
         return (
             "it uses a parameter that does not belong to the model, so the estimate would write "
@@ -167,7 +177,7 @@ def _problem(error: Exception) -> str | None:
 
 def _problem_of_values(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
-    # Stages of a pipeline send their shapes to each other as objects.
+    # Stages of a pipeline send their shapes to each other as Python objects.
     if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
         return (
             "it sends Python objects to other ranks, which do not exist here: "
@@ -198,7 +208,7 @@ _NEEDS_VALUES_MESSAGE = re.compile("tensor subclasses|FakeTensor.__format__")
 def _location(error: Exception) -> str:
     """Return the innermost called module, and the innermost line outside torch and lflops.
 
-    It is empty if there is neither.
+    The text is empty if there is neither a module nor such a line.
     """
     called: list[nn.Module] = []
     line_of_user = ""
@@ -226,28 +236,31 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 HOST = torch.device("cpu")
 """The device of fake tensors for tensors on `meta`.
 
-Code that branches on the device then runs as it would on a real device.
+Code that depends on the device then runs as on a real device.
 """
 
 
 class Fakes:
-    """Creates fake tensors for real ones, always the same one for the same tensor.
+    """Creates fake tensors for real tensors.
 
-    Small integer tensors are copied with their values. `on_host` is for a step that runs on this
-    CPU, and not on a chip.
+    The same real tensor always gives the same fake tensor.
+
+    Small integer tensors are copied with their values. Set `on_host` for a step that runs on this
+    CPU, not on a chip.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
         self._on_host = on_host
         self._mode = fake_mode()
-        # Each copy with its original, so that no other object gets the original's id.
+        # Each copy, with its original. Keeping the original means that no new object can have the
+        # same id.
         self._made: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Make new tensors fake within a context.
+        """Make new tensors fake inside a context.
 
-        Values are known only if they follow from numbers and small integer tensors.
+        A value is known only if it follows from numbers and small integer tensors.
         """
         known = KnownValues(on_host=self._on_host)
         log = logging.getLogger(FakeTensor.__module__)
@@ -260,13 +273,13 @@ class Fakes:
             yield
 
     def forget(self) -> None:
-        """Drop the fake tensors so far, because the code that used them may have changed them."""
+        """Drop all fake tensors made so far, because the code that used them may have changed them."""
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """Return the same structure with fake tensors.
 
-        Lists, tuples, sets and dictionaries are copied, other objects are not.
+        Lists, tuples, sets and dictionaries are copied. Other objects are not copied.
         """
         known = self._made.get(id(value))
         if known is not None:
@@ -288,9 +301,10 @@ class Fakes:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """Replace all tensors of a model by fake ones within a context.
+        """Replace all tensors of a model by fake tensors inside a context.
 
-        The end restores them, and all attributes that the model's code has set, such as caches.
+        At the end, the original tensors are restored, and so are all attributes that the model's
+        code has set, such as caches.
         """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
@@ -310,13 +324,13 @@ class Fakes:
                 "estimate: a parameter has no shape yet: "
                 "run the lazy module once before the estimate, on a real batch or on the meta device"
             )
-        # The model was built in the fake mode.
+        # The model was built in fake mode.
         if isinstance(local_part(tensor), FakeTensor):
             return tensor
         has_values = type(tensor) is Tensor and not tensor.is_meta
         is_integer = not (tensor.is_floating_point() or tensor.is_complex())
         if has_values and is_integer and tensor.numel() <= LARGEST:
-            # The code may write to the tensor, so it gets a copy.
+            # Code may write to the tensor, so the code gets a copy.
             with without_modes():
                 return tensor.clone()
         with self._mode:
@@ -327,7 +341,7 @@ class Fakes:
 
 
 class Answers(TorchFunctionMode):
-    """Make functions that need values return fixed answers within a context."""
+    """Makes functions that need values return fixed answers inside a context."""
 
     def __init__(self, answers: Mapping[Any, Any]) -> None:
         super().__init__()
@@ -342,7 +356,7 @@ class Answers(TorchFunctionMode):
 
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:
-    """Filter out the log record of an error that is raised as well."""
+    """Return false for the log record of an error that is also raised."""
     return not record.getMessage().startswith("failed while attempting to run meta")
 
 
@@ -392,7 +406,7 @@ WIDTHS = 8
 # The multiple to which efficient attention pads masks.
 MASK_ROWS = 16
 
-# The functions by which torch's Python functions dispatch to modes.
+# The functions with which torch's Python functions dispatch to modes.
 _DISPATCHES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (
     F.multi_head_attention_forward,
@@ -400,9 +414,9 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""torch's Python functions that may run attention, and dispatch to modes themselves.
+"""torch's Python functions that may run attention and dispatch to modes themselves.
 
-Backward runs attention in checkpointed code.
+Backward is one of them, because it runs attention in checkpointed code.
 """
 
 
@@ -419,7 +433,7 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def autocast(self) -> "Attention":
-        """Return the call in the dtype of autocast, which would cast it below this mode."""
+        """Return the call with its tensors cast to autocast's dtype, as torch does below this mode."""
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
             return self
@@ -433,8 +447,8 @@ class Attention(NamedTuple):
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
         """Return the name and the operator of the kernel that torch chooses.
 
-        `None` if no enabled kernel supports the call. One rule of torch is left out: smaller chips
-        of a generation do not train heads wider than 192 with dropout.
+        `None` if no enabled kernel supports the call. One rule of torch is left out: on smaller
+        chips of a generation, training with dropout does not support heads wider than 192.
         """
         for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
             if self._is_supported_by(name, ampere=ampere, family=family):
@@ -453,7 +467,7 @@ class Attention(NamedTuple):
         return self._suits_cudnn(family) if kernel == "cudnn_attention" else self._suits_flash()
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """Run a kernel, after the same preparation of the arguments as in torch."""
+        """Run a kernel, after the arguments are prepared in the same way as in torch."""
         mask = self.attn_mask
         if mask is not None and mask.dtype is torch.bool:
             zeros = torch.zeros_like(mask, dtype=self.query.dtype)
@@ -546,11 +560,11 @@ class Attention(NamedTuple):
 def prefers_cudnn(family: str) -> bool:
     """Return whether torch tries cuDNN's attention first on a family of chips.
 
-    A torch without CUDA is treated as torch's wheel on PyPI.
+    A torch build without CUDA is treated like torch's wheel on PyPI.
     """
-    # By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute
-    # capability 9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull
-    # requests 162073, 170800 and 171627).
+    # Follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.9 with cuDNN 9.9 prefers
+    # cuDNN on compute capability 9.0 and 10.0. Since torch 2.10, also on 10.3, but only with a
+    # cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
     release = torch.__version__
     if release < "2.9" or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False
@@ -568,10 +582,11 @@ def prefers_cudnn(family: str) -> bool:
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """Run attention within a context with the kernels of an NVIDIA chip in the table.
+    """Run attention inside a context with the kernels of an NVIDIA chip in the table.
 
-    At the end, a note lists the kernels. Without CUDA, autocast for CUDA is an error in this
-    context; torch would only warn and ignore it, which is right for no chip.
+    At the end, a note lists the kernels. If CUDA is not available, autocast for CUDA raises an
+    error in this context. torch would only warn and ignore autocast, and the result would be wrong
+    for every chip.
     """
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
@@ -604,7 +619,8 @@ class _AttentionMode(TorchFunctionMode):
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
-        # A mode is off while it handles a call, but must see the calls in the function's body.
+        # A mode is off while it handles a call, but it must see the calls in the body of the
+        # function.
         with self:
             return body(*args, **kwargs)
 
@@ -627,7 +643,7 @@ class _AttentionMode(TorchFunctionMode):
 
 
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
-    """Run dropout with CUDA's kernel, whose mask has one byte per element.
+    """Run dropout with CUDA's kernel, which uses a mask with one byte per element.
 
     On a CPU, the noise has the dtype of the input.
     """
@@ -639,7 +655,7 @@ def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 def _body(function: Any) -> FunctionType:
     """Return the same function without its dispatch to modes.
 
-    While a mode is active, the original would only pass the call to the mode again.
+    While a mode is active, the original function would only pass the call to the mode again.
     """
     plain = dict.fromkeys(_DISPATCHES, lambda *_: False)
     copy = FunctionType(

@@ -22,26 +22,29 @@ BY_NAME = "hf:"
 
 
 def is_config(target: str) -> bool:
-    """Return whether a target names a configuration rather than a function."""
+    """Return whether a target names a configuration instead of a function."""
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
 TOKENS = 512
-"""Default number of tokens of a sample."""
+"""Default number of tokens per sample."""
 
 Batch = Mapping[str, Tensor | bool]
 
 Loss = Callable[[Any], Tensor]
-"""Returns the loss from the output of a model."""
+"""A function that returns the loss from the output of a model."""
 
 Builder = Callable[[int], tuple[nn.Module, Batch, Loss | None]]
-"""Returns a model in train mode, its batch and its loss for a number of samples.
+"""A function that returns a model in train mode, its batch and its loss.
 
-The loss is `None` if it depends on values.
+Its argument is the number of samples. The loss is `None` if it depends on values.
 """
 
 DEEPEST = 10_000
-"""Maximum number of layers. A deeper model takes so long to build and to run that it seems to hang."""
+"""Maximum number of layers.
+
+It takes so long to build and to run a deeper model that the command seems to hang.
+"""
 
 ONE_LABEL = (
     "ForImageClassification",
@@ -49,7 +52,7 @@ ONE_LABEL = (
     "ForAudioClassification",
     "ForSequenceClassification",
 )
-"""Ends of the names of classes with one label for each sample."""
+"""Ends of the names of classes that have one label per sample."""
 
 TOKEN_LABELS = (
     "ForCausalLM",
@@ -58,9 +61,9 @@ TOKEN_LABELS = (
     "ForConditionalGeneration",
     "ForImageTextToText",
 )
-"""Ends of the names of classes with one label for each token.
+"""Ends of the names of classes that have one label per token.
 
-The losses of other classes depend on values, for example detection losses and CTC.
+The losses of other classes, such as detection losses and CTC, depend on values.
 """
 
 AUTO = (
@@ -73,17 +76,18 @@ AUTO = (
     "ObjectDetection",
     "Seq2SeqLM",
 )
-"""Tasks in which a configuration without a class is searched for, in this order."""
+"""Tasks to try, in this order, for a configuration without a class."""
 
 
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
     """Return a function that builds a model from its configuration.
 
-    Images have the size in the configuration.
+    Images have the size that the configuration specifies.
 
     Args:
         target: A `config.json`, its folder, or `hf:` and a name in transformers' cache.
-        tokens: Tokens of a sample. For audio, frames, if the configuration has no length.
+        tokens: Tokens per sample. For audio, the number of frames if the configuration has no
+            length.
         remote_code: Whether Python code in the folder of the configuration may run.
     """
     config = _config(target, remote_code=remote_code)
@@ -105,7 +109,7 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
 
 
 def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a forward pass in which all activations are finite. Some vision models check this."""
+    """Run a forward pass as if all activations were finite, because some vision models check this."""
     with Answers({torch.isfinite: torch.ones((), dtype=torch.bool)}):
         return forward(*args, **kwargs)
 
@@ -121,7 +125,7 @@ def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
 
 
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:
-    """Return inputs and labels of zeros, with the sizes in the configuration."""
+    """Return inputs and labels of zeros, with the sizes from the configuration."""
     parameters = inspect.signature(model.forward).parameters
     vision = None
     if "pixel_values" in parameters:
@@ -149,7 +153,7 @@ def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> B
 
 
 def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
-    """Return the ids of text tokens, after the tokens that stand for an image."""
+    """Return the ids of text tokens, after the placeholder tokens of an image."""
     length = min(tokens, getattr(config, "max_target_positions", None) or tokens)
     if vision is None:
         return torch.zeros(samples, length, dtype=torch.long)
@@ -197,7 +201,7 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
 
 
 def _processor_size(target: str) -> tuple[int, int] | None:
-    """Return the largest height and width of the processor's images; `None` without its file."""
+    """Return the largest height and width in the processor's file; `None` without this file."""
     folder = Path(target) if Path(target).is_dir() else Path(target).parent
     path = folder / "preprocessor_config.json"
     if not path.is_file():
@@ -238,7 +242,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
             f"{target}: transformers cannot load this configuration without a download: {reason}"
         ) from error
     config.use_cache = False
-    # Without random skipping of layers, a step needs the most.
+    # Random skipping of layers is turned off, so the estimate is for the largest step.
     for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
@@ -246,7 +250,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
 
 
 def _check_file(path: Path) -> None:
-    """Raise an error for a pipe, a device or a huge file, which transformers would read."""
+    """Raise an error for a pipe, a device or a huge file, because transformers would read it."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         return

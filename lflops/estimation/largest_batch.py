@@ -16,11 +16,11 @@ from lflops.inputs.arguments import check_memory, describe
 from lflops.memory.peak import TIGHT, MemoryFit, memory_fit, memory_fit_of
 from lflops.profile.profile import Profile
 
-# The largest batch that is tried. If it fits, the peak does not depend on the batch.
+# The largest batch size that is tried. If it fits, the peak does not depend on the batch size.
 MAX_BATCH = 1 << 30
-# A number of bytes beyond any memory.
+# A number of bytes larger than any memory.
 LARGEST = 1 << 62
-# The factor between two tries while the peak does not change.
+# Factor between two tried batch sizes while the peak does not change.
 FURTHER = 64
 
 
@@ -40,25 +40,25 @@ def largest_batch(
     Nothing is allocated. The peak memory is assumed to grow with the batch.
 
     Args:
-        model: A module, or a function that builds one, as in `estimate`.
+        model: A module, or a function that builds a module, as in `estimate`.
         make_args: Function from a number of samples to the model's arguments: a tuple, a single
             tensor, or a mapping of keyword arguments.
-        memory_bytes: The available memory in bytes. No estimate includes the workspaces of kernels
-            or the allocator's fragmentation, so leave some room for them. With `None`, it is the
-            memory of `hardware` that a step may use with the verdict `fits`, which leaves this
-            room.
+        memory_bytes: The available memory in bytes. Estimates do not include the workspaces of
+            kernels and the allocator's fragmentation, so leave some room for them. The default
+            `None` uses the memory of `hardware` and leaves this room: it is the most memory that a
+            step with the verdict `fits` may use.
         loss: Function from the output to a scalar. A training step is estimated if there is a loss
             or an optimizer, otherwise a forward pass.
-        optimizer: A name, or a function from a list of parameters to an optimizer, as in
-            `estimate`.
+        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer, as
+            in `estimate`.
         hardware: The chip, as in `estimate`.
-        mesh: Ranks by dimension, as in `estimate`. It needs a function that builds the model. The
-            result is then the batch of one rank.
+        mesh: Ranks by dimension, as in `estimate`. It requires a function that builds the model.
+            The result is then the batch of one rank.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
     Returns:
-        The number of samples, 0 if not even one sample fits.
+        The number of samples; 0 if one sample does not fit.
 
     Raises:
         CountError: An argument is wrong, some code needs the value of a tensor, or any batch fits.
@@ -83,7 +83,7 @@ def largest_batch(
     )
     make: Callable[[], nn.Module] = partial(built, model)
     if not ranks:
-        # Sharding changes the model, so only models that are not sharded are built once.
+        # Sharding changes the model, so a model is only reused if it is not sharded.
         make = cache(make)
 
     def subject(samples: int) -> Subject:
@@ -101,9 +101,10 @@ def search_batch(
     *,
     held: Iterable[Tensor] = (),
 ) -> tuple[int, Profile]:
-    """Return the most samples that fit, and the profile of their step.
+    """Return the largest number of samples that fits, and the profile of that step.
 
-    If not even one sample fits, the profile is for one sample. `held` is as in `Estimator.run`.
+    If one sample does not fit, the profile is for one sample. `held` means the same as in
+    `Estimator.run`.
     """
     profiles: dict[int, Profile] = {}
     if memory_bytes is None:
@@ -129,7 +130,7 @@ def search_batch(
 
 
 def empty_room(estimator: Estimator) -> MemoryFit:
-    """Return the memory of an estimator's chip, and what is used of it without any tensor.
+    """Return the memory of an estimator's chip, and the part in use when there are no tensors.
 
     Raises `CountError` if there is no chip, or if its memory is unknown.
     """
@@ -143,13 +144,13 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """Return the largest number of samples whose peak fits.
+    """Return the largest number of samples with a peak that fits.
 
-    The peak is nearly linear in the samples. So the next try is where the line through the last two
-    points reaches the memory. Every third try is the middle of the remaining interval, which bounds
-    the number of tries for any curve.
+    The peak is nearly linear in the number of samples. So the line through the last two points
+    gives the next number to try. Every third try is the middle of the remaining interval, which
+    bounds the number of tries for any curve.
     """
-    # `low` fits; `high` does not, or is out of range.
+    # `low` fits. `high` does not fit, or is out of range.
     low = 0
     high = MAX_BATCH + 1
     points: list[tuple[int, int]] = []

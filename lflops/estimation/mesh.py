@@ -40,11 +40,11 @@ from lflops.torch_private.self_check import check_fake_group
 from lflops.torch_private.tensors import local_part
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""The dimensions of a mesh, in its order.
+"""The dimensions of a mesh, in order.
 
 `pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`,
-and `replica` are the replicas of these shards. Without `data`, replicas are DDP's. `tensor` are the
-ranks of tensor parallelism.
+and `replica` are the replicas of these shards. Without `data`, they are replicas of DDP. `tensor`
+are the ranks of tensor parallelism.
 """
 
 # torch 2.13 renamed both collectives.
@@ -59,11 +59,11 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""torch's style for each style of a transformers `tp_plan`."""
+"""torch's style for each style in a `tp_plan` of transformers."""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
-    """Return the mesh with its dimensions in order; it is empty for `None`."""
+    """Check a mesh, and return it with its dimensions in order; empty for `None`."""
     if mesh is None:
         return {}
     if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
@@ -92,7 +92,7 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
 
 
 def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
-    """Return the rank if the mesh has it."""
+    """Check that the mesh has this rank, and return the rank."""
     size = prod(mesh.values())
     if not is_whole(rank) or rank >= size:
         known = f"mesh={dict(mesh)} has ranks 0 to {size - 1}"
@@ -103,7 +103,10 @@ def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
 
 
 def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractContextManager[None]:
-    """Return a context with the process group of a mesh, or without one for an empty mesh."""
+    """Return a context with the process group of a mesh.
+
+    For an empty mesh, the context has no process group.
+    """
     if not mesh:
         return nullcontext()
     if torch.distributed.is_initialized():
@@ -131,17 +134,17 @@ def parallelize(
     """Divide a model over a mesh.
 
     DDP adds buckets. Otherwise tensor parallelism divides the model by its plan, and FSDP2 then
-    shards each block and the rest of the model. A model that is divided already is not changed.
+    shards each block and the rest of the model. A model that is already divided is not changed.
 
     Args:
-        caller: Name of the public function, with which errors begin.
+        caller: Name of the public function; error messages begin with it.
         model: The model.
         mesh: Ranks by dimension.
         mixed: The dtypes in which FSDP2 computes and reduces.
         offload: Whether FSDP2 keeps shards and their gradients on the host.
 
     Returns:
-        DDP's buckets, which no module holds.
+        DDP's gradient buckets, which belong to no module.
     """
     if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
@@ -164,10 +167,10 @@ def _shard(
     *,
     offload: bool,
 ) -> None:
-    """Shard each block of a model and the rest with FSDP2."""
+    """Shard each block of a model, and then the rest of the model, with FSDP2."""
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     place = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
-    # A cast to another dtype creates the copy of the shard that is gathered. Without a cast, the
+    # If the dtype changes, the cast creates the copy of the shard that is gathered. Otherwise, the
     # copy on the device is gathered.
     is_cast = any(mixed.param_dtype not in (None, each.dtype) for each in model.parameters())
     copy_for = None
@@ -196,9 +199,10 @@ def _to_host(parameter: Any) -> None:
 
 
 class _Collective:
-    """A collective of FSDP2 that allocates its buffers on these streams in turn, as on CUDA.
+    """A collective of FSDP2 that allocates its buffers on the given streams in turn, as on CUDA.
 
-    With `copy_for`, the part of one of that many ranks is first copied to the device.
+    If `copy_for` is a number of ranks, the part of one of these ranks is first copied to the
+    device.
     """
 
     def __init__(self, run: Callable[..., Any], *streams: int, copy_for: int | None = None) -> None:
@@ -264,13 +268,13 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""torch's defaults for the bytes at which the first bucket and all later ones are full."""
+"""Bytes at which the first bucket and all later buckets are full; torch's defaults."""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters of each bucket, which has one dtype.
+    """Divide parameters into buckets, each with one dtype.
 
-    They are in reverse order, in which their gradients become ready.
+    The order is reversed, because gradients become ready in reverse order.
     """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -285,7 +289,7 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
     """Create a bucket, and hooks that copy gradients to it, reduce it, and copy the results back.
 
-    As with torch's default settings, a gradient and its place in the bucket are separate memory.
+    As with torch's default settings, gradients do not share memory with the bucket.
     """
     sizes = [each.numel() for each in parameters]
     first = parameters[0]

@@ -1,4 +1,4 @@
-"""The optimizer's step of an estimate, and a GradScaler around it."""
+"""Run the optimizer's step of an estimate, with a GradScaler if there is one."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -26,10 +26,11 @@ MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 def makes_optimizer(
     caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False
 ) -> MakesOptimizer | None:
-    """Return a function that creates the optimizer, and `None` for `None`.
+    """Return a function that creates the optimizer; `None` if `asked` is `None`.
 
-    A function is returned as it is. A name is an optimizer of `torch.optim`, in upper or lower
-    case, with its default implementation or its fused one.
+    If `asked` is a function, returns it unchanged. If `asked` is a name, it means an optimizer of
+    `torch.optim`, in upper or lower case. `fused` selects the fused implementation instead of the
+    default.
     """
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
@@ -53,13 +54,13 @@ def makes_optimizer(
 
 
 IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of optimizers with bitsandbytes' 8-bit state, which is the same for both."""
+"""Names of optimizers with bitsandbytes' 8-bit state; the state is the same for both."""
 
 SCALED_TOGETHER = 256
-"""Elements that share a scale in bitsandbytes."""
+"""Number of elements that share a scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""Elements of the smallest parameter whose moments bitsandbytes keeps in 8 bits."""
+"""Minimum number of elements of a parameter with moments that bitsandbytes keeps in 8 bits."""
 
 
 class AdamIn8Bits(Optimizer):
@@ -102,7 +103,7 @@ class AdamIn8Bits(Optimizer):
 class Stepper:
     """Runs the steps of an optimizer.
 
-    With `in_backward`, each parameter has an optimizer of its own, which steps in backward as soon
+    With `in_backward`, each parameter has a separate optimizer, which steps during backward as soon
     as the gradient of the parameter is ready.
     """
 
@@ -130,7 +131,8 @@ class Stepper:
             self._optimizers.append(optimizer)
         name = type(self._optimizers[0]).__name__
         notes: list[Note] = []
-        # There is no graph to capture, and the state has the same size.
+        # In an estimate there is no graph to capture. The state has the same size with and without
+        # this setting.
         if _change_setting(self._optimizers, "capturable", was=True, now=False):
             notes.append(Note(code="not_captured", subject=name, values={}))
         may_use_foreach = chip is not None and is_gpu(chip) and not in_backward and not on_host
@@ -162,7 +164,7 @@ class Stepper:
     def step(self) -> None:
         """Run one step and free the gradients.
 
-        With a scaler, it does the same as the scaler's `step` for finite gradients.
+        With a scaler, this does the same as the scaler's `step` with finite gradients.
         """
         if self._in_backward:
             return
@@ -180,7 +182,8 @@ class Stepper:
                 yield from (each for each in state.values() if isinstance(each, Tensor))
 
     def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
-        # Adafactor reads the norms of parameters and updates, which only scale its step.
+        # Adafactor reads the norms of parameters and updates. They only scale the update, so any
+        # value works.
         answers = {Tensor.item: 1.0} if type(optimizer) is torch.optim.Adafactor else {}
         where = on_stream(ON_HOST) if self._on_host else nullcontext()
         with values_refused(self._caller, step_of=optimizer), Answers(answers), where:
@@ -205,10 +208,11 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
 
 
 def _separate_meshes(optimizer: Optimizer) -> None:
-    """Divide parameter groups so that each has plain tensors, or DTensors of one mesh.
+    """Divide parameter groups: each gets only plain tensors, or only DTensors of one mesh.
 
-    Tensor parallelism leaves some parameters whole, such as those of norms. torch does not update
-    plain tensors and DTensors in one list, so real training runs need separate groups as well.
+    Tensor parallelism leaves some parameters whole, such as the weights of norms. torch does not
+    update plain tensors and DTensors in one list, so real training runs need separate groups as
+    well.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:

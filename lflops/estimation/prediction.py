@@ -2,10 +2,8 @@
 
 The prediction uses rates that were fitted to published step times:
 
-- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of
-  its bytes at a share of the bandwidth, plus a launch.
-- FSDP2 gathers the parameters of a block while the block before it computes, and reduces its
-  gradients while the next block computes.
+- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of its bytes at a share of the bandwidth, plus the time of a launch.
+- FSDP2 gathers the parameters of a block while the previous block computes, and reduces its gradients while the next block computes.
 - DDP reduces buckets of gradients during backward.
 - Each collective waits for the slowest of its ranks. The wait grows with the number of ranks.
 
@@ -16,7 +14,8 @@ well-tuned training runs, so they do not include a slow data loader, logging or 
 and expert parallelism, pipelines, compiled code, mixtures of experts, convolutions and fine-tuning
 with frozen weights are not predicted, because they were not fitted.
 
-The interval is wider for a step that is less like the fitted ones, and `Prediction.widened` says why.
+The interval is wider for a step that differs from the fitted steps. `Prediction.widened` has the
+reasons.
 """
 
 import functools
@@ -43,15 +42,17 @@ from lflops.profile.records import step_phase
 
 DEVICES_PER_HOST = 8
 
-# FSDP2's collectives, and the collective of DDP and of replicas of shards. Others were not fitted.
+# The collectives of FSDP2, and the collective that DDP and replicas of shards use. No other
+# collectives were fitted.
 _GATHERS = "_allgather_base_"
 _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# Least share of the MACs that must be in a fitted dtype and kind, and of trained parameters.
+# Smallest share of the MACs that must have a fitted dtype and kind, and smallest share of
+# parameters that must be trained.
 _MOSTLY = 0.95
-# How classes of experts and of their routers are named.
+# Pattern in the class names of experts and of their routers.
 _EXPERTS = re.compile("experts|moe|router", re.IGNORECASE)
 
 
@@ -60,7 +61,7 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         chips: Names of the chips.
-        not_fitted: Names of those chips of which no step time was fitted.
+        not_fitted: Names of the chips in `chips` without a fitted step time.
         product: Share of the peak that matmuls reach.
         attention: Share of the peak that fused attention reaches.
         network_bytes_per_second: Bandwidth of a device to other hosts, in the vendor's reference
@@ -75,14 +76,16 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Widening(Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors of an interval's width for a step that is unlike the fitted ones.
+    """Factors that widen the interval of a step that differs from the fitted steps.
 
-    They apply to the logarithms of the ends, and multiply.
+    The factors are multiplied together and applied to the logarithms of both ends.
 
     Attributes:
-        source: For every step outside the fitted source: other code and other versions ran it.
-        chip: For a chip of which no step time was fitted.
-        setting: For no FSDP2, and for a number of parameters that no fitted model has.
+        source: For every step that is not from the fitted source, because other code and other
+            versions run it.
+        chip: For a chip without a fitted step time.
+        setting: For a step without FSDP2, and for a model that is smaller or larger than all fitted
+            models.
         fewest_parameters: The smallest fitted model.
         most_parameters: The largest fitted model.
     """
@@ -95,21 +98,22 @@ class Widening(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rates from which a step time follows; `prediction.toml` names the source of each.
+    """The rates from which a step time is computed; `prediction.toml` names their sources.
 
     Attributes:
         families: Rates by architecture.
         bandwidth: Share of the memory bandwidth.
         link: Share of the bandwidth of links and networks.
-        contention: Share of the time of overlapped collectives by which computation is slower.
-        lag_seconds: Wait in each collective, for each of its ranks.
+        contention: Extra time of computation, as a share of the time of the collectives that
+            overlap with it.
+        lag_seconds: Wait in each collective, per rank of the collective.
         launch_seconds: Time on the device for each call.
         host_seconds: Time on the host for each call. A step in which the host takes longer than the
             device is not predicted.
-        low: Lower end of the interval, as a ratio of measured over predicted time. The interval
-            holds 80 % of the steps of a model that was not fitted, of the fitted source.
+        low: Lower end of the interval, as a ratio of measured over predicted time. For a model that
+            was not fitted, the interval contains 80 % of the steps from the fitted source.
         high: Upper end of the interval.
-        widening: How the interval widens for other steps.
+        widening: Factors that widen the interval for other steps.
     """
 
     families: Mapping[str, Family]
@@ -129,19 +133,19 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """The time of a step before it runs.
+    """The predicted time of a step.
 
     Attributes:
         hardware: Name of the chip.
         seconds: The predicted time.
         low: Lower end of the interval.
         high: Upper end of the interval.
-        by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move
-            bytes), and `communication` that is not overlapped.
+        by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move bytes), and
+            `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
         by_module: The seconds of each module with all modules below it.
         recomputed: Part of `backward` in which the device recomputes.
-        widened: Why the interval is wider than for steps of the fitted source.
+        widened: Reasons why the interval is wider than for steps of the fitted source.
     """
 
     hardware: str
@@ -157,13 +161,13 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def fitted() -> Rates:
-    """Return the rates that lflops ships."""
+    """Return the rates that are part of lflops."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Rates)
 
 
 def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None) -> str | None:
-    """Return why a step's time is not predicted, or `None` if it is."""
+    """Return the reason why a step's time is not predicted; `None` if it is predicted."""
     return next(_reasons(profile, chip, rates or fitted()), None)
 
 
@@ -195,7 +199,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
 
 
 def _kind_reasons(profile: Profile) -> Iterator[str]:
-    """Yield kinds of models and of training runs that were not fitted."""
+    """Yield the kinds of models and training runs that apply to this profile but were not fitted."""
     if any(notes_with("cpu_offload", profile.notes)):
         yield "the prediction does not cover copies from and to the host"
     if "uint8" in profile.modules[""].dtypes:
@@ -247,10 +251,11 @@ def predict(
         hardware: The chip; `None` uses the chip of the profile.
         network: Bandwidth of a device to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
-        devices_per_host: Number of devices in a host, whose links are faster than the network.
-        accumulation: Number of micro batches in a step; the profile has one of them. FSDP2 gathers
-            and reduces in each micro batch, DDP reduces in the last one.
-        rates: Your own rates; `None` uses the rates that lflops ships.
+        devices_per_host: Number of devices in a host. Links inside a host are faster than the
+            network.
+        accumulation: Number of micro batches in a step; the profile contains one micro batch. FSDP2
+            gathers and reduces in each micro batch, DDP reduces in the last one.
+        rates: Custom rates; `None` uses the rates that are part of lflops.
 
     Returns:
         The prediction, or `None` if no rates were fitted. `why_not` then returns the reason.
@@ -264,13 +269,13 @@ def predict(
 
 
 class _Overlap(NamedTuple):
-    """Collectives that run while a unit of FSDP2 computes, or while nothing does.
+    """Collectives that run while a unit of FSDP2 computes, or while nothing computes.
 
     Attributes:
         unit: The module that computes.
         phase: The phase of the step.
         exposed: Seconds that the computation does not hide.
-        hidden: Seconds that it hides.
+        hidden: Seconds that the computation hides.
     """
 
     unit: str
@@ -285,7 +290,7 @@ _Computing = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class _Step:
-    """A step on a chip."""
+    """The data and rates for the prediction of one step on a chip."""
 
     profile: Profile
     chip: Hardware
@@ -344,7 +349,7 @@ class _Step:
         return any(call.collective == _GATHERS for call in self.profile.communication)
 
     def _distances(self) -> Iterator[tuple[str, float]]:
-        """Yield what no fitted step has, and the factor by which it widens the interval."""
+        """Yield the properties that no fitted step has, each with its factor for the interval."""
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
         if self.chip.name in self.family.not_fitted:
@@ -374,8 +379,8 @@ class _Step:
     def _waits(self, computing: _Computing) -> dict[tuple[str, str], float]:
         """Return the seconds that collectives add to the step, by module and phase.
 
-        These are the seconds that nothing hides, and the seconds by which hidden collectives slow
-        down the computation.
+        The sum of the exposed seconds and of the seconds by which hidden collectives slow down the
+        computation.
         """
         waits: defaultdict[tuple[str, str], float] = defaultdict(float)
         gathers: defaultdict[str, float] = defaultdict(float)
@@ -408,7 +413,8 @@ class _Step:
     def _transfer(self, call: Communication) -> float:
         """Return the seconds of the calls of a collective.
 
-        They are the time that a ring needs to send over its slowest connection.
+        The data is sent around a ring of ranks, and the slowest connection of the ring determines
+        the time.
         """
         ranks = self._ranks_of(call)
         network = self.network or self.family.network_bytes_per_second
@@ -437,9 +443,9 @@ def _sharded(
 ) -> Iterator[_Overlap]:
     """Overlap the collectives of FSDP2 with the computation of its units.
 
-    In backward, hooks of other modules issue the collectives. So each unit gets a share of their
-    time, in proportion to the time of its gather in forward. The parameters outside the blocks stay
-    gathered.
+    In backward, hooks of other modules start the collectives. So the time of these collectives is
+    divided between the units in proportion to the time of their gathers in forward. The parameters
+    outside the blocks stay gathered.
 
     Args:
         gathers: Seconds of gathers in forward by unit, in the order of forward.
@@ -461,7 +467,7 @@ def _sharded(
         exposed = max(transfers - computing.get((unit, phase), 0.0), 0.0)
         return _Overlap(unit, phase, exposed, transfers - exposed)
 
-    # Nothing computes before the first gathers, or after the last reductions.
+    # Nothing computes before the first gathers or after the last reductions.
     for unit in ("", *blocks[:1]):
         yield _Overlap(unit, "forward", gathers.get(unit, 0.0), 0.0)
     for unit, following in pairwise(blocks):

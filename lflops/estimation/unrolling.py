@@ -1,9 +1,9 @@
-"""The estimate of a model with many equal blocks, from estimates with few of them.
+"""Estimate a model with many equal blocks from estimates with few blocks.
 
 A step of a folded model is a sequence of allocations, frees and operators. Each belongs to a place:
-a block, or the rest of the model. Blocks in the middle of a run do the same, so the part of one of
-them is repeated for all blocks that were left out. Numbers that are sums over the whole model are
-linear in the number of blocks, and two folded models fix their lines.
+a block, or the rest of the model. All blocks in the middle of a run do the same, so the part of one
+block is repeated for all blocks that were left out. Sums over the whole model are linear in the
+number of blocks, and two folded models fix the lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ Row = TypeVar("Row", OpCount, UnsupportedCall, Communication)
 
 
 class NotPeriodicError(Exception):
-    """The step of a folded model does not show what more blocks would do."""
+    """The step of a folded model does not show how more blocks would run."""
 
 
 class Copy(NamedTuple):
@@ -36,7 +36,7 @@ class Copy(NamedTuple):
 
     Attributes:
         item: The index of the item in the folded model's sequence.
-        shift: The number that is added to the number of its block.
+        shift: The number that is added to the number of the item's block.
     """
 
     item: int
@@ -44,12 +44,12 @@ class Copy(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of an allocation: the n-th of the r-th part of a block.
+    """The place of an allocation, such as the second allocation in the first part of block 3.
 
     Attributes:
         block: The number of the block; `None` outside the run.
-        run: How many parts of the block with allocations came before.
-        position: How many allocations of this part came before.
+        run: Number of earlier parts of the block that have allocations.
+        position: Number of earlier allocations in this part.
     """
 
     block: int | None
@@ -61,9 +61,9 @@ class Token(NamedTuple):
     """An item of a sequence of allocations and frees.
 
     Attributes:
-        block: The number of the block to which it belongs; `None` outside the run.
+        block: The number of the block to which the item belongs; `None` outside the run.
         storage: The number of the storage; `None` for an operator.
-        is_birth: Whether it allocates the storage.
+        is_birth: Whether the item allocates the storage.
     """
 
     block: int | None
@@ -85,11 +85,11 @@ class StepRecord:
 
 
 class Unrolling:
-    """Inserts copies of a middle block into everything that a folded model shows.
+    """Inserts copies of a middle block into the results of a folded model.
 
     Args:
-        fold: The run of blocks, and how many of them the folded model keeps.
-        length: The number of blocks to reach.
+        fold: The run of blocks, and how many blocks the folded model keeps.
+        length: The number of blocks that the result must have.
     """
 
     def __init__(self, fold: Fold, length: int) -> None:
@@ -120,7 +120,8 @@ class Unrolling:
     def _renamed(self, fqn: str, shift: int) -> str:
         """Return the name of the same module in another block of the whole model.
 
-        Blocks behind the repeated one keep their distance to the end, whatever the shift.
+        Blocks after the repeated block keep their distance to the end, and the shift does not apply
+        to them.
         """
         digits = self._digits(fqn)
         if not digits:
@@ -133,10 +134,10 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the unrolled order of items, from the block of each.
+        """Return the unrolled order of items, from the block of each item.
 
         Raises:
-            NotPeriodicError: The parts of the repeated block have no neighbours in order.
+            NotPeriodicError: The repeated block does not run between its two neighbours.
         """
         runs = _runs(blocks)
         found: list[Copy] = []
@@ -161,7 +162,7 @@ class Unrolling:
         """Yield the unrolled order of allocations, frees and operators.
 
         Each item is the index of a token, the shift of its block, and the new number of the
-        storage. They are plain tuples, because there are hundreds of thousands.
+        storage. Items are plain tuples, because there are hundreds of thousands of them.
 
         Raises:
             NotPeriodicError: It is unknown which storage a copy frees.
@@ -190,7 +191,7 @@ class Unrolling:
                 yield index, shift, number
 
     def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
-        """Return the block of the storage that a copy of a free frees, and the storage's shift."""
+        """Return the block of the storage that a copied free frees, and the storage's shift."""
         repeated = self._repeated
         if born_in is None:
             if block == repeated:
@@ -235,7 +236,7 @@ class Unrolling:
         return unrolled
 
     def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
-        """Return the tokens of a record, and the operator of each token that is one."""
+        """Return the tokens of a record, and the operator of each token that is an operator."""
         tokens: list[Token] = []
         operators: dict[int, int] = {}
         born_in = [self.number(birth.fqn) for birth in record.births]
@@ -273,7 +274,7 @@ class Unrolling:
         return unrolled
 
     def profile(self, step: StepRecord, longer: Profile) -> Profile:
-        """Unroll a step, where `longer` is the profile of the model with one more block.
+        """Unroll a step; `longer` is the profile of the model with one more block.
 
         Raises:
             NotPeriodicError: The profiles differ in more than one block.
@@ -297,7 +298,7 @@ class Unrolling:
         """Check that the unrolled step is equal to the step of the model with all blocks.
 
         Raises:
-            NotPeriodicError: It is not.
+            NotPeriodicError: The steps differ.
         """
         unrolled = self.profile(step, longer.profile)
         for name in unrolled.__struct_fields__:
@@ -305,16 +306,16 @@ class Unrolling:
                 raise NotPeriodicError(f"the {name} of one more block differ")
 
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
-        """Check that the unrolled requests are equal to those of the model with all blocks.
+        """Check that the unrolled requests are equal to the requests of the model with all blocks.
 
         Raises:
-            NotPeriodicError: They are not.
+            NotPeriodicError: The requests differ.
         """
         if _numbered(self.requests(log)) != _numbered(longer.requests):
             raise NotPeriodicError("the requests to the allocator differ")
 
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
-        """Unroll rows with the work of modules."""
+        """Unroll rows that have the work of modules."""
         of_longer = {_key(row): row for row in longer}
         for index, shift in self.order([self.number(row.module) for row in rows]):
             row = rows[index]
@@ -368,7 +369,7 @@ class Unrolling:
         return f"{self._prefix}{int(digits) + 1}{rest}"
 
     def _on_line(self, value: Any, longer: Any) -> Any:
-        """Return a value for the whole model, on the line through those of two folded models."""
+        """Return a value for the whole model, by a line through the values of two folded models."""
         if type(value) is not type(longer):
             raise NotPeriodicError(f"{value} and {longer}")
         if type(value) is int:
@@ -405,7 +406,7 @@ def _runs(blocks: Sequence[int | None]) -> list[_Run]:
 
 
 def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
-    """Return the first other block."""
+    """Return the block of the first run that is not `block`."""
     for run in runs:
         if run.block is not None and run.block != block:
             return run.block
@@ -413,7 +414,7 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
 
 
 def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
-    """Assign what runs between two neighbouring blocks to the first of them."""
+    """Assign the items between two neighbouring blocks to the first of these blocks."""
     absorbed = list(blocks)
     runs = _runs(blocks)
     numbers = [run.block for run in runs if run.block is not None]
@@ -456,10 +457,11 @@ def _places(
 def _with_blocks_of_frees(
     tokens: Iterable[Token], born_in: Mapping[int, int | None]
 ) -> list[Token]:
-    """Return the tokens with the block of each free, which is so far the running block.
+    """Set the block of each free; so far it is the block that was running.
 
-    A block frees what it or its neighbours allocated. Lists over all blocks are freed by no block,
-    item by item: such a free belongs to the block that allocated the item.
+    A block frees its own allocations and the allocations of its neighbours. Lists over all blocks
+    are freed item by item, outside the blocks. Such a free belongs to the block that allocated the
+    item.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):
@@ -482,9 +484,10 @@ def _kind(token: Token) -> tuple[bool, int | None]:
 
 
 def _is_linear(row: Any) -> bool:
-    """Return whether an operator outside the blocks has work in proportion to their parameters.
+    """Return whether an operator outside the blocks does work in proportion to their parameters.
 
-    It unscales all gradients. Any other operator may depend on the number of blocks in any way.
+    This is the operator that unscales all gradients. The work of any other operator may depend on
+    the number of blocks in a different way.
     """
     return str(getattr(row, "operator", "")).startswith("_amp_foreach")
 
@@ -495,7 +498,7 @@ def _counts(row: Any) -> list[int]:
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
-    """Return the fields of a row that are no counts."""
+    """Return the fields of a row that are not counts."""
     if module is None:
         module = row.module
     values = []
@@ -508,7 +511,7 @@ def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
 
 
 def _numbered(requests: Iterable[Request]) -> list[Request]:
-    """Number the allocations of requests from 0 on."""
+    """Renumber the allocations in requests, starting from 0."""
     numbers: dict[int, int] = {}
     numbered = []
     for request in requests:

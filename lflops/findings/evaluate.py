@@ -1,4 +1,4 @@
-"""From evidence to findings: evaluate the rules, and choose and order what is reported."""
+"""Evaluate the rules, and choose and order the findings to report."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,10 +20,10 @@ from lflops.findings.step_parts import step_parts
 
 
 def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
-    """The findings about a step: why it is slow, then where else the time goes.
+    """Find out why a step is slow, then where else the time goes.
 
-    Both are ordered by cost, with findings of unknown cost first. Without an unprofiled step there
-    are none.
+    Both lists are ordered by cost, and findings with unknown cost come first. Without an unprofiled
+    step there are no findings.
     """
     findings = []
     for candidate in candidates_of_step(step):
@@ -34,9 +34,9 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
 
 
 def candidates_of_step(step: StepEvidence) -> list[Candidate]:
-    """What the rules find and is large enough to be reported, by cost.
+    """Evaluate all rules about a step; return the candidates that are large enough to report.
 
-    No second of the step is part of two candidates.
+    They are ordered by cost. No second of the step is part of two candidates.
     """
     if not step.mean:
         return []
@@ -78,7 +78,7 @@ def _unknown_cost_first(candidate: Candidate) -> tuple[bool, float]:
 
 
 def findings_of_run(run: RunEvidence) -> list[Finding]:
-    """The findings about a whole run, in the order of the rules."""
+    """Find the reasons why a whole run takes long, in the order of the rules."""
     findings: list[Finding] = []
     for rule in RUN_RULES:
         findings += rule.findings(run)

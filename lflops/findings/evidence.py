@@ -1,4 +1,7 @@
-"""The evidence about a step that all rules read, each value computed once."""
+"""Collect the evidence about a step that all rules read.
+
+Each value is computed once.
+"""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,19 +24,19 @@ from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
-"""The share of the step that a finding must cost to be reported, unless its rule has another."""
+"""Smallest share of the step that a reported finding must cost, unless its rule has another."""
 
 CONTENDED_SHARE = 0.1
-"""The share of the process's CPU time that other programs must take to make steps vary."""
+"""Share of the CPU time that other programs must take to explain why steps vary."""
 
 LARGEST_LOST_SHARE = 0.8
-"""The lost CPU share up to which more lost time raises the thresholds."""
+"""Lost CPU share up to which a larger share raises the thresholds."""
 
 MANY_HOST_SYNCS = 10
-"""Waits per step that are too many to come from logging the loss."""
+"""Number of waits per step that cannot come only from logging the loss."""
 
 SLEEP_IN_ONE_PLACE = 0.6
-"""The share of the time without CPU use that a module must have to be the place of it."""
+"""Smallest share of the time without CPU use that must be in one module to report this module."""
 
 UNCERTAIN_WAIT = 0.1
 """The share of the time a thread waited for a core that may be missing in the kernel's figure.
@@ -42,7 +45,7 @@ In steps that other programs made twice as long, 2 to 7 % of this time was missi
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""The longest time in which a worker process hands a batch over, besides the CPU time for it."""
+"""Maximum time in which a worker process hands over a batch, in addition to CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class Sleep:
     """Time in which the training thread uses no CPU.
 
     Attributes:
-        module: The module whose forward contains it, or the pattern of several modules.
+        module: The module with this time in its forward, or the pattern of several modules.
         seconds: Seconds per step.
     """
 
@@ -60,7 +63,7 @@ class Sleep:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepEvidence:
-    """What is known about the step of one profile.
+    """The known facts about the step of one profile.
 
     Attributes:
         profile: The profile.
@@ -100,7 +103,7 @@ class StepEvidence:
 
     @property
     def unit(self) -> Literal["step", "pass"]:
-        """The word for what was timed."""
+        """The word for the timed unit: `step` or `pass`."""
         return "step" if self.profile.run.kind == "training" else "pass"
 
     @property
@@ -109,7 +112,10 @@ class StepEvidence:
 
     @property
     def is_lightning(self) -> bool:
-        """Whether Lightning runs the loop: only its strategies have such names."""
+        """Return whether Lightning runs the training loop.
+
+        Only strategies of Lightning have such names.
+        """
         return (self.profile.run.strategy or "").endswith("Strategy")
 
     # Modules.
@@ -119,24 +125,24 @@ class StepEvidence:
         return are_times_far_off(self.profile.notes)
 
     def modules_at(self, pattern: str) -> list[str]:
-        """The names of the modules with a pattern."""
+        """Return the names of the modules with this pattern."""
         return [name for name, of_module in self.patterns.items() if of_module == pattern]
 
     @property
     def cannot_locate_time(self) -> bool:
-        """Whether neither module times nor a peak say where forward and backward spend time."""
+        """Return whether neither module times nor a peak locate the time of forward and backward."""
         return self.breakdown is None and self.are_module_times_unreliable
 
     @property
     def inefficient_share_of_root(self) -> float:
-        """The share of the step that the root itself loses to inefficient kernels."""
+        """Share of the step that the root itself loses to inefficient kernels."""
         if self.breakdown is None:
             return 0.0
         return self.breakdown.modules.get("", {}).get("inefficient_kernels", 0.0)
 
     @cached_property
     def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
-        """Modules that are slower than the others at their place because they do something else."""
+        """Modules that are slower than other repeats because of their operators or dtypes."""
         least = REPORTED_SHARE * self.mean
         return unlike_repeats(self.profile, self.patterns, self.children, least)
 
@@ -144,7 +150,7 @@ class StepEvidence:
 
     @cached_property
     def communication_seconds(self) -> float:
-        """Seconds in which modules exchange or wait, and compute nothing."""
+        """Seconds in which modules exchange data or wait for other ranks, and compute nothing."""
         return sum(self.times.communicating.values())
 
     @cached_property
@@ -162,7 +168,7 @@ class StepEvidence:
 
     @cached_property
     def sleep(self) -> Sleep | None:
-        """Time of a module in which the training thread uses no CPU, or `None` if there is none."""
+        """Time in a module in which the training thread uses no CPU, or `None` if there is none."""
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
             return None
@@ -180,7 +186,7 @@ class StepEvidence:
         return None
 
     def _beyond_operators(self, module: str) -> float:
-        """Seconds of a module's own forward beyond what its operators need."""
+        """Seconds of a module's own forward beyond the time that its operators need."""
         forward = self.profile.modules[module].forward
         if forward.self_seconds is None:
             return 0.0
@@ -193,7 +199,7 @@ class StepEvidence:
         return max(forward.self_seconds.median + around - operators.seconds, 0.0)
 
     def sleeping_in(self, module: str) -> float:
-        """Seconds in which the training thread uses no CPU in a module, or modules of a pattern."""
+        """Seconds in which the training thread uses no CPU in a module, or in modules of a pattern."""
         if self.sleep is None:
             return 0.0
         place = self.sleep.module
@@ -213,7 +219,7 @@ class StepEvidence:
 
     @cached_property
     def lost_cpu_share(self) -> float:
-        """The share of the process's CPU time that other programs took."""
+        """Share of the process's CPU time that other programs took."""
         return lost_share(self.profile)
 
     @property
@@ -229,39 +235,40 @@ class StepEvidence:
 
     @cached_property
     def uncontended_mean(self) -> float:
-        """Seconds of the step without what other programs took, where that is known."""
+        """Seconds of the step without the time that other programs took, if it is known."""
         return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
     def _uncontended_share_of_passes(self) -> float:
-        """The share of forward and backward that other programs did not take."""
+        """Share of forward and backward that other programs did not take."""
         if not self.pass_seconds:
             return 1.0
         return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
 
     def uncontended(self, name: str, seconds: float) -> float:
-        """Seconds of a phase, or of a part of modules, without what other programs took.
+        """Seconds of a phase, or of a part of modules, without the time that other programs took.
 
-        `seconds` is returned unchanged where that is unknown.
+        Returns `seconds` unchanged if that time is unknown.
         """
         if not self.times.uncontended:
             return seconds
         return self.times.uncontended.get(name, seconds * self._uncontended_share_of_passes)
 
     def at_most_median(self, phase: str, seconds: float) -> float:
-        """The seconds, or the phase's median if that is less.
+        """Return the seconds, or the median of the phase if it is less.
 
-        Other programs delay some steps by much, and others not at all.
+        Other programs delay some steps much and other steps not at all.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
 
 
 def sleeping_seconds(profile: Profile) -> float:
-    """Seconds per step in which the training thread uses no CPU and waits for nothing known.
+    """Seconds per step in which the training thread uses no CPU for an unknown reason.
 
-    It sleeps, or waits for a lock, a file or the network. Waiting for a core or for a batch is not
-    part of it. Unknown, and 0, where the thread waits for a device or for other ranks.
+    The thread sleeps, or it waits for a lock, a file or the network. Waits for a core or for a
+    batch are not included. If the thread waits for a device or for other ranks, the time is
+    unknown, and the result is 0.
     """
     run = profile.run
     if run.device_type not in {"cpu", None} or run.world_size > 1:
@@ -287,9 +294,9 @@ def _sleep_of(step: Step) -> float | None:
 
 
 def host_syncs(profile: Profile) -> int:
-    """How often per traced step the host waits for a stream of the device, as `.item()` does.
+    """Count the waits of the host for a stream of the device per traced step, as in `.item()`.
 
-    Returns 0 if that is not often.
+    Returns 0 if there are only a few.
     """
     if profile.trace is None:
         return 0
@@ -304,7 +311,7 @@ def host_syncs(profile: Profile) -> int:
 
 
 def allowance(lost_cpu_share: float) -> float:
-    """The factor by which a threshold rises where other programs take a share of the CPU time.
+    """Factor by which thresholds rise if other programs take a share of the CPU time.
 
     1 if they take little; 2.25 if they take a third.
     """
@@ -314,7 +321,7 @@ def allowance(lost_cpu_share: float) -> float:
 
 
 def handover_seconds(profile: Profile) -> float:
-    """Seconds per step for taking a batch from a worker process, which more workers do not reduce.
+    """Seconds per step for taking a batch from a worker process. More workers do not reduce them.
 
     Returns 0 without workers.
     """

@@ -1,4 +1,4 @@
-"""One reason why a step or a run takes longer, with its cost and what to do about it."""
+"""Describe one reason why a step or a run takes longer, with its cost and a fix."""
 
 from collections.abc import Iterable, Sequence
 from math import comb
@@ -13,21 +13,21 @@ class Finding(Struct, frozen=True, kw_only=True):
     Attributes:
         cause: The name of the rule that found it.
         sentence: A sentence that names the reason and its cost.
-        module: The module that it is in. Empty if it is in no particular module.
+        module: Name of the module with this cost. Empty if the cost is in no particular module.
         rank: The slow rank, if the rule is about a rank.
-        phase: The phase that this rank is slow in.
+        phase: The phase in which this rank is slow.
         seconds: The cost in seconds per step, or `None` if unknown.
         share: The cost as a share of the step. If `of` is "run", a share of the time from the end
             of start-up to the end of training.
         of: "step" for a typical step of the profiled window, "run" for the whole run, including the
             time between steps.
-        fix: How to reduce the cost. Empty if there is no general advice.
-        is_issue: Whether this is an issue to fix. Otherwise it only says where the time goes, and
-            any training run spends time there.
+        fix: Advice how to reduce the cost. Empty if there is no general advice.
+        is_issue: Whether this is an issue to fix. If not, the finding only shows where the time
+            goes, and any training run spends time there.
         is_overhead: Whether the model computes nothing in this time. Such a finding comes before
-            issues that cost less, even if it is no issue.
-        right: How often this finding was correctly the first one and how often it was the first
-            one at all, in training runs on a CPU with known issues. `None` if not measured.
+            issues that cost less, even if it is not an issue.
+        right: Two counts from training runs on a CPU with known issues: how often this finding came
+            first and was right, and how often it came first. `None` if not measured.
     """
 
     cause: str
@@ -45,7 +45,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """At least how often such findings were right. Empty if not measured."""
+        """Describe how often such findings were at least right. Empty if not measured."""
         return "" if self.right is None else track_record(*self.right)
 
 
@@ -57,9 +57,9 @@ def track_record(right: int, total: int) -> str:
 
 
 def least_share(right: int, total: int) -> float:
-    """The lower end of the interval that holds a share with 90 % confidence.
+    """Lower end of the 90 % confidence interval of the share `right` / `total`.
 
-    It is the share at which `right` or more of `total` would come out in only one of twenty cases.
+    If the true share were this value, only one of twenty samples would have `right` or more.
     """
     low = 0.0
     high = right / total
@@ -76,19 +76,19 @@ def least_share(right: int, total: int) -> float:
 
 
 ONE_SIDE = 0.05
-"""The chance on each side of the interval."""
+"""Probability on each side of the interval."""
 
 BISECTIONS = 30
 
 
 LAST = {"busiest", "peak"}
-"""Findings that come last, whatever they cost."""
+"""Findings that come last, however much they cost."""
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:
-    """The issues, and overhead that costs more than each of them, by cost.
+    """Return the issues, and overhead that costs more than every issue, by cost.
 
-    Issues of unknown cost come first. Empty if there is no issue.
+    Issues with unknown cost come first. Empty if there is no issue.
     """
     found = list(findings)
     issues = [finding for finding in found if finding.is_issue]
@@ -104,7 +104,7 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """The leading findings, then the others, both by cost."""
+    """Return the leading findings, then all other findings, both by cost."""
     found = list(findings)
     leads = leading(found)
     others = [finding for finding in found if finding not in leads]
@@ -112,7 +112,7 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def first_issue(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding that is an issue."""
+    """Return the first finding that is an issue, or `None`."""
     return next((finding for finding in findings if finding.is_issue), None)
 
 

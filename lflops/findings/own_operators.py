@@ -16,19 +16,19 @@ from lflops.profile.records import Phase
 from lflops.profile.series import summed
 
 SECONDS_PER_CALL = 30e-6
-"""The most that calling an operator takes, with the line of Python that calls it."""
+"""Upper bound of the time of an operator call, including the line of Python that calls it."""
 
 SECONDS_PER_BYTE = 1 / 0.5e9
-"""The most that a slow operator on a CPU, such as pooling, needs per byte."""
+"""Upper bound of the time per byte of a slow operator on a CPU, such as pooling."""
 
 SECONDS_PER_BYTE_ON_DEVICE = 1 / 50e9
-"""The same for a device."""
+"""Upper bound of the time per byte of a slow operator on a device."""
 
 SECONDS_PER_FLOP = 1e-9
-"""The most that a FLOP of a pointwise operator needs on a CPU."""
+"""Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
 RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
-"""Operators that traces have under the name of the one that they call."""
+"""Operators that are recorded in traces under the name of the operator that they call."""
 
 LEAST_SHOWN = 1e-6
 """The shortest time of an operator that a sentence states."""
@@ -55,7 +55,7 @@ class OwnOperators:
     seconds: float
 
     def listed(self) -> str:
-        """The operators in words, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
+        """List the operators, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
         words = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name, 0.0)
@@ -88,7 +88,7 @@ class OperatorTimes:
             self._known[name.removeprefix(ATEN)] = seconds
 
     def of(self, modules: Iterable[str], phases: Collection[Phase]) -> OwnOperators:
-        """The operators that modules run themselves, without submodules, in these phases."""
+        """Return the operators that modules run themselves, without submodules, in these phases."""
         counts = []
         for module in modules:
             counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
@@ -121,7 +121,7 @@ class OperatorTimes:
         return seconds * share
 
     def _most_seconds(self, count: OpCount) -> float:
-        """Seconds that an operator without matmuls needs at the most."""
+        """Upper bound of the seconds that an operator without matmuls needs."""
         if not self._is_on_cpu:
             return count.bytes_moved * SECONDS_PER_BYTE_ON_DEVICE
         return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP

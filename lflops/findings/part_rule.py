@@ -1,4 +1,4 @@
-"""The base class of rules about a part of the step, and the rule of parts that users name."""
+"""Define the base class of rules about a part of the step, and the rule for phases of users."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 BURST_RATIO = 5
-"""How many times as long as in the other steps a phase must be to come in bursts."""
+"""Smallest ratio of a phase's time in long steps to its time in other steps, for bursts."""
 
 
 class PartRule(StepRule):
@@ -21,7 +21,7 @@ class PartRule(StepRule):
 
     Attributes:
         label: The name of the part in tables. By default the rule's name.
-        phrase: What the part is, as in "memory-bound work".
+        phrase: Noun phrase for the part, such as "memory-bound work".
         verb: The words between the cost and the phrase.
     """
 
@@ -33,11 +33,11 @@ class PartRule(StepRule):
         return []
 
     def label_of_part(self) -> str:
-        """The name of the part next to its share."""
+        """Name of the part next to its share."""
         return self.label or plain(self.name.replace("_", " "))
 
     def phrase_for(self, step: StepEvidence) -> str:
-        """What the part is, if that depends on the step."""
+        """Noun phrase for the part, if it depends on the step."""
         return self.phrase
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -53,16 +53,16 @@ class PartRule(StepRule):
         return self.advise_in(candidate.module, step)
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        """How to shorten the part, most of which may be in a module."""
+        """Template of the fix, given the module that contains most of the part, if any."""
         return filled(self.part_fix(step), {"where": plain(module) or "the model"})
 
     def part_fix(self, step: StepEvidence) -> str:
-        """The template of the fix, if it depends on the step."""
+        """Template of the fix, if it depends on the step."""
         return self.fix
 
 
 class NamedPhase(PartRule):
-    """A phase of the step that the training run has named."""
+    """A phase of the step that has a name from the training run."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class NamedPhase(PartRule):
 
 
 def in_bursts(step: StepEvidence, phase: str) -> str:
-    """Describe a phase that is long in some steps and short in most.
+    """Describe a phase that is long in some steps and short in most steps.
 
     Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the others`, or the empty string.
     """

@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are evaluated."""
+"""List all rules, in the order in which they are evaluated."""
 
 from collections.abc import Iterator
 
@@ -82,10 +82,13 @@ SETTING_RULES: tuple[StepRule, ...] = (
     ComputingThread(),
     Padding(),
 )
-"""Rules about how the training run is set up."""
+"""Rules about the settings of the training run."""
 
 RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
-"""Rules about ranks. Their costs are subtracted from those of modules and parts."""
+"""Rules about ranks.
+
+Their costs are subtracted from the costs of modules and parts.
+"""
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
     SlowModule(),
@@ -94,7 +97,10 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     WideDtype(),
     OutsideLayers(),
 )
-"""Rules about the times of modules. Their costs are subtracted from those of parts."""
+"""Rules about the times of modules.
+
+Their costs are subtracted from the costs of parts.
+"""
 
 PART_RULES: tuple[PartRule, ...] = (
     DataWait(),
@@ -128,10 +134,10 @@ WORK_RULES: tuple[StepRule, ...] = (
     PythonCode(),
     NoMatmuls(),
 )
-"""Rules about work that the step could do without."""
+"""Rules about work that is not necessary."""
 
 LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
-"""Rules whose findings come last, whatever they cost."""
+"""Rules with findings that come last, however much they cost."""
 
 RUN_RULES: tuple[RunRule, ...] = (
     DataWaitOfRun(),
@@ -160,12 +166,15 @@ _PART_RULES = {rule.name: rule for rule in PART_RULES}
 
 
 def part_rule(name: str) -> PartRule:
-    """The rule of a part of the step. Phases that users name have a general one."""
+    """Return the rule for a part of the step.
+
+    Phases with a name from the user share a general rule.
+    """
     return _PART_RULES.get(name) or NamedPhase(name)
 
 
 def step_rules() -> Iterator[StepRule]:
-    """All rules about the step."""
+    """Yield all rules about the step."""
     yield from SETTING_RULES
     yield from RANK_RULES
     yield from MODULE_RULES
@@ -175,13 +184,16 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """The least share of the step at which the rule of this name finds an issue."""
+    """Return the smallest share of the step at which the rule with this name finds an issue."""
     shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
     return shares.get(name)
 
 
 def all_rules() -> dict[str, list[Rule]]:
-    """All rules by name. A name has several rules if step and run have such a finding."""
+    """Return all rules by name.
+
+    A name has several rules if both the step and the run have such a finding.
+    """
     by_name: dict[str, list[Rule]] = {}
     for rule in (*step_rules(), *RUN_RULES):
         by_name.setdefault(rule.name, []).append(rule)

@@ -1,4 +1,7 @@
-"""Repeated modules that differ from the others: more operators, or a wider dtype."""
+"""Find repeated modules that differ from the other repeats: more operators, or a wider dtype.
+
+Repeats are modules with names that differ only in numbers.
+"""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,27 +15,27 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Modules that must be at a place before one of them can differ from the others."""
+"""Minimum number of modules in a place, to find one that differs from the other modules."""
 
 LEAST_RATIO = 1.5
-"""How many times the median of all modules at its place a module must take."""
+"""Smallest ratio of a module's time to the median of all modules in its place."""
 
 MANY_MORE_CALLS = 2
-"""How many times the operators of the other modules count as more operators."""
+"""Ratio of operator calls above which a module runs more operators than the other modules."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
 class UnlikeRepeat(Struct, frozen=True, kw_only=True):
-    """A module that takes longer than the others at its place and does something else.
+    """A module that takes longer than its repeats because it does different work.
 
     Attributes:
         module: The name of the module.
-        others: The number of the other modules at its place.
-        excess_seconds: Its time beyond the median at its place.
-        calls: Its operator calls per step.
-        usual_calls: The median operator calls of the other modules.
-        dtype: The widest dtype that it multiplies in, or empty if it multiplies nothing.
+        others: Number of the module's repeats.
+        excess_seconds: Time of the module beyond the median of its repeats.
+        calls: Operator calls of the module per step.
+        usual_calls: Median number of operator calls of the other modules.
+        dtype: The widest dtype of the module's matmuls; empty without matmuls.
         usual_dtype: The widest dtype of most of the other modules.
     """
 
@@ -59,7 +62,7 @@ def unlike_repeats(
     children: Mapping[str, Sequence[str]],
     least_seconds: float,
 ) -> list[UnlikeRepeat]:
-    """Find repeated modules that are slow because they do something else.
+    """Find repeated modules that are slow because they do different work.
 
     If a part of a module explains its excess, only the part is returned.
 
@@ -67,7 +70,7 @@ def unlike_repeats(
         profile: The profile.
         patterns: The pattern of each module's name. Modules with the same pattern are repeats.
         children: The modules directly below each module.
-        least_seconds: The least excess of a module.
+        least_seconds: The smallest excess that counts.
     """
     dtypes = _widest_dtypes(profile)
     seconds = _known_seconds(profile, patterns)
@@ -89,7 +92,7 @@ def unlike_repeats(
 
 
 def _known_seconds(profile: Profile, patterns: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of each repeated module with a known time."""
+    """Return the seconds of each repeated module with a known time."""
     seconds: dict[str, float] = {}
     for name, pattern in patterns.items():
         took = total_seconds(profile.modules[name])
@@ -121,7 +124,7 @@ def _calls(module: ModuleProfile) -> int:
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
-    """The widest dtype in which each module, including the modules below it, multiplies."""
+    """Return the widest dtype of each module's matmuls, including the modules below it."""
     widest: dict[str, str] = {}
     for module, dtype in _multiplied(profile):
         for above in ancestry(module):
@@ -130,12 +133,12 @@ def _widest_dtypes(profile: Profile) -> dict[str, str]:
 
 
 def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Each module with a dtype in which its own operators multiply."""
+    """Yield each module with each dtype in which its own operators run matmuls."""
     for count in profile.op_counts:
         if count.macs and count.dtype in DTYPE_BITS:
             yield count.module, count.dtype
 
 
 def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
-    """Modules with an operator of their own that multiplies in a dtype, sorted by name."""
+    """Return the modules with operators of their own that run matmuls in a dtype, sorted by name."""
     return sorted({module for module, multiplied in _multiplied(profile) if multiplied == dtype})

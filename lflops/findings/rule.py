@@ -1,4 +1,4 @@
-"""The base classes of all rules: how a rule turns evidence into a finding."""
+"""Define the base classes of all rules: a rule turns evidence into a finding."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,19 +12,22 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 Facts = Mapping[str, float | str | None]
-"""Values by their names in a rule's sentence. Strings may hold anything, as module names do."""
+"""Values by their names in a rule's sentence.
+
+Strings may contain any text, because some of them are module names.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """The least costs at which a candidate is reported and is an issue.
+    """The smallest costs at which a candidate is reported and is an issue.
 
     Attributes:
-        share: The least share of the step, or of the run, of an issue. 0 makes every candidate an
-            issue, `None` makes none: then it only says where the time goes.
-        seconds: The least seconds per step of an issue. Frameworks spend some time in each step,
-            however short it is.
-        reported: The least share that is reported at all.
+        share: The smallest share of the step, or of the run, of an issue. 0 makes every candidate
+            an issue. `None` makes none an issue: the finding only shows where the time goes.
+        seconds: The smallest seconds per step of an issue. Frameworks spend some time in each step,
+            even if the step is short.
+        reported: The smallest share that is reported at all.
     """
 
     share: float | None = None
@@ -34,16 +37,16 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A possible finding, before costs that overlap are subtracted and small ones dropped.
+    """A possible finding, before overlapping costs are subtracted and small costs are dropped.
 
     Attributes:
         rule: The rule that found it.
         seconds: The cost in seconds per step, or `None` if unknown.
-        module: The module that it is in. Empty if it is in no particular module.
-        facts: Further values of the rule's sentence.
+        module: Name of the module with this cost. Empty if the cost is in no particular module.
+        facts: Further values for the templates of the rule.
         rank: The slow rank.
-        phase: The phase that this rank is slow in.
-        is_rest: Whether another finding already has a share of the same part of the step.
+        phase: The phase in which this rank is slow.
+        is_rest: Whether another finding already covers a share of the same part of the step.
     """
 
     rule: "StepRule"
@@ -58,19 +61,19 @@ class Candidate:
 class Rule(ABC):
     """One reason why a step or a run may take longer.
 
-    The docstring of a subclass is its documentation: it says what the finding means and when it is
-    an issue. Sentence and fix are templates. Both may contain `{where}` for the module, `{cost}`
-    for the cost, `{Cost}` for the cost at the start of a sentence, and the candidate's facts.
+    The docstring of a subclass is part of the documentation. It describes the meaning of the
+    finding, and when it is an issue. Sentence and fix are templates. Both may contain `{where}` for
+    the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a sentence, and the
+    candidate's facts.
 
     Attributes:
-        name: The name of the rule, `cause` of its findings.
-        threshold: The least costs at which it is reported and is an issue.
-        sentence: What the finding says.
-        fix: How to reduce the cost.
+        name: The name of the rule, and the `cause` of its findings.
+        threshold: The smallest costs at which the rule's findings are reported and are issues.
+        sentence: Template of the finding's sentence.
+        fix: Template of the advice how to reduce the cost.
         is_overhead: Whether the model computes nothing in this time.
         right: Two counts from the training runs of `benchmarks/faults` that no rule was tuned on:
-            how often this finding was the first one and was right, and how often it was the first
-            one.
+            how often this finding came first and was right, and how often it came first.
     """
 
     name: str
@@ -86,10 +89,10 @@ class StepRule(Rule):
 
     @abstractmethod
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Find candidates, given those of earlier rules."""
+        """Find candidates, given the candidates of earlier rules."""
 
     def is_reported(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Whether the cost is unknown, or large enough to be reported."""
+        """Return whether the cost is unknown, or large enough to be reported."""
         if candidate.seconds is None:
             return True
         return candidate.seconds >= self.threshold.reported * step.mean
@@ -97,7 +100,7 @@ class StepRule(Rule):
     # Judging a candidate.
 
     def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Whether the candidate costs enough to be an issue, and nothing else explains it."""
+        """Return whether the candidate costs enough to be an issue, and nothing else explains it."""
         share = self.issue_share(step)
         if share is None:
             return False
@@ -107,28 +110,28 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """The least share of the step of an issue."""
+        """Smallest share of the step that is an issue."""
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
-        """The cost without what other programs on the machine added, where that is known."""
+        """Seconds of the cost without the delay by other programs on the machine, if it is known."""
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
         if step.times.uncontended or step.is_cpu_contended:
             return step.at_most_median(self.name, seconds)
         return seconds
 
     def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
-        """The factor by which the threshold rises on a busy machine."""
+        """Factor by which the threshold rises on a busy machine."""
         return 1.0 if step.times.uncontended else allowance(step.lost_cpu_share)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Whether further evidence confirms that a candidate of this cost is an issue."""
+        """Return whether further evidence confirms that a candidate of this cost is an issue."""
         return True
 
     # Putting it into words.
 
     def finding(self, candidate: Candidate, step: StepEvidence) -> Finding | None:
-        """Put a candidate into words, or return `None` if it is not worth a sentence."""
+        """Make a finding from a candidate, or return `None` if it is not worth a sentence."""
         said = self.describe(candidate, step)
         if said is None:
             return None
@@ -149,23 +152,23 @@ class StepRule(Rule):
         )
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
-        """The sentence of a candidate."""
+        """Format the sentence of a candidate."""
         return filled(self.sentence_for(candidate, step), self.words(candidate, step))
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
-        """How to reduce the cost of a candidate."""
+        """Format the advice how to reduce the cost of a candidate."""
         return filled(self.fix_for(candidate, step), self.words(candidate, step))
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """The template of the sentence, if it depends on the candidate."""
+        """Template of the sentence, if it depends on the candidate."""
         return self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """The template of the fix, if it depends on the candidate."""
+        """Template of the fix, if it depends on the candidate."""
         return self.fix
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
-        """The values of the templates."""
+        """Values for the placeholders in the templates."""
         words: dict[str, float | str | None] = {}
         for name, value in candidate.facts.items():
             words[name] = plain(value) if isinstance(value, str) else value
@@ -188,7 +191,7 @@ class ModuleRule(StepRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        """Find candidates where module times, or a known peak, can locate them."""
+        """Find candidates, if module times or a known peak can locate them."""
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
         words = dict(super().words(candidate, step))
@@ -199,15 +202,15 @@ class ModuleRule(StepRule):
 
 
 def cost_of(seconds: float | None, step: StepEvidence) -> str:
-    """A cost as `8.2 % of the step (4.1 ms)`."""
+    """Format a cost, such as `8.2 % of the step (4.1 ms)`."""
     share = units.percent(step.times.share(seconds))
     return f"{share} of the {step.unit} ({units.duration(seconds)})"
 
 
 def root_itself(class_name: str) -> str:
-    """The part of the model that is in no module below the root, named by its class.
+    """Describe the part of the model outside all submodules, by the class of the root.
 
-    The root of a run with several models is a `ModuleDict`, which no user wrote.
+    For a run with several models, the root is a `ModuleDict` of lflops, so its class is not used.
     """
     if class_name == "ModuleDict":
         return "the code around the models"
@@ -215,5 +218,5 @@ def root_itself(class_name: str) -> str:
 
 
 def others_like(number: int) -> str:
-    """The modules that a module is compared with."""
+    """Describe the modules that a module is compared with."""
     return f"the other {number} identical modules" if number > 1 else "the other identical module"

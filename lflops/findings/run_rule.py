@@ -1,4 +1,4 @@
-"""The evidence in the ledger of a run, and the base classes of rules that read it."""
+"""Define the evidence about a run, and the base classes of the rules that read its ledger."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 """Categories of the ledger before and after training, and the time of lflops."""
 
 LARGE_SHARE = 0.1
-"""The least share of a cost that is no issue and still deserves advice."""
+"""Smallest share of a cost that is not an issue but has advice."""
 
 REPEATED_COMPILATION_SHARE = 0.05
 """If compilation takes at least this share of the second half of a run, it does not end."""
 
 MANY_RECOMPILED_STEPS = 3
-"""Steps of a window in which code was compiled again that show that compilation does not end."""
+"""Number of recompiled steps in a window that shows that compilation does not end."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunEvidence:
-    """What is known about a run.
+    """The known facts about a run.
 
     Attributes:
         ledger: The seconds of the run by category.
@@ -44,12 +44,12 @@ class RunEvidence:
 
     @cached_property
     def training_seconds(self) -> float:
-        """Seconds from the end of start-up to the end of training, without those of lflops."""
+        """Seconds from the end of start-up to the end of training, without the time of lflops."""
         return training_seconds(self.ledger)
 
     @cached_property
     def seconds_by_rule(self) -> dict[str, float]:
-        """Seconds of the run by the name of the rule that reports them."""
+        """Seconds of the run, by the name of the rule that reports them."""
         return summed(
             (rule_of(category, self.ledger), seconds)
             for category, seconds in self.ledger.seconds.items()
@@ -57,7 +57,7 @@ class RunEvidence:
 
     @cached_property
     def allowance(self) -> float:
-        """The factor by which thresholds rise on a busy machine."""
+        """Factor by which thresholds rise on a busy machine."""
         lost = 0.0
         if self.profile is not None:
             lost = lost_share(self.profile)
@@ -65,13 +65,13 @@ class RunEvidence:
 
     @cached_property
     def recompiles(self) -> bool:
-        """Whether compilation goes on after the first steps."""
+        """Return whether compilation continues after the first steps."""
         if self.profile is not None:
             marks = [step.marks for step in self.profile.steps if "warmup" not in step.marks]
             if sum("recompiled" in each for each in marks) >= MANY_RECOMPILED_STEPS:
                 return True
         spans = [span for span in self.ledger.spans if span.steps > self.ledger.steps / 2]
-        # Every compiled model takes long in the first span.
+        # Every compiled model takes much time in the first span.
         late = spans[1:]
         compiling = sum(span.spent.get("compilation", 0.0) for span in late)
         seconds = sum(span.seconds for span in late)
@@ -79,14 +79,14 @@ class RunEvidence:
 
 
 def training_seconds(ledger: Ledger) -> float:
-    """Seconds from the end of start-up to the end of training, without those of lflops."""
+    """Seconds from the end of start-up to the end of training, without the time of lflops itself."""
     return sum(seconds for group, seconds in ledger.by_group().items() if group not in NOT_TRAINING)
 
 
 def preempted_share(ledger: Ledger) -> float:
-    """The share of the training time in which steps waited for a core.
+    """Share of the training time in which steps waited for a core.
 
-    The longest wait is left out, since the process may have been stopped.
+    The longest wait is left out, because the process may have been stopped during it.
     """
     waits = [step.cost for step in ledger.slow_steps if step.cause == "not_scheduled"]
     seconds = ledger.seconds.get("slow/not_scheduled", 0.0) - max(waits, default=0.0)
@@ -94,9 +94,9 @@ def preempted_share(ledger: Ledger) -> float:
 
 
 def rule_of(category: str, ledger: Ledger) -> str:
-    """The name of the rule that reports a category of the ledger.
+    """Return the name of the rule that reports a category of the ledger.
 
-    Empty for time spent training, and for the time before and after it.
+    Empty for the time of training, and for the time before and after training.
     """
     group, _, part = category.partition("/")
     if group == "slow":
@@ -122,13 +122,13 @@ def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
 
 
 class RunRule(Rule):
-    """A reason why a run takes longer, from its ledger.
+    """A reason why a run takes longer, found in the ledger of the run.
 
     Attributes:
         verb: The words between the cost and the phrase.
-        phrase: What takes the time, as in "validation".
-        same_as: Rules for the step that report the same time. If they found an issue in the
-            window, this rule reports nothing. By default the rule of the same name.
+        phrase: Noun phrase for the work that takes the time, such as "validation".
+        same_as: Rules for the step that report the same time. If they found an issue in the window,
+            this rule reports nothing. By default, the rule with the same name.
     """
 
     is_overhead: ClassVar[bool] = True
@@ -147,23 +147,23 @@ class RunRule(Rule):
             yield self.finding(seconds, run, is_issue=is_issue and self.is_confirmed(run))
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds that are no issue."""
+        """Seconds that do not count as an issue."""
         return 0.0
 
     def allowance(self, run: RunEvidence) -> float:
-        """The factor by which the threshold rises on a busy machine."""
+        """Factor by which the threshold rises on a busy machine."""
         return run.allowance
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
-        """Whether other programs on the machine cause such a cost as well."""
+        """Return whether other programs on the machine may also cause such a cost."""
         return False
 
     def is_confirmed(self, run: RunEvidence) -> bool:
-        """Whether further evidence confirms that this cost is an issue."""
+        """Return whether further evidence confirms that this cost is an issue."""
         return run.allowance <= 1 or not self.may_be_due_to_others(run)
 
     def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
-        """Put a cost of the whole run into words."""
+        """Make a finding from a cost of the whole run."""
         share = seconds / run.training_seconds
         per_step = seconds / max(run.ledger.steps, 1)
         cost = f"{units.percent(share)} of the run after its start-up"
@@ -181,29 +181,29 @@ class RunRule(Rule):
 
 
 class BetweenStepsRule(RunRule):
-    """A reason that takes longer on a busy machine, as the steps do."""
+    """A reason for which the time grows on a busy machine, like the time of steps."""
 
     def allowance(self, run: RunEvidence) -> float:
         return math.sqrt(run.allowance)
 
 
 class OnceAllowedRule(RunRule):
-    """A reason that any run may have once, because of the machine.
+    """A reason that may occur once in any run, because of the machine.
 
     Attributes:
-        slow_cause: The cause of slow steps in the ledger that is the same reason.
+        slow_cause: The cause of slow steps in the ledger that means the same reason.
     """
 
     slow_cause: ClassVar[str]
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """The seconds of the slowest step, or of the span that has most of it."""
+        """Seconds of the slowest step, or of the span that has most of the time."""
         ledger = run.ledger
         slow = [step.cost for step in ledger.slow_steps if step.cause == self.slow_cause]
         return max([*slow, *self._seconds_by_span(ledger)], default=0.0)
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
-        """The seconds of this reason in each span, if there are several spans."""
+        """Seconds of this reason in each span; empty if there is only one span."""
         if len(ledger.spans) < 2:
             return ()
         seconds = []
@@ -216,7 +216,7 @@ class OnceAllowedRule(RunRule):
 
 
 class UncertainRule(RunRule):
-    """A cost of which a ledger alone knows too little to call it an issue.
+    """A cost that a ledger alone cannot prove to be an issue.
 
     Attributes:
         category: The category of the ledger.

@@ -1,4 +1,4 @@
-"""The disjoint parts of a step, without the costs that rules about modules already explain."""
+"""Divide a step into disjoint parts, without the costs that rules about modules explain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from lflops.findings.rule import Candidate
 from lflops.profile.module_names import added_up, ancestry
 
 MAIN_MODULE_SHARE = 0.6
-"""The share of a part that a module must have for the part to be mostly in this module."""
+"""Smallest share of a part that must be in one module to report this module."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""The least share of the step at which waiting for the device's driver is a separate part."""
+"""Share of the step above which waiting for the device's driver is a separate part."""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
-"""Parts that are the work itself."""
+"""Parts that are necessary work and are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class StepPart:
     """One part of the mean step.
 
     Attributes:
-        seconds: Its seconds, without the costs that other findings have of it.
-        module: The innermost module that has most of it. Empty if there is none.
-        is_rest: Whether other findings have a share of it.
+        seconds: Seconds of the part, without the costs that other findings already report.
+        module: The innermost module that has most of the part. Empty if there is no such module.
+        is_rest: Whether other findings report a share of the part.
     """
 
     seconds: float
@@ -39,13 +39,13 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 
     Args:
         step: The evidence.
-        in_modules: Candidates of rules about modules, whose costs are subtracted.
+        in_modules: Candidates of rules about modules. Their costs are subtracted.
     """
     shares = _shares(step)
     explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}
     recompute = step.root.recompute
     if recompute.seconds is not None:
-        # Recomputation is a finding of its own: its idle time and its kernels are subtracted.
+        # Recomputation has a separate finding, so its idle time and its kernels are subtracted.
         took = recompute.seconds.median
         device_seconds = recompute.device_seconds or recompute.seconds
         computing = min(took, device_seconds.median)
@@ -66,7 +66,10 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 
 
 def _shares(step: StepEvidence) -> dict[str, float]:
-    """The share of each part, with the time of some causes moved out of the parts around them."""
+    """Return the share of each part.
+
+    The time of some causes is moved out of the parts that contain it.
+    """
     if step.breakdown is not None:
         shares = dict(step.breakdown.parts)
     else:
@@ -78,7 +81,7 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
-    """Without a known peak: the phases outside modules, and communication."""
+    """Shares without a known peak: the phases outside modules, and communication."""
     seconds = step.times.parts
     seconds.pop("backward", None)
     seconds["communication"] = step.communication_seconds
@@ -86,7 +89,7 @@ def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
-    """Seconds of collectives on the host in no phase, such as averaging gradients by hand."""
+    """Seconds of host collectives in no phase, for example averaging gradients by hand."""
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0
@@ -95,9 +98,9 @@ def _collectives_after_backward(step: StepEvidence) -> float:
 
 
 def _allocating(step: StepEvidence) -> float:
-    """Seconds of waiting for the device's driver, if they are an issue.
+    """Seconds of waiting for the device's driver, if this wait is an issue.
 
-    Fewer seconds would only hide that the device is idle.
+    A shorter wait is reported as idle time of the device.
     """
     if step.breakdown is None:
         return 0.0
@@ -115,14 +118,14 @@ def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -
         if seconds < REPORTED_SHARE * step.mean:
             continue
         if candidate.rule.name == "outside":
-            # Its other seconds are in the phases.
+            # The other seconds of the finding are in the phases.
             seconds = step.inefficient_share_of_root * step.mean
         explained += seconds
     return explained
 
 
 def _innermost_module(step: StepEvidence, part: str) -> str:
-    """The innermost module that has most of a part, or the empty string."""
+    """Return the innermost module that has most of a part, or the empty string."""
     breakdown = step.breakdown
     if breakdown is None or step.are_module_times_unreliable or part not in IN_MODULES:
         return ""
@@ -134,7 +137,7 @@ def _innermost_module(step: StepEvidence, part: str) -> str:
 
 
 def _inclusive_shares(modules: Mapping[str, Mapping[str, float]], part: str) -> dict[str, float]:
-    """The share of a part in each module, including the modules below it."""
+    """Return the share of a part in each module, including the modules below it."""
     shares: dict[str, float] = {}
     for module, parts in modules.items():
         for above in ancestry(module):

@@ -1,6 +1,6 @@
 """Adds up the work of operators by module and phase, on all threads.
 
-The work of an optimizer's step is added to the module whose parameter the operator updates.
+The work of an optimizer's step is added to the module that owns the updated parameter.
 """
 
 import threading
@@ -40,7 +40,7 @@ WHOLLY_OPERATORS = frozenset(
 """Operators that are known to compute nothing outside the operators that they call."""
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
-"""Operators whose backward repeats forward's matmuls, whose results are too large to keep."""
+"""Operators with a backward that repeats forward's matmuls, because their results are too large."""
 
 STRIDES = object()
 """Mark in a call's signature that precedes the strides of a tensor that is not contiguous."""
@@ -67,7 +67,10 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Maximum number of signatures of one operator: a training run may have ever new shapes."""
+"""Maximum number of signatures of one operator.
+
+Shapes may change in every step of a training run.
+"""
 
 CallArgs = tuple[Any, Any, Any]
 """The arguments of a finished call, its keyword arguments, and its result."""
@@ -84,7 +87,8 @@ class ThreadTotals(threading.local):
     Attributes:
         totals: The sums, or `None` if the thread has not recorded anything yet.
         sharded_on: The device type of the sharded operator that is running, if any.
-        matmuls: How often the running operator called each matmul, if its backward repeats them.
+        matmuls: Number of calls of each matmul by the running operator, if its backward repeats
+            them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +99,7 @@ class ThreadTotals(threading.local):
 
 @dataclass(frozen=True, kw_only=True)
 class CountOptions:
-    """What to collect besides MACs and FLOPs, which are always counted.
+    """Data to collect in addition to MACs and FLOPs, which are always counted.
 
     Attributes:
         traffic: Whether to count the bytes that operators move.
@@ -181,11 +185,11 @@ class OperatorAccumulator:
 
     @property
     def in_sharded_operator(self) -> bool:
-        """Whether this thread is running an operator on sharded tensors."""
+        """Return whether this thread is running an operator on sharded tensors."""
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call in a sharded operator only infers shapes, on the meta device."""
+        """Return whether a call in a sharded operator only infers shapes, on the meta device."""
         if self._local.sharded_on in (None, "meta"):
             return False
         tensors = tensors_of((*args, *kwargs.values()))
@@ -258,10 +262,11 @@ class OperatorAccumulator:
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
-        """Whether a matmul in backward repeats a matmul of forward.
+        """Return whether a matmul in backward repeats a matmul of forward.
 
-        It does if the running autograd node belongs to an operator whose backward repeats its
-        matmuls, and that operator's forward called a matmul of the same shapes.
+        It does under two conditions. The running autograd node belongs to an operator that repeats
+        its matmuls in backward, and the forward of this operator called a matmul with the same
+        shapes.
         """
         node = current_node()
         if node is None:
@@ -363,7 +368,7 @@ class OperatorAccumulator:
             _add_unsupported(totals, operator, fqn, phase, call)
             return
         if is_simple:
-            # The same as `Totals.add`, with fewer steps.
+            # This does the same as `Totals.add` in less time.
             counts = totals.op_counts[fqn, operator.name, phase, dtype]
             counts.calls += 1
             counts.flops += cost.other_flops
@@ -424,7 +429,7 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def record_view(self, args: Any) -> None:
-        """Record the owner of a view in an optimizer's step: the next operators work on it."""
+        """Record the owner of a view in an optimizer's step, because the next operators work on it."""
         owners = self._owners()
         if owners is not None:
             owners.one(args)
@@ -438,7 +443,7 @@ class OperatorAccumulator:
     def owner(self, fqn: str, phase: Phase) -> str:
         """Return the module that owns the results of the last call in a module and phase.
 
-        In an optimizer's step, that is the module of the parameter.
+        In an optimizer's step, this is the module of the parameter.
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
@@ -455,7 +460,7 @@ class OperatorAccumulator:
     def _owners(self) -> StepOwners | None:
         """The owners in the running optimizer step, or `None` if none is running.
 
-        They are registered anew for each step, because each backward creates new gradients.
+        They are registered again for each step, because each backward creates new gradients.
         """
         optimizer = self.scopes.stepping()
         step = self._step
@@ -510,7 +515,7 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 
 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the key of a call whose cost depends on bytes only.
+    """Return the key of a call with a cost that depends only on bytes.
 
     It has the bytes and dtypes of contiguous tensors, and no numbers. A call with any other
     argument has the key of `_signature`.
@@ -546,16 +551,16 @@ def _add_unsupported(
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
-    """The dtype of the first tensor in two values.
+    """Return the dtype of the first tensor in two values.
 
-    Pass the operands of a contraction first, the results of any other operator first.
+    For a contraction, pass its operands first. For any other operator, pass its results first.
     """
     tensor = first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 
 def _element(value: Any, index: int) -> Any:
-    """A list of one parameter's tensor if the value is a list of tensors, else the value."""
+    """Return a list of one parameter's tensor if the value is a list of tensors, else the value."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         return [value[index]] if index < len(value) else []
     return value

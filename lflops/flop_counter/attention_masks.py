@@ -1,9 +1,9 @@
-"""The scores that attention computes under a mask: dense masks, and masks of flex attention.
+"""Count the scores that attention computes under dense masks and masks of flex attention.
 
 A mask divides the square of all tokens into the squares of packed sequences. A dense mask of fused
-attention either separates sequences, or separates nothing. For flex attention, the squares that
-the mask divides the tokens into are the counted work, and the blocks that run are the executed
-work. A causal mask or a window divides nothing: each token is connected to the next one.
+attention either separates sequences or separates nothing. For flex attention, the counted work is
+the sum of these squares, and the executed work is the blocks that run. A causal mask or a window
+divides nothing, because each token is connected to the next token.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ MOST_EVALUATED = 1 << 26
 
 
 class MaskedScores(NamedTuple):
-    """The scores of one call whose dense mask separates sequences.
+    """The scores of one call with a dense mask that separates sequences.
 
     Attributes:
         computed: The scores of the whole squares.
@@ -83,7 +83,7 @@ def squares(first: Tensor, last: Tensor, undivided: int) -> int:
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """The scores of a call of fused attention whose dense mask separates sequences.
+    """The scores of a call of fused attention with a dense mask that separates sequences.
 
     `None` if the call has no mask, or a mask that separates nothing or is unknown.
     """

@@ -1,4 +1,4 @@
-"""Builds a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
+"""Build a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class CountedPass:
         totals: The sums by module and phase.
         memory: The memory timeline, if memory was followed.
         peaks: The maximum live bytes while each module ran.
-        ignored: The modules whose self work is left out.
+        ignored: The modules without self work in the profile, because the caller excludes it.
         notes: Further notes for the profile.
     """
 
@@ -245,7 +245,7 @@ def _detail(module: nn.Module) -> str:
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
-    """`scope` for a named scope, empty for the root and for a parent of a shared module's name."""
+    """Return `scope` for a named scope; empty for the root and a parent of a shared module's name."""
     is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
     if not fqn or is_parent:
         return ""

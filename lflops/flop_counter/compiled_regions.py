@@ -1,6 +1,6 @@
-"""The calls of compiled graphs in a counting step.
+"""Record the calls of compiled graphs in a counting step.
 
-In a counting step, compiled code still runs compiled. The dispatch mode receives only its operators
+In a counting step, compiled code still runs compiled. The dispatch mode receives only operators
 that are not generated kernels. So the calls are recorded here, without their tensors, and
 `graph_counts.py` later counts the operators of the graphs.
 
@@ -48,14 +48,14 @@ class GivenTensor(NamedTuple):
     """A tensor that was passed to a graph, without its memory.
 
     Attributes:
-        shape: Its shape.
-        stride: Its strides.
-        dtype: Its dtype.
-        device: Its device.
-        requires_grad: Whether it requires a gradient.
-        is_leaf: Whether it is a leaf.
+        shape: Shape of the tensor.
+        stride: Strides of the tensor.
+        dtype: Dtype of the tensor.
+        device: Device of the tensor.
+        requires_grad: Whether the tensor requires a gradient.
+        is_leaf: Whether the tensor is a leaf.
         values: A copy on the host of a small tensor of integers or truth values, else `None`.
-        owner: The module that counts it, if it is a parameter of the tree.
+        owner: The module that the tensor counts for, if it is a parameter of the tree.
     """
 
     shape: tuple[int, ...]
@@ -75,9 +75,9 @@ class RegionCall:
     Attributes:
         graph: The graph, or `None` if it is unknown.
         scope: The separate name under which its operators are recorded.
-        fqn: The module that called it.
-        phase: The phase in which it was called.
-        given: Its arguments. `None` if a tensor is of a class that no fake tensor can represent.
+        fqn: The module that called the graph.
+        phase: The phase in which the graph was called.
+        given: The arguments. `None` if a tensor has a class that no fake tensor can represent.
         same: For each argument the position of the first argument that is the same object.
         grad: Whether gradients were enabled.
         autocast: The dtype of autocast for each device type for which it was enabled.
@@ -85,8 +85,8 @@ class RegionCall:
         decisions: The results of its control flow in order: the branch of a condition, or the
             number of trips of a loop. Recorded only for some backends.
         went_backward: Whether its autograd node ran.
-        is_one_node: Whether autograd has one node for the graph. If not, the dispatch mode sees
-            the operators of its backward one by one.
+        is_one_node: Whether autograd has one node for the graph. If not, the dispatch mode sees the
+            operators of its backward one by one.
     """
 
     graph: "CapturedGraph | None"
@@ -104,17 +104,20 @@ class RegionCall:
 
     @property
     def sees_all(self) -> bool:
-        """Whether the dispatch mode saw all operators of the graph."""
+        """Return whether the dispatch mode saw all operators of the graph."""
         return not self.is_one_node or (self.graph is not None and self.graph.backend in SEES_ALL)
 
 
 def module_of_region(fqn: str) -> str:
-    """The module that called a compiled graph. Names of other scopes are returned unchanged."""
+    """Return the module that called a compiled graph.
+
+    Names of other scopes are returned unchanged.
+    """
     return fqn.partition(MARK)[0].rstrip(".") if MARK in fqn else fqn
 
 
 def number_of_region(fqn: str) -> int | None:
-    """The index of a compiled graph's call from the graph's name; `None` for any other name."""
+    """Return the index of a compiled graph's call from the graph's name; `None` for any other name."""
     if MARK not in fqn:
         return None
     return int(fqn.partition(MARK)[2].partition(".")[0])
@@ -139,7 +142,10 @@ class CompiledRegions:
         _REPLACED.add(self)
 
     def stop(self) -> None:
-        """Stop recording. Calling it twice is harmless."""
+        """Stop recording.
+
+        A second call does nothing.
+        """
         _REPLACED.remove(self)
         for handle in self._handles:
             handle.remove()
@@ -333,7 +339,7 @@ _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """The autograd nodes that these nodes lead to and whose number is at least `first`.
+    """Return the autograd nodes that these nodes lead to, with a number of at least `first`.
 
     The search does not go past the node of a compiled graph.
     """

@@ -1,4 +1,4 @@
-"""The public functions that count: `count` for one pass, and `counting` around a custom loop."""
+"""Define the public functions that count: `count` for one pass, and `counting` for a custom loop."""
 
 import warnings
 from collections import Counter
@@ -51,8 +51,8 @@ def count(
     """Run one real pass and count its work by module. Nothing is timed.
 
     Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, training
-    mode and the random numbers are restored. The user's hooks run as in any pass: a hook that steps
-    an optimizer steps it.
+    mode and the random numbers are restored. The user's hooks run as in any pass. For example, a
+    hook that steps an optimizer changes the parameters.
 
     Args:
         model: The model, in the training or evaluation mode to count. The caller's grad mode and
@@ -62,7 +62,7 @@ def count(
         backward: Whether to run backward from `loss(output)`.
         loss: Computes a scalar from the output. The default is the sum of the floating-point
             outputs, which is not counted.
-        ignore: Names or classes of modules whose self work is left out of every total. The profile
+        ignore: Names or classes of modules. Their self work is left out of every total. The profile
             lists them.
         logical: The profile of the unsharded model on the same arguments, from `count` or
             `estimate`. It supplies logical MACs that the sharded tensors do not determine.
@@ -96,7 +96,7 @@ def counting(
     classes.
 
     Args:
-        modules: The models whose work is listed by module. Other work belongs to the root.
+        modules: The models. Their work is listed by module. Other work belongs to the root.
         ignore: As in `count`.
         logical: As in `count`.
 
@@ -252,9 +252,9 @@ class Counting:
         return macs, flops
 
     def stop(self) -> None:
-        """Remove all hooks and modes. Calling it twice is harmless.
+        """Remove all hooks and modes.
 
-        Leaving the `with` block afterwards still builds the profile.
+        A second call does nothing. Leaving the `with` block afterwards still builds the profile.
         """
         self._undo.close()
 
@@ -351,7 +351,7 @@ class Counting:
         return msgspec.structs.replace(profile, run=run)
 
     def _positions(self, profile: Profile) -> Iterator[int]:
-        """The number of positions that each layer multiplied its matrices with, in one call."""
+        """Yield the number of positions that each layer multiplied its matrices with, in one call."""
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]
             matrices = 0

@@ -1,8 +1,8 @@
-"""Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
+"""Correct fake results that have other strides or memory than results of the CPU's kernels.
 
-Whether the next operators copy a result depends on its layout, so a wrong layout makes the memory
-peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and not, and
-lists the differences. `cpu_kernels.toml` has a correction for each.
+The layout of a result determines whether the next operators copy it, so a wrong layout makes the
+memory peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and
+not, and lists the differences. `cpu_kernels.toml` has a correction for each.
 
 `SCRATCH` has the bytes that a kernel allocates and frees before it returns. These bytes belong to
 no operator's result, and may cause the memory peak.
@@ -25,7 +25,7 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""Returns the kernel's result from a fake result and the operator's arguments."""
+"""A function that returns the kernel's result from a fake result and the operator's arguments."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
 
 
 def _in_format_of(position: int) -> Rule:
-    """A rule that makes the result channels last if an argument is, else contiguous."""
+    """Make a rule that makes the result channels-last if an argument is, else contiguous."""
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -86,7 +86,7 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """A rule that gives the result the strides of `torch.empty_like` of an argument."""
+    """Make a rule that gives the result the strides of `torch.empty_like` of an argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
@@ -109,7 +109,7 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """A rule that returns the input's gradient only if the output mask includes it.
+    """Make a rule that returns the input's gradient only if the output mask includes it.
 
     The output mask is the only list among the arguments.
     """
@@ -124,7 +124,7 @@ def _if_in_mask(rule: Rule) -> Rule:
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Put a scalar into the storage of the terms that it was reduced from.
+    """Put a scalar into the storage of the terms from which it was reduced.
 
     Without reduction, the terms keep their layout.
     """
@@ -183,7 +183,7 @@ WAIT = Correction(
     rule="the first argument",
     reason="the result is the tensor that was waited for; the fake result is a copy",
 )
-"""The correction for collectives, whose operators are not in ATen."""
+"""The correction for collectives, which are not operators of ATen."""
 
 
 def _table() -> dict[Any, Correction]:
@@ -212,7 +212,7 @@ ALIASING = 256
 """If the length of a row is a multiple of this number of elements, oneDNN adds a cache line."""
 
 REGISTRY = 568
-"""Bytes that oneDNN adds to the scratchpad of an LSTM besides a page for alignment.
+"""Bytes that oneDNN adds to the scratchpad of an LSTM, in addition to a page for alignment.
 
 Measured with oneDNN 3.
 """
@@ -228,7 +228,7 @@ OUT_GRADIENT = 10
 
 
 def leading(elements: int, itemsize: int) -> int:
-    """The number of elements from one row of a oneDNN matrix to the next."""
+    """Return the number of elements from one row of a oneDNN matrix to the next row."""
     rounded = rounded_up(elements, LINE // itemsize)
     return rounded if rounded % ALIASING else rounded + LINE // itemsize
 
@@ -256,8 +256,8 @@ def _lstm(args: Sequence[Any]) -> int:
 def _lstm_backward(args: Sequence[Any]) -> int:
     """Scratch bytes of an LSTM layer's backward.
 
-    They are the bytes of forward, another copy of the weights whose rows oneDNN pads, and a copy
-    of the gradient if that is not contiguous.
+    They are the bytes of forward, another copy of the weights with padded rows, and a copy of the
+    gradient if it is not contiguous.
     """
     total = _lstm(args)
     if not total:

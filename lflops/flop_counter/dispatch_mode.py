@@ -1,4 +1,4 @@
-"""The dispatch mode that receives every operator of a thread.
+"""Define the dispatch mode that receives every operator of a thread.
 
 It receives each operator once, below autograd and above the kernels.
 """
@@ -110,7 +110,7 @@ class CountingMode(InternalMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile and run under the mode as without it."""
+        """Let torch.compile compile and run in the same way as without the mode."""
         return True
 
     def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
@@ -154,7 +154,7 @@ class CountingMode(InternalMode):
         return operator
 
     def _run_composite(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that may call other operators, and count those."""
+        """Run an operator that may call other operators, and count the called operators."""
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (
@@ -198,7 +198,8 @@ class CountingMode(InternalMode):
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        While the operator runs, the mode receives it a second time. Then DTensor handles it.
+        While the operator runs, the mode receives it a second time. In this second call, DTensor
+        handles the operator.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented
@@ -239,9 +240,10 @@ class CountingMode(InternalMode):
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose arguments have a `__torch_function__`.
+        """Run an operator that has arguments with a `__torch_function__`.
 
-        The `__torch_function__` is not called: without a count, it is not called below autograd.
+        The `__torch_function__` is not called, because without a count it is not called below
+        autograd either.
         """
         call = call_without_overrides(function)
         with without_overrides():
@@ -252,9 +254,9 @@ class CountingMode(InternalMode):
     ) -> Any:
         """Run an operator and report it.
 
-        A small model's step calls thousands of operators, so each Python call in here shows up in
-        the time of a counting step. An error outside the operator goes to the guard, which either
-        raises it or has ended the count.
+        A step of a small model calls thousands of operators, so each Python call in this method
+        makes a counting step slower. The guard handles errors outside the operator: it raises them,
+        or has ended the count.
         """
         counter = self._counter
         memory = self._memory
@@ -329,7 +331,7 @@ class CountingMode(InternalMode):
     def _run_inside(
         self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Run an operator whose kernel is written in Python, and count the operators it calls."""
+        """Run an operator with a kernel written in Python, and count the operators that it calls."""
 
         def run() -> Any:
             try:

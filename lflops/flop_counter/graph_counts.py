@@ -1,10 +1,10 @@
-"""Counts the work of compiled graphs after the step.
+"""Count the work of compiled graphs after the step.
 
 Their operators run on fake tensors, each under the name of its module.
 
-The graphs are those that dynamo passed to its backend, so no user code runs. Fake tensors of the
-same shape replace a graph's inputs, and copies replace small tensors of integers. If the backward
-of a graph ran, it runs here as well, so recomputation is counted as without torch.compile.
+Dynamo passed these graphs to its backend, so no user code runs. Fake tensors of the same shape
+replace a graph's inputs, and copies replace small tensors of integers. If the backward of a graph
+ran, it runs here as well, so recomputation is counted as without torch.compile.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ class _GraphRun:
     def __init__(
         self, call: RegionCall, scopes: ModuleTracker, fqns: Mapping[str, str | None]
     ) -> None:
-        """Initialize the run.
+        """Prepare the run.
 
         Args:
             call: The call to repeat.
@@ -385,7 +385,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """The same sums, with forward replaced by the phase of the call."""
+    """Return the same sums, with forward replaced by the phase of the call."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         if phase == "forward":
@@ -396,7 +396,7 @@ def _in_phase(totals: Totals, of_call: Phase) -> Totals:
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Divide the sums into those outside compiled graphs and those in each call of a graph."""
+    """Divide the sums into two parts: outside compiled graphs, and in each call of a graph."""
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 

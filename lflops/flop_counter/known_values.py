@@ -1,4 +1,4 @@
-"""Runs operators on small tensors for real while all other tensors are fake.
+"""Run operators on small tensors for real while all other tensors are fake.
 
 Integers, masks, and results that depend only on them keep their values.
 """
@@ -40,7 +40,7 @@ LARGEST = 1 << 20
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
-"""Operators that create floating-point tensors whose values code may need.
+"""Operators that create floating-point tensors with values that code may need.
 
 For example, these are the rates of stochastic depth.
 """
@@ -81,8 +81,8 @@ class NoCudaError(Exception):
 class KnownValues(InternalMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
-    Code branches on such values: whether a batch has padding, whether it is packed, how many of
-    its tokens count. With known values it takes the same branch as in a real step.
+    Code may depend on such values: whether a batch has padding, whether it is packed, how many of
+    its tokens count. With known values, it takes the same branch as in a real step.
 
     Attributes:
         supports_higher_order_operators: See `CountingMode`.
@@ -91,7 +91,7 @@ class KnownValues(InternalMode):
     supports_higher_order_operators = True
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Initialize the mode.
+        """Create the mode.
 
         Args:
             on_host: Whether the CPU's kernels would run. On a GPU the size of an LSTM's workspace
@@ -101,7 +101,8 @@ class KnownValues(InternalMode):
         self._on_host = on_host
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
-        # By storage key while the storage is alive, because keys are reused.
+        # The keys are storage keys. They are only valid while the storage is alive, because keys
+        # are reused.
         self._stale: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
@@ -122,7 +123,7 @@ class KnownValues(InternalMode):
         if function is torch.ops.aten.index.Tensor and not known:
             args = (args[0], self._with_positions(args[1]))
         if function is GROUPED_MM and args[0].dtype is not torch.bfloat16:
-            # The fake kernel rejects other dtypes, which the real kernels accept.
+            # The fake kernel rejects other dtypes, although the real kernels accept them.
             operands = [operand.to(torch.bfloat16) for operand in args[:2]]
             return function(*operands, *args[2:], **kwargs).to(args[0].dtype)
         try:
@@ -156,7 +157,7 @@ class KnownValues(InternalMode):
         return replaced
 
     def knows_values_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has the values that it would have in a real step."""
+        """Return whether a tensor has the values that it would have in a real step."""
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad:
             return False
         if tensor.numel() > LARGEST:
@@ -164,7 +165,7 @@ class KnownValues(InternalMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Write the vote of a pipeline stage that does not exist: 1, which means agreement.
+        """Write 1, the vote for agreement, as the vote of a pipeline stage that does not exist.
 
         The values of all other received tensors are unknown.
         """
@@ -193,13 +194,16 @@ class KnownValues(InternalMode):
 
 
 def _refuse_missing_cuda(device: Any) -> None:
-    """Raise an error: a fake tensor on a missing CUDA device would end the process in backward."""
+    """Raise an error for a missing CUDA device.
+
+    A fake tensor on such a device would end the process in backward.
+    """
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise NoCudaError("no such device")
 
 
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
-    """Whether the results are small enough, and likely enough to be read, to compute them."""
+    """Return whether the results are small and likely to be read, so that they are computed."""
     results = tensors_of((out,))
     if any(result.numel() > LARGEST for result in results):
         return False
@@ -209,7 +213,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 
 
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
-    """Whether the operator changes the shape of real tensors in place, which fake mode rejects.
+    """Return whether the operator changes the shape of real tensors in place.
+
+    Fake mode rejects such operators.
 
     The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is excluded.
     """

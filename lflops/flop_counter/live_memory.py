@@ -1,4 +1,4 @@
-"""Live bytes after each operator.
+"""Follow the live bytes after each operator.
 
 A storage is alive from the operator that allocates it until it is freed.
 
@@ -227,9 +227,9 @@ class LiveMemory:
     def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes to the memory of one of them.
 
-        Under a dispatch mode it does not: the sum gets new memory, and the term is freed right
-        after. So the term is recorded as freed before the sum is allocated. If something else
-        keeps the term, autograd does not overwrite it, and both are alive.
+        Under a dispatch mode, autograd does not do so: the sum gets new memory, and the term is
+        freed directly afterwards. So the term is recorded as freed before the sum is allocated. If
+        something else keeps the term, autograd does not overwrite it, and both are alive.
         """
         self._see_deaths()
         sum_storage, sum_key = storage_key(out)
@@ -247,7 +247,7 @@ class LiveMemory:
             self._replaced = _Replaced(term_key, place)
 
     def scratch(self, operator: str, fqn: str, phase: Phase, nbytes: int) -> None:
-        """Record bytes that a kernel allocated besides its results and freed before it returned."""
+        """Record bytes that a kernel allocated for itself and freed before it returned."""
         self._see_deaths()
         record = self.record
         serial = len(record.births)

@@ -1,4 +1,4 @@
-"""Allocations and frees of a step in order, and the memory profile that follows from them."""
+"""Record allocations and frees of a step in order, and compute the memory profile from them."""
 
 import heapq
 from collections import Counter
@@ -23,11 +23,11 @@ LONGEST_TIMELINE = 20_000
 
 
 class Birth(Struct, frozen=True, gc=False):
-    """How a storage became alive.
+    """The birth of a storage.
 
     Attributes:
-        nbytes: Its bytes.
-        category: Its category, unless it was relabelled later.
+        nbytes: Number of bytes of the storage.
+        category: Category of the storage, unless it was changed later.
         operator: The operator that allocated it.
         fqn: The module that allocated or owns it.
         phase: The phase of the operator.
@@ -64,12 +64,12 @@ class Peak(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The events between an operator and the next one.
+    """The events between an operator and the next operator.
 
     Attributes:
         operator: The number of the operator; -1 before the first operator.
         begin: The number of events before the window.
-        end: The number of events at its end.
+        end: The number of events at the end of the window.
     """
 
     operator: int
@@ -82,12 +82,12 @@ class MemoryRecord:
     """Everything that was recorded about the memory of a step.
 
     Attributes:
-        births: How each storage became alive.
+        births: The birth of each storage.
         events: Allocations and frees in order. An event is the index of a birth if the storage
             became alive, else that index inverted bitwise.
         moments: The operators in order.
-        owners: The module for which an operator ran, by the operator's number, if that is not the
-            running module. In an optimizer's step it is the module of the parameter.
+        owners: The module for which an operator ran, by the operator's number, if it is not the
+            running module. In an optimizer's step, it is the module of the parameter.
         relabelled: The final category of storages, by the index of their birth.
         longest: Maximum number of operators in the timeline. A longer timeline is shortened, and
             its extremes are kept.

@@ -1,9 +1,9 @@
-"""The cost of an operator's call.
+"""Compute the cost of an operator's call.
 
-It comes from a formula of shapes, from the tensors themselves, or from a user's formula. A few
-formulas read the integers in a tensor, such as the offsets of packed sequences or the ends of
-groups. Only a counting step reads them: on CUDA a read waits for the device, and a counting step is
-never timed.
+The cost comes from a formula of shapes, from the tensors themselves, or from a user's formula. A
+few formulas read the integers in a tensor, such as the offsets of packed sequences or the ends of
+groups. Only a counting step reads them, because on CUDA a read waits for the device, and a counting
+step is never timed.
 """
 
 import inspect
@@ -59,13 +59,13 @@ def register_formula(operator: Any, formula: Formula) -> None:
     Args:
         operator: `torch.ops.my.op`, one of its overloads, the result of `torch.library.custom_op`,
             or a higher-order operator.
-        formula: Called as the operator was, with shapes instead of tensors, and `out=`, the
-            result's shape. Returns MACs; or `lflops.Cost(macs=..., other_flops=...)` if part of
-            the work is no multiply-accumulate.
+        formula: A function that is called like the operator, but with shapes instead of tensors,
+            and with `out=`, the result's shape. It returns MACs; or `lflops.Cost(macs=...,
+            other_flops=...)` if a part of the work is not multiply-accumulates.
 
     Raises:
-        CountError: An argument is of another type, or the operator is never counted itself
-            because torch decomposes it first.
+        CountError: An argument is of another type, or the operator is never counted itself because
+            torch decomposes it first.
     """
     if not callable(formula):  # type: ignore[redundant-expr,unused-ignore]
         raise CountError(
@@ -95,7 +95,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
 
 
 def _all_decompose(overloads: list[Any]) -> bool:
-    """Whether all overloads reach the dispatch mode as other operators.
+    """Return whether all overloads reach the dispatch mode as other operators.
 
     Overloads that write into an `out` argument are ignored if there are others.
     """
@@ -123,7 +123,7 @@ def formula_of(operator: Any) -> CallCost | None:
 
 
 def is_pure(operator: Any) -> bool:
-    """Whether the operator has a built-in formula that reads only shapes."""
+    """Return whether the operator has a built-in formula that reads only shapes."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     has_users_formula = name in _USERS or packet in _USERS
@@ -217,7 +217,7 @@ def _users_cost(formula: Formula) -> CallCost:
 
 
 def _cost(result: Any) -> Cost:
-    """The `Cost` that a formula returned, or the `Cost` of the MACs that it returned."""
+    """Return the `Cost` that a formula returned, or make a `Cost` from the MACs that it returned."""
     if isinstance(result, Cost):
         return result
     if not is_whole(result):
@@ -275,7 +275,7 @@ def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
 
 @cost_of_call("quantized::conv2d_add", "quantized::conv2d_add_relu")
 def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution whose second argument is added to the result."""
+    """Quantized convolution that adds its second argument to the result."""
     return packed_convolution([args[0], *args[2:]], kwargs, out)
 
 

@@ -1,4 +1,4 @@
-"""How each operator is counted: its kind, its cost function, and facts about its schema.
+"""Find out how to count each operator: its kind, its cost function, and facts about its schema.
 
 `classify` reads them once per operator; `known_operators` caches the results for the process.
 """
@@ -60,7 +60,7 @@ GATHERS = "fsdp::split_with_sizes_copy"
 """FSDP's operator that writes gathered parameters to storages resized without an operator."""
 
 WRAPS = "_wrap_tensor_autograd"
-"""Operator that wraps a collective's pending result in a tensor whose storage has no memory."""
+"""Operator that wraps a collective's pending result in a tensor that has no memory."""
 
 LIFTS = frozenset({"lift", "lift_fresh"})
 """Operators that introduce memory no operator allocated, such as the data of `torch.tensor`."""
@@ -74,7 +74,7 @@ NOTHING = Cost()
 
 
 class Kind(Enum):
-    """How the calls of an operator are counted.
+    """The method to count the calls of an operator.
 
     Attributes:
         FREE: A call costs nothing.
@@ -114,25 +114,26 @@ class Operator:
 
     Attributes:
         name: The name in profiles, with the namespace unless that is ATen.
-        table_name: The name in the tables of costs and traffic, with the namespace unless names
-            in that namespace mean the same as in ATen.
+        table_name: The name in the tables of costs and traffic, with the namespace unless names in
+            that namespace mean the same as in ATen.
         kind: How calls are counted.
         cost: Computes the cost of a call from its arguments, keyword arguments and result.
         written_arguments: The position of each argument that the operator writes to, by name.
         makes_storage: Whether results are new memory.
-        fills_storage: Whether it writes to storages that were resized without an operator.
+        fills_storage: Whether the operator writes to storages that were resized without an
+            operator.
         allocates: Whether a tensor may get memory from a call.
-        synchronizes: Whether ranks wait for each other in it, and nothing is transferred.
-        is_control_flow: Whether it calls functions: branches, or loop bodies.
+        synchronizes: Whether ranks wait for each other in the operator, and nothing is transferred.
+        is_control_flow: Whether the operator calls functions: branches or loop bodies.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
         has_list_argument: Whether an argument is a list of tensors.
-        is_view: Whether it neither computes nor allocates.
-        is_single_kernel: Whether it runs as one kernel that calls no other operator.
+        is_view: Whether the operator neither computes nor allocates.
+        is_single_kernel: Whether the operator runs as one kernel that calls no other operator.
         is_foreach: Whether an optimizer calls it with a list of its parameters.
-        is_pure: Whether shapes and numbers determine the cost, so that calls with equal shapes
-            and numbers cost the same.
-        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that other
-            shapes and numbers do not change it.
+        is_pure: Whether shapes and numbers determine the cost, so that calls with equal shapes and
+            numbers cost the same.
+        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that other shapes
+            and numbers do not change it.
         costs: The costs of earlier calls by signature.
         run: Runs the operator without the Python frame of its `__call__`.
     """
@@ -169,7 +170,7 @@ class Operator:
 
 
 def classify(function: Any) -> Operator:
-    """Return how an operator of `torch.ops` is counted."""
+    """Find out how to count an operator of `torch.ops`."""
     qualified = qualified_name(function).split(".")[0]
     namespace, _, name = qualified.rpartition("::")
     table_name = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
@@ -219,7 +220,7 @@ def classify(function: Any) -> Operator:
 def _kind_and_cost(
     function: Any, namespace: str, name: str, table_name: str
 ) -> tuple[Kind, CallCost]:
-    """Return how an operator that computes something is counted if it has no formula."""
+    """Find out how to count an operator that computes something and has no formula."""
     if decomposes(function):
         return Kind.DECOMPOSED, _nothing
     if namespace in COLLECTIVES:

@@ -1,4 +1,4 @@
-"""The module to which each operator of an optimizer's step belongs."""
+"""Find the module to which each operator of an optimizer's step belongs."""
 
 import weakref
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ class StepOwners:
     def follow(self, args: Any) -> None:
         """Note the module of an operator without work, which may be creating the state.
 
-        Half of a state must not be registered: the other half would have no owner.
+        A partly created state must not be registered, because the other part would have no owner.
         """
         for value in args:
             owner = self._known(value)

@@ -1,4 +1,4 @@
-"""Functions of other packages that bypass the dispatcher.
+"""Count functions of other packages that bypass the dispatcher.
 
 A function that is written in C++, or that launches a Triton kernel, calls no operator. In a
 counting step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their
@@ -52,7 +52,10 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """End watching for a count. Calling it twice is harmless."""
+    """End watching for a count.
+
+    A second call does nothing.
+    """
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]
         if not _COUNTS:
@@ -70,7 +73,7 @@ def _install() -> None:
         function = attributes.get(last)
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            # A function whose attribute cannot be set is not counted.
+            # A function is not counted if its attribute cannot be set.
             with contextlib.suppress(AttributeError, TypeError):
                 replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
@@ -120,7 +123,8 @@ def _calls(
         yield ordered
         return
     for tensors in zip(*ordered[place], strict=False):
-        # The second tensor of an update is the parameter, whose module owns the work.
+        # The second tensor of an update is the parameter. The work belongs to the module that owns
+        # it.
         yield (*ordered[:place], list(tensors), *ordered[place + 1 :])
 
 

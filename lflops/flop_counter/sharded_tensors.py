@@ -1,4 +1,4 @@
-"""The logical cost of operators on sharded tensors.
+"""Compute the logical cost of operators on sharded tensors.
 
 A `DTensor` has its unsharded shape, so the formulas give the logical cost of an operator on it. A
 layer may also pass on the local part of a `DTensor` as a plain tensor, for example in tensor
@@ -27,11 +27,11 @@ GATHER = ("allgather", "gather")
 """Prefixes of the collectives that make partial tensors complete, without underscores."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Prefixes of the collectives whose results are partial tensors, without underscores."""
+"""Prefixes of the collectives with partial tensors as results, without underscores."""
 
 
 def is_sharded(kind: type) -> bool:
-    """Whether a class is DTensor.
+    """Return whether a class is DTensor.
 
     The name is compared, so that DTensor is not loaded for models that never use it.
     """
@@ -41,7 +41,7 @@ def is_sharded(kind: type) -> bool:
 def logical_cost(
     operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
 ) -> Cost | None:
-    """The cost of a call with DTensors at their unsharded shapes, or `None` if unknown.
+    """Return the cost of a call at the unsharded shapes of its DTensors; `None` if unknown.
 
     An operator that decomposes runs once more, on the meta device.
     """
@@ -141,7 +141,7 @@ class PartialTensors:
                 self.add_local_parts(parameter)
 
     def in_any(self, values: Any) -> bool:
-        """Whether a partial tensor is in any of the sequences and dicts of values."""
+        """Return whether a partial tensor is in any of the sequences and dicts of values."""
         for value in values:
             parts = value.values() if isinstance(value, dict) else value
             for tensor in tensors_of(parts):
@@ -162,7 +162,7 @@ class PartialTensors:
 
 
 def _is_partial(tensor: Any) -> bool:
-    """Whether this rank has only some elements of a DTensor.
+    """Return whether this rank has only some elements of a DTensor.
 
     If a sum is still to be reduced, every rank has all elements.
     """

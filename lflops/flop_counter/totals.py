@@ -1,4 +1,4 @@
-"""The running sums of a count.
+"""Define the running sums of a count.
 
 Each thread has separate sums, so that threads need no lock.
 """
@@ -56,7 +56,7 @@ class Transfers(Sums, gc=False):
 
 
 class DenseMasks(Sums, gc=False):
-    """Calls of attention whose dense mask separates sequences.
+    """Calls of attention with a dense mask that separates sequences.
 
     Attributes:
         calls: The number of calls.
@@ -79,7 +79,7 @@ class Totals:
         collectives: The calls of collectives.
         waits: The modules and phases in which ranks wait for each other.
         failures: The error of each formula that failed, by operator.
-        upper_bounds: Calls whose cost is an upper bound, by operator.
+        upper_bounds: Calls with a cost that is an upper bound, by operator.
         dense_masks: Calls of attention with a dense mask that separates sequences, by operator.
         counted_inside: Calls that were counted by the operators that they called, by operator.
         calls_in_hooks: Operator calls in communication hooks.

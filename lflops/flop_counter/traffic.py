@@ -1,4 +1,4 @@
-"""The bytes of one call: the least memory traffic of an operator, and a collective's payload.
+"""Compute the bytes of one call: the least traffic of an operator, or a collective's payload.
 
 The least traffic reads each distinct input once and writes each result once. A view moves nothing,
 and an expanded dimension (stride 0) counts once. A gather reads the rows that it selects, not the
@@ -273,7 +273,7 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 
 
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a collective in backward is an asynchronous all-reduce of gradients, as in DDP.
+    """Return whether a collective in backward is an asynchronous gradient all-reduce, as in DDP.
 
     Ranks wait for the result after all autograd nodes have run.
     """

@@ -1,7 +1,7 @@
-"""What an operator costs, as pure functions of shapes.
+"""Compute the cost of an operator from shapes, with pure functions.
 
-A file for each family of operators, and the table of all of them.
+Each family of operators has a file, and `table.py` has the table of all formulas.
 
-Nothing here imports torch: the dispatch mode counts real calls with these formulas, and the reader
-of traces counts recorded ones.
+Nothing here imports torch. The dispatch mode counts real calls with these formulas, and the trace
+reader counts recorded calls.
 """

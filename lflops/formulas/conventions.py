@@ -1,4 +1,4 @@
-"""The cost of operators that compute no multiply-accumulates and have no formula.
+"""Compute the cost of operators without multiply-accumulates and without a formula.
 
 `conventions.toml` explains the convention and lists the operators.
 """

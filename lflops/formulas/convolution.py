@@ -1,4 +1,4 @@
-"""Convolutions.
+"""Formulas for convolutions.
 
 The weight is [out, in / groups, *kernel], so its size is the number of MACs at one position.
 """
@@ -8,7 +8,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, adapted, formula
 
 GradientMask = tuple[bool, bool, bool]
-"""Which gradients a backward pass computes: of the input, of the weight, of the bias."""
+"""The gradients that a backward pass computes: of the input, of the weight, of the bias."""
 
 
 @formula(
@@ -30,7 +30,7 @@ GradientMask = tuple[bool, bool, bool]
 def convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False
 ) -> Cost:
-    """The kernel at each position of the output, or of the input if `transposed`."""
+    """Cost of the kernel at each output position, or at each input position if `transposed`."""
     has_bias = bias is not None
     return Cost(_products(x, weight, out, transposed=transposed), other_flops=prod(out) * has_bias)
 
@@ -45,7 +45,7 @@ def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
 
 @formula("conv_tbc")
 def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) -> Cost:
-    """[time, batch, in] by [kernel, in, out], always with a bias."""
+    """Cost of a convolution of [time, batch, in] with [kernel, in, out] and a bias."""
     time, batch, _ = out
     return Cost(macs=time * batch * prod(weight), other_flops=prod(out))
 
@@ -54,7 +54,10 @@ def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) 
 def convolution_relu(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, z: Shape | None = None
 ) -> Cost:
-    """A convolution and a ReLU. If there is a `z`, it is scaled and added before the ReLU."""
+    """Cost of a convolution and a ReLU.
+
+    If there is a `z`, it is scaled and added before the ReLU.
+    """
     plain = convolution(x, weight, out=out, bias=bias)
     operations = 1
     if z is not None:
@@ -71,7 +74,7 @@ def convolution_relu(
 def transposed_convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None
 ) -> Cost:
-    """The kernel at each position of the input."""
+    """Cost of the kernel at each position of the input."""
     return convolution(x, weight, out=out, bias=bias, transposed=True)
 
 
@@ -79,7 +82,7 @@ def transposed_convolution(
 def convolution_backward(
     grad: Shape, x: Shape, weight: Shape, *, output_mask: GradientMask, transposed: bool = False
 ) -> Cost:
-    """The MACs of forward for each gradient of the input and of the weight.
+    """Cost of the gradients: the MACs of forward for the input and for the weight, if requested.
 
     The gradient of the bias is a sum.
     """
@@ -88,5 +91,5 @@ def convolution_backward(
     return Cost(forward * (of_input + of_weight), other_flops=prod(grad) * of_bias)
 
 
-# The fallback on the CPU.
+# The fallback operator on the CPU.
 formula("_slow_conv2d_backward")(adapted(convolution_backward, without="transposed"))

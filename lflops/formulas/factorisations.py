@@ -1,9 +1,9 @@
-"""Factorisations, solvers, and Fourier transforms.
+"""Formulas for factorisations, solvers, and Fourier transforms.
 
-They count the leading terms of the textbook as FLOPs, and no MACs: each step of a factorisation
-needs the steps before it, so the peak of a matrix unit does not apply. The terms are from Golub and
-Van Loan, "Matrix Computations" (fourth edition), for real [m, n] matrices. Where the number of
-iterations depends on the values, as for eigenvalues, they assume the usual number. LAPACK's blocked
+They count the leading terms from a textbook, as FLOPs instead of MACs. Each step of a factorisation
+needs the previous steps, so the peak of a matrix unit does not apply. The terms are from Golub and
+Van Loan, "Matrix Computations" (fourth edition), for real [m, n] matrices. If the number of
+iterations depends on the values, as for eigenvalues, the usual number is assumed. LAPACK's blocked
 algorithms may need a few per cent more.
 
 FLOPs per matrix, for k right-hand sides:
@@ -38,20 +38,20 @@ _THIRD = Fraction(1, 3)
 
 
 def _per_matrix(a: Shape, operations: Fraction | int) -> Cost:
-    """A number of operations, rounded down, for each matrix of a batch."""
+    """Cost of a number of operations, rounded down, for each matrix of a batch."""
     batch = prod(a[:-2])
     return Cost(other_flops=batch * int(operations))
 
 
 def _tall(a: Shape) -> tuple[int, int]:
-    """The longer and the shorter side of a matrix."""
+    """Return the longer and the shorter side of a matrix."""
     m, n = a[-2:]
     return max(m, n), min(m, n)
 
 
 @formula("linalg_solve_triangular")
 def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
-    """[n, n] with k right-hand sides.
+    """Cost of solving a triangular system [n, n] with k right-hand sides.
 
     Each right-hand side needs n (n - 1) / 2 multiplications, as many subtractions, and n divisions:
     n² operations. The divisions are skipped if the diagonal is ones.
@@ -65,12 +65,12 @@ def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = Fa
 def triangular_solve(
     b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False
 ) -> Cost:
-    """The older name of `solve_triangular`."""
+    """Cost of the older operator for `solve_triangular`."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
 
 def _cubic(factor: Fraction | int) -> Formula:
-    """The formula for a factor times n³."""
+    """Make the formula for a factor times n³."""
 
     def cost(a: Shape) -> Cost:
         return _per_matrix(a, factor * a[-1] ** 3)
@@ -79,55 +79,58 @@ def _cubic(factor: Fraction | int) -> Formula:
     return cost
 
 
-# Half of an LU.
+# Half of the cost of an LU.
 formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")(_cubic(_THIRD))
-# An LU, and n right-hand sides.
+# The cost of an LU and of n right-hand sides.
 formula("linalg_inv_ex")(_cubic(2))
 formula("cholesky_inverse")(_cubic(2 * _THIRD))
-# Hessenberg form, then implicit QR steps, with and without vectors.
+# Cost of the Hessenberg form and implicit QR steps, with and without vectors.
 formula("linalg_eig")(_cubic(25))
 formula("_linalg_eigvals")(_cubic(10))
 
 
 @formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
 def lu(a: Shape) -> Cost:
-    """[m, n]; a determinant is the product of the diagonal."""
+    """Cost of an LU of [m, n]; a determinant is the product of its diagonal."""
     m, n = _tall(a)
     return _per_matrix(a, m * n**2 - n**3 * _THIRD)
 
 
 def _two_triangles(a: Shape, solutions: Shape) -> int:
-    """The operations of solving with two triangular factors."""
+    """Count the operations of solving with two triangular factors."""
     n = a[-1]
     return 2 * prod(solutions) * n
 
 
 @formula("_linalg_solve_ex")
 def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
-    """An LU and two triangles. The right-hand sides are [..., n, k] or [..., n]."""
+    """Cost of an LU and two triangular solves.
+
+    The right-hand sides are [..., n, k] or [..., n].
+    """
     return Cost(other_flops=lu(a).other_flops + _two_triangles(a, out[0]))
 
 
 @formula("linalg_lu_solve", "linalg_ldl_solve")
 def solve_by_factors(a: Shape, pivots: Shape, b: Shape, *, out: Shape) -> Cost:
-    """Two triangles."""
+    """Cost of two triangular solves."""
     return Cost(other_flops=_two_triangles(a, out))
 
 
 @formula("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
-    """Two triangles."""
+    """Cost of two triangular solves."""
     return Cost(other_flops=_two_triangles(a, out))
 
 
 def _householder(a: Shape) -> Fraction:
-    """The operations for R and the reflections."""
+    """Count the operations for R and the reflections."""
     m, n = _tall(a)
     return 2 * m * n**2 - 2 * n**3 * _THIRD
 
 
 def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
-    """The operations for the first columns of Q."""
+    """Count the operations for the first columns of Q."""
     return (
         4 * m * columns * reflections
         - 2 * (m + columns) * reflections**2
@@ -137,7 +140,7 @@ def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
 
 @formula("linalg_qr")
 def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
-    """R, and Q unless `mode` is "r"."""
+    """Cost of R, and of Q unless `mode` is "r"."""
     if mode == "r":
         return _per_matrix(a, _householder(a))
     q = out[0]
@@ -148,20 +151,23 @@ def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
 
 @formula("geqrf")
 def reflections(a: Shape) -> Cost:
-    """QR without Q."""
+    """Cost of a QR without Q."""
     return _per_matrix(a, _householder(a))
 
 
 @formula("linalg_householder_product")
 def householder_product(a: Shape, tau: Shape) -> Cost:
-    """Q, computed from the reflections."""
+    """Cost of computing Q from the reflections."""
     m, columns = a[-2:]
     return _per_matrix(a, _columns_of_q(m, columns, reflections=tau[-1]))
 
 
 @formula("ormqr")
 def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = True) -> Cost:
-    """Q times a matrix, or the matrix times Q if not `left`; one reflection at a time."""
+    """Cost of Q times a matrix, or of the matrix times Q if not `left`.
+
+    The reflections are applied one by one.
+    """
     reflected, others = other[-2:]
     if not left:
         reflected, others = others, reflected
@@ -171,7 +177,7 @@ def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = 
 
 @formula("linalg_lstsq")
 def least_squares(a: Shape, b: Shape) -> Cost:
-    """QR: the reflections, their product with the right-hand sides, and a triangle."""
+    """Cost of a QR, of its reflections times the right-hand sides, and of a triangular solve."""
     m, n = _tall(a)
     has_several_sides = len(b) == len(a)
     sides = b[-1] if has_several_sides else 1
@@ -180,7 +186,7 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 
 @formula("_linalg_eigh")
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
-    """Tridiagonal form, then implicit QR steps."""
+    """Cost of the tridiagonal form, then of implicit QR steps."""
     n = a[-1]
     if compute_v:
         return _per_matrix(a, 9 * n**3)
@@ -189,7 +195,7 @@ def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
 
 @formula("_linalg_svd")
 def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool = True) -> Cost:
-    """Bidiagonal form, from R if the matrix is tall."""
+    """Cost of the bidiagonal form, which starts from R if the matrix is tall."""
     m, n = _tall(a)
     if not compute_uv:
         return _per_matrix(a, 2 * m * n**2 + 2 * n**3)
@@ -209,17 +215,20 @@ def _fft(x: Shape, dimensions: Sequence[int], factor: float) -> Cost:
 
 @formula("_fft_c2c")
 def fft(x: Shape, dim: Sequence[int]) -> Cost:
-    """Complex to complex."""
+    """Cost of a Fourier transform from complex to complex numbers."""
     return _fft(x, dim, 5)
 
 
 @formula("_fft_r2c")
 def rfft(x: Shape, dim: Sequence[int]) -> Cost:
-    """Real to complex."""
+    """Cost of a Fourier transform from real to complex numbers."""
     return _fft(x, dim, 2.5)
 
 
 @formula("_fft_c2r")
 def irfft(x: Shape, dim: Sequence[int], *, out: Shape) -> Cost:
-    """Complex to real: as many operations as real to complex."""
+    """Cost of a Fourier transform from complex to real numbers.
+
+    It is the same as from real to complex numbers.
+    """
     return _fft(out, dim, 2.5)

@@ -1,4 +1,4 @@
-"""Losses and fused optimizers that need more than one operation per element."""
+"""Formulas for losses and fused optimizers that need more than one operation per element."""
 
 from collections.abc import Sequence
 from math import prod
@@ -14,14 +14,14 @@ _LOG_SUM_EXP = 4
 # A state is reached from three states, and multiplied by a probability.
 CTC_FORWARD = 3 * _LOG_SUM_EXP + 1
 
-# The same from the end. The product of both directions is added to the sums of its label.
+# The same work from the end. The product of both directions is added to the sums of its label.
 CTC_BACKWARD = CTC_FORWARD + 2 * _LOG_SUM_EXP + 1
 
 SOFTMAX_BACKWARD = 4
 
 
 def _ctc_states(steps: Lengths, labels: Lengths) -> int:
-    """The states of all alignments, over all time steps.
+    """Count the states of all alignments, over all time steps.
 
     A state is a label, or a blank before, between or after labels.
     """
@@ -38,7 +38,7 @@ def _ctc_states(steps: Lengths, labels: Lengths) -> int:
 def ctc_loss(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """All alignments, step by step."""
+    """Cost of computing all alignments, step by step."""
     return Cost(other_flops=CTC_FORWARD * _ctc_states(input_lengths, target_lengths))
 
 
@@ -51,7 +51,7 @@ def ctc_loss_backward(
     input_lengths: Lengths,
     target_lengths: Lengths,
 ) -> Cost:
-    """All alignments from the end, and the gradient of a softmax."""
+    """Cost of computing all alignments from the end, and of the gradient of a softmax."""
     states = _ctc_states(input_lengths, target_lengths)
     return Cost(other_flops=CTC_BACKWARD * states + SOFTMAX_BACKWARD * prod(log_probs))
 
@@ -60,17 +60,17 @@ def ctc_loss_backward(
 def ctc_loss_and_gradient(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """The loss and its gradient from one kernel."""
+    """Cost of the loss and its gradient, which one kernel computes."""
     states = _ctc_states(input_lengths, target_lengths)
     operations = CTC_FORWARD + CTC_BACKWARD
     return Cost(other_flops=operations * states + SOFTMAX_BACKWARD * prod(log_probs))
 
 
 def _margin_pairs(x: Shape, target: Values | Shape) -> int:
-    """The pairs of a label and a class that is no label, over all samples.
+    """Count the pairs of a label and a class that is not a label, over all samples.
 
-    The labels of a sample end at the first -1. If they are unknown, this is the largest number of
-    pairs: half of the classes are labels.
+    The labels of a sample end at the first -1. If the labels are unknown, returns the largest
+    possible number of pairs, in which half of the classes are labels.
     """
     classes = x[-1] if x else 1
     if not isinstance(target, Values):
@@ -86,16 +86,16 @@ def _margin_pairs(x: Shape, target: Values | Shape) -> int:
 
 @formula("multilabel_margin_loss_forward", reads="target")
 def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
-    """Two subtractions and an addition per pair."""
+    """Cost of two subtractions and an addition per pair."""
     is_known = isinstance(target, Values)
     return Cost(other_flops=3 * _margin_pairs(x, target), is_upper_bound=not is_known)
 
 
 @formula("multilabel_margin_loss_backward", reads="target")
 def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
-    """Two subtractions and two additions per pair, and each element times the gradient.
+    """Cost of two subtractions and two additions per pair, and one multiplication per element.
 
-    The subtractions decide whether the pair counts.
+    The subtractions decide whether a pair counts.
     """
     is_known = isinstance(target, Values)
     return Cost(other_flops=4 * _margin_pairs(x, target) + prod(x), is_upper_bound=not is_known)
@@ -107,9 +107,10 @@ def _elements(parameters: Sequence[Shape]) -> int:
 
 @formula("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")
 def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: bool) -> Cost:
-    """10 operations per element, one more for weight decay, and one more for AMSGrad's maximum.
+    """Cost of Adam: 10 operations per element, and more for weight decay and AMSGrad.
 
-    The 10 are two running averages (2 + 3), a root, a division, an addition and the update (2).
+    The 10 operations are two running averages (2 + 3), a root, a division, an addition and the
+    update (2). Weight decay and the maximum of AMSGrad need one more operation each.
     """
     operations = 10 + bool(weight_decay) + amsgrad
     return Cost(other_flops=operations * _elements(parameters))
@@ -134,7 +135,10 @@ def fused_sgd(
     nesterov: bool,
     is_first_step: bool,
 ) -> Cost:
-    """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
+    """Cost of SGD per element.
+
+    The update needs 1 operation, momentum after the first step 2, Nesterov 1 and weight decay 1.
+    """
     operations = sgd_operations(
         momentum=momentum,
         weight_decay=weight_decay,
@@ -146,6 +150,10 @@ def fused_sgd(
 
 @formula("_fused_adagrad", "_fused_adagrad_")
 def fused_adagrad(parameters: Sequence[Shape], *, weight_decay: float) -> Cost:
-    """A sum of squares (2), a root, an addition, the update (2), and one for weight decay."""
+    """Cost of Adagrad per element.
+
+    A sum of squares needs 2 operations, a root and an addition 1 each, the update 2, and weight
+    decay 1.
+    """
     operations = 6 + bool(weight_decay)
     return Cost(other_flops=operations * _elements(parameters))

@@ -1,7 +1,7 @@
-"""Matrix products: each output element is a dot product over the inner dimension.
+"""Formulas for matrix products: each output element is a dot product over the inner dimension.
 
-A bias adds one operation per output element. Distances between all pairs of rows and products of
-three tensors are here too.
+A bias adds one operation per output element. This file also has distances between all pairs of rows
+and products of three tensors.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from lflops.formulas.table import Cost, Shape, SparseShape, Values, adapted, for
 
 
 def _stored(x: Shape) -> int:
-    """The elements that a tensor stores: all, or fewer if it is sparse."""
+    """Count the elements that a tensor stores: all elements, or fewer if it is sparse."""
     return x.stored if isinstance(x, SparseShape) else prod(x)
 
 
@@ -24,7 +24,7 @@ def _bias_additions(elements: int, beta: float) -> int:
 
 @formula("mm", "_int_mm", "hspmm")
 def mm(a: Shape, b: Shape) -> int:
-    """[n, k] x [k, m]; only the stored elements of a sparse matrix."""
+    """MACs of [n, k] x [k, m]; for a sparse matrix, only its stored elements count."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
         raise NotImplementedError("the cost of two sparse matrices depends on their elements")
     if isinstance(a, SparseShape):
@@ -34,7 +34,7 @@ def mm(a: Shape, b: Shape) -> int:
 
 @formula("_sparse_mm_reduce_impl")
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
-    """A sparse matrix by a dense one, reduced to the sum, mean, largest or smallest product."""
+    """Cost of a sparse matrix times a dense one, with a sum, mean, maximum or minimum."""
     rows = a[0]
     columns = b[-1]
     pairs = _stored(a) * columns
@@ -50,9 +50,9 @@ def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
 def reduced_mm_backward(
     a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]
 ) -> Cost:
-    """The requested gradients of both matrices.
+    """Cost of the requested gradients of both matrices.
 
-    The largest or smallest of several products is the only one with a gradient.
+    With a maximum or minimum, only the chosen product has a gradient.
     """
     gradients = sum(output_mask)
     if reduce in ("sum", "mean"):
@@ -62,9 +62,9 @@ def reduced_mm_backward(
 
 @formula("quantized::matmul", "transformers::grouped_mm_fallback")
 def matmul(a: Shape, b: Shape) -> int:
-    """[..., n, k] x [..., k, m].
+    """MACs of [..., n, k] x [..., k, m].
 
-    For transformers, [rows, k] x [groups, k, m], where each row is multiplied by one matrix.
+    For transformers, also [rows, k] x [groups, k, m], where each row is multiplied by one matrix.
     """
     return prod(a) * b[-1]
 
@@ -77,45 +77,45 @@ formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))
 def packed_linear_backward_weights(
     grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool
 ) -> Cost:
-    """[m, ...] x [..., k], and a sum for the bias."""
+    """Cost of [m, ...] x [..., k], and of a sum for the bias."""
     return Cost(prod(grad) * x[-1], other_flops=prod(grad) * bias_defined)
 
 
 @formula("_foreach_mm")
 def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
-    """Pairs of [n, k] x [k, m]."""
+    """MACs of several products [n, k] x [k, m]."""
     return sum(map(mm, a, b))
 
 
 @formula("sparse_sampled_addmm")
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """X + [n, k] x [k, m], only at the elements that the sparse x stores."""
+    """Cost of X + [n, k] x [k, m], only for the elements that the sparse x stores."""
     k = a[-1]
     return Cost(_stored(x) * k, other_flops=_bias_additions(_stored(x), beta))
 
 
 @formula("_scaled_mm", "_scaled_mm_v2")
 def scaled_mm(a: Shape, b: Shape) -> Cost:
-    """[n, k] x [k, m] of scaled 8-bit floats, and one operation per element to scale the result."""
+    """Cost of [n, k] x [k, m] in scaled 8-bit floats, with one operation per element for the scale."""
     return Cost(mm(a, b), other_flops=a[0] * b[1])
 
 
 @formula("addmm", "addmm_", "_sparse_addmm")
 def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Bias + [n, k] x [k, m]."""
+    """Cost of bias + [n, k] x [k, m]."""
     return Cost(mm(a, b), other_flops=_bias_additions(a[0] * b[1], beta))
 
 
 @formula("_addmm_activation")
 def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """`addmm`, and one operation per element for the activation."""
+    """Cost of `addmm`, and of one operation per element for the activation."""
     elements = a[0] * b[1]
     return Cost(mm(a, b), other_flops=elements + _bias_additions(elements, beta))
 
 
 @formula("bmm")
 def bmm(a: Shape, b: Shape) -> int:
-    """[batch, n, k] x [batch, k, m]; only the stored elements of a sparse batch."""
+    """MACs of [batch, n, k] x [batch, k, m]; for a sparse batch, only its stored elements count."""
     if isinstance(a, SparseShape):
         return a.stored * b[2]
     return a[0] * mm(a[1:], b[1:])
@@ -123,40 +123,43 @@ def bmm(a: Shape, b: Shape) -> int:
 
 @formula("baddbmm", "baddbmm_")
 def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Bias + [batch, n, k] x [batch, k, m]."""
+    """Cost of bias + [batch, n, k] x [batch, k, m]."""
     return Cost(bmm(a, b), other_flops=_bias_additions(a[0] * a[1] * b[2], beta))
 
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Bias + the sum of [n, k] x [k, m] over the batch, which is one longer dot product."""
+    """Cost of bias + the sum of [n, k] x [k, m] over the batch.
+
+    The sum over the batch is one longer dot product.
+    """
     return Cost(bmm(a, b), other_flops=_bias_additions(a[1] * b[2], beta))
 
 
 @formula("mv")
 def mv(a: Shape, x: Shape) -> int:
-    """[n, k] x [k]."""
+    """MACs of [n, k] x [k]."""
     return _stored(a)
 
 
 @formula("addmv", "addmv_")
 def addmv(bias: Shape, a: Shape, x: Shape, *, beta: float = 1) -> Cost:
-    """Bias + [n, k] x [k]."""
+    """Cost of bias + [n, k] x [k]."""
     return Cost(mv(a, x), other_flops=_bias_additions(a[0], beta))
 
 
 @formula("dot", "vdot")
 def dot(x: Shape, y: Shape) -> int:
-    """[k] x [k]."""
+    """MACs of [k] x [k]."""
     return x[0]
 
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Each group times its own matrix.
+    """Cost of each group times the matrix of this group.
 
     A 2-d operand is divided into groups: `a` by its rows, `b` by its columns, or both by their
-    inner dimension. The groups may end before the dimension does; the rest is not multiplied.
+    inner dimension. The groups may end before the end of the dimension; the rest is not multiplied.
     """
     columns = b[-1]
     if len(a) == 3 and len(b) == 3:
@@ -178,35 +181,35 @@ def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cos
 
 @formula("transformers::grouped_mm_fallback_backward")
 def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
-    """The gradients of the rows and of the weights, always both."""
+    """MACs of the gradients of the rows and of the weights; both are always computed."""
     return 2 * matmul(x, weights)
 
 
 @formula("affine_grid_generator")
 def affine_grid(theta: Shape, *, out: Shape) -> int:
-    """[positions, k] x [k, dimensions] per sample, where k is one more than the dimensions."""
+    """MACs of [positions, k] x [k, dimensions] per sample, where k is the dimensions plus one."""
     return prod(out) * theta[-1]
 
 
 def _distances(pairs: int, width: int) -> Cost:
-    """A difference and a multiply-accumulate per element, and a root per pair."""
+    """Cost of a difference and a multiply-accumulate per element, and a root per pair."""
     return Cost(pairs * width, other_flops=pairs * (width + 1))
 
 
 @formula("_cdist_forward", "_euclidean_dist")
 def cdist(x: Shape, y: Shape) -> Cost:
-    """The distance of each row of x to each row of y."""
+    """Cost of the distance of each row of x to each row of y."""
     batch = prod(x[:-2]) or 1
     return _distances(pairs=batch * x[-2] * y[-2], width=x[-1])
 
 
-# The differences, scaled and added to the gradient.
+# The differences are scaled and added to the gradient.
 formula("_cdist_backward")(adapted(cdist, "grad"))
 
 
 @formula("_pdist_forward")
 def pdist(x: Shape) -> Cost:
-    """The distances between all rows."""
+    """Cost of the distances between all rows."""
     rows, width = x
     return _distances(rows * (rows - 1) // 2, width)
 
@@ -224,9 +227,9 @@ def trilinear(
     expand2: Sequence[int],
     expand3: Sequence[int],
 ) -> Cost:
-    """The sum of the products of three tensors, broadcast to all dimensions.
+    """Cost of the sum of the products of three tensors, broadcast to all dimensions.
 
-    Each element is a multiplication, and a multiply-accumulate into the sum.
+    Each element needs a multiplication, and a multiply-accumulate into the sum.
     """
     expanded = (_expand(a, expand1), _expand(b, expand2), _expand(c, expand3))
     elements = prod(map(max, zip(*expanded, strict=True)))
@@ -234,7 +237,7 @@ def trilinear(
 
 
 def _expand(shape: Shape, places: Sequence[int]) -> list[int]:
-    """The shape with a dimension of length 1 inserted at each place."""
+    """Return the shape with a dimension of length 1 inserted at each place."""
     expanded = list(shape)
     for place in sorted(places):
         expanded.insert(place, 1)

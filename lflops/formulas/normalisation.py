@@ -1,7 +1,7 @@
-"""Normalisations.
+"""Formulas for normalisations.
 
-By the convention, they cost 5 operations per element, or 2 if the statistics are known. A weight
-and a bias cost one more each. Backward costs twice as much as forward.
+By the convention, a normalisation costs 5 operations per element, or 2 if the statistics are known.
+A weight and a bias cost one more operation each. Backward costs twice as much as forward.
 """
 
 from math import prod
@@ -12,14 +12,17 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 def _normalised(
     x: Shape, weight: Shape | None, bias: Shape | None, *, operations: int, times: int = 1
 ) -> Cost:
-    """The operations per element, plus one each for a weight and a bias, all of it `times` over."""
+    """Cost of these operations per element, plus one each for a weight and a bias.
+
+    The sum is multiplied by `times`.
+    """
     operations += (weight is not None) + (bias is not None)
     return Cost(other_flops=times * operations * prod(x))
 
 
 @formula("native_layer_norm")
 def layer_norm(x: Shape, normalized: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Statistics over the last dimensions."""
+    """Cost of a layer norm, with statistics over the last dimensions."""
     return _normalised(x, weight, bias, operations=5)
 
 
@@ -33,13 +36,13 @@ def layer_norm_backward(
     weight: Shape | None,
     bias: Shape | None,
 ) -> Cost:
-    """Twice the forward pass."""
+    """Cost of the gradients: twice the forward pass."""
     return _normalised(x, weight, bias, operations=5, times=2)
 
 
 @formula("_fused_rms_norm")
 def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
-    """Square, sum, scale."""
+    """Cost of a square, a sum and a scale per element."""
     return _normalised(x, weight, None, operations=3)
 
 
@@ -47,13 +50,13 @@ def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
 def rms_norm_backward(
     grad: Shape, x: Shape, normalized: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Twice the forward pass."""
+    """Cost of the gradients: twice the forward pass."""
     return _normalised(x, weight, None, operations=3, times=2)
 
 
 @formula("native_group_norm")
 def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Statistics over groups of channels."""
+    """Cost of a group norm, with statistics over groups of channels."""
     return _normalised(x, weight, bias, operations=5)
 
 
@@ -61,7 +64,10 @@ def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
 def group_norm_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Twice the forward pass. A weight implies a bias."""
+    """Cost of the gradients: twice the forward pass.
+
+    A weight implies a bias.
+    """
     return _normalised(x, weight, weight, operations=5, times=2)
 
 
@@ -75,14 +81,17 @@ def group_norm_backward(
 def batch_norm(
     x: Shape, weight: Shape | None, bias: Shape | None, *, training: bool = True
 ) -> Cost:
-    """Statistics over the batch in training, known statistics otherwise."""
+    """Cost of a batch norm.
+
+    Statistics are computed over the batch in training, and known otherwise.
+    """
     operations = 5 if training else 2
     return _normalised(x, weight, bias, operations=operations)
 
 
 @formula("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
 def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Subtract and scale."""
+    """Cost of a batch norm with known statistics: subtract and scale."""
     return batch_norm(x, weight, bias, training=False)
 
 
@@ -95,23 +104,26 @@ def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost
 def batch_norm_backward(
     grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True, update: bool = True
 ) -> Cost:
-    """Twice the forward pass. A weight implies a bias."""
+    """Cost of the gradients: twice the forward pass.
+
+    A weight implies a bias.
+    """
     operations = 5 if train and update else 2
     return _normalised(grad, weight, weight, operations=operations, times=2)
 
 
-# Synchronised batch norm, first part: each rank computes its statistics by a sum, and by a
-# difference, a square and a sum.
+# First part of synchronised batch norm. Each rank computes its statistics: a sum, and a difference,
+# a square and a sum.
 formula("batch_norm_stats")(per_element(4))
 
-# Second part: the ranks' statistics are combined into a mean and a variance, which are weighted by
-# the counts (3 operations per element each).
+# Second part. The ranks' statistics are combined into a mean and a variance, weighted by the counts
+# (3 operations per element each).
 formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 
 @formula("batch_norm_elemt")
 def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Third part of synchronised batch norm: scale."""
+    """Cost of the third part of synchronised batch norm: scale."""
     return _normalised(x, weight, bias, operations=1)
 
 
@@ -119,5 +131,8 @@ def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> 
 def synchronised_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Half of the backward pass: the sums before, or the gradient after, the ranks communicate."""
+    """Cost of half of the backward pass.
+
+    It is either the sums before the ranks communicate, or the gradient after it.
+    """
     return _normalised(x, weight, weight, operations=5)

@@ -1,4 +1,4 @@
-"""Products with packed weights.
+"""Formulas for matmuls with packed weights.
 
 Packing hides the shape of the weight, but not the shapes of the input and the result.
 """
@@ -31,32 +31,32 @@ from lflops.formulas.table import Cost, Shape, formula
     "mkldnn_linear",
 )
 def packed_linear(x: Shape, *, out: Shape) -> int:
-    """[..., k] x [k, m]."""
+    """MACs of [..., k] x [k, m]."""
     return prod(x) * out[-1]
 
 
 @formula("_sparse_semi_structured_linear")
 def half_sparse_linear(x: Shape, weight: Shape, *, out: Shape) -> int:
-    """[..., k] x [k, m], where two of every four weights are kept and multiplied."""
+    """MACs of [..., k] x [k, m], where two of every four weights are kept and multiplied."""
     *batch, k = x
     return prod(batch) * out[-1] * (k // 2)
 
 
 @formula("_sparse_semi_structured_mm")
 def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
-    """[n, k] x [k, m], where the weight is stored as [n, k / 2]."""
+    """MACs of [n, k] x [k, m], where the weight is stored as [n, k / 2]."""
     return prod(weight) * x[-1]
 
 
 @formula("_sparse_semi_structured_addmm")
 def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost:
-    """`half_sparse_mm` with a bias."""
+    """Cost of `half_sparse_mm` with a bias."""
     return Cost(half_sparse_mm(weight, meta, x), other_flops=weight[0] * x[-1])
 
 
 @formula("_cslt_sparse_mm")
 def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: Shape) -> Cost:
-    """[n, k] x [k, m], where half of the weights are kept."""
+    """Cost of [n, k] x [k, m], where half of the weights are kept."""
     k = x[0]
     has_bias = bias is not None
     return Cost(prod(out) * k // 2, other_flops=prod(out) * has_bias)
@@ -69,7 +69,7 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
     "onednn::qconv3d_pointwise",
 )
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
-    """The kernel at each position of the output, [batch, channels, *positions].
+    """MACs of the kernel at each position of the output, [batch, channels, *positions].
 
     Packing keeps the size of the weight.
     """
@@ -80,7 +80,7 @@ def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
 
 @formula("quantized::embedding_bag_byte", "quantized::embedding_bag_4bit")
 def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Cost:
-    """One addition per element of the gathered rows."""
+    """Cost of one addition per element of the gathered rows."""
     return Cost(other_flops=prod(indices) * out[-1])
 
 
@@ -123,5 +123,8 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
     "onednn::qconv_prepack",
 )
 def integer_result(x: object) -> Cost:
-    """No operations, because the result is no floating-point tensor; only bytes."""
+    """Return a cost without operations, because the result has no floating-point numbers.
+
+    Only bytes count.
+    """
     return Cost()

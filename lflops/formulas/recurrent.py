@@ -1,8 +1,8 @@
-"""Recurrent layers that run as one kernel.
+"""Formulas for recurrent layers that run as one kernel.
 
-The MACs are the products of every weight matrix (of gates, recurrence and projection) with the
-vector of each time step. The other operations are the same as in a layer that runs operator by
-operator: an addition per bias, and the sums and functions of the gates.
+The MACs are the products of every weight matrix (gates, recurrence and projection) with the vector
+of each time step. The other operations are the same as in a layer without fusion: an addition per
+bias, and the sums and functions of the gates.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ GATES = {LSTM: 4, GRU: 3}
 def recurrent(
     x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, passes: int = 1
 ) -> Cost:
-    """The cells of all layers and directions.
+    """Cost of the cells of all layers and directions.
 
     Args:
         x: [time, batch, width], or packed [vectors, width].
         weights: The matrices and biases of all cells.
-        cells: Layers times directions.
+        cells: Number of layers times number of directions.
         mode: `RELU`, `TANH`, `LSTM` or `GRU`.
         hidden: Hidden units of a cell.
-        passes: How many times the work is done: once in forward, and once for each gradient.
+        passes: Number of times that the work is done: once in forward, and once for each gradient.
     """
     steps = passes * prod(x[:-1])
     matrices = 0
@@ -57,7 +57,10 @@ def mkldnn_rnn_layer(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """One layer in one direction. Without biases, the last two weights are placeholders."""
+    """Cost of one layer in one direction.
+
+    Without biases, the last two weights are placeholders.
+    """
     weights = [w0, w1]
     if has_biases:
         weights += [w2, w3]
@@ -76,7 +79,7 @@ def mkldnn_rnn_layer_backward(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """The gradients of the vectors and of the weights, always both."""
+    """Cost of the gradients of the vectors and of the weights; both are always computed."""
     forward = mkldnn_rnn_layer(
         x, w0, w1, w2, w3, mode=mode, hidden_size=hidden_size, has_biases=has_biases
     )
@@ -93,7 +96,7 @@ def cudnn_rnn(
     num_layers: int,
     bidirectional: bool,
 ) -> Cost:
-    """All layers and directions."""
+    """Cost of all layers and directions."""
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size)
 
@@ -109,7 +112,7 @@ def cudnn_rnn_backward(
     bidirectional: bool,
     output_mask: Sequence[bool],
 ) -> Cost:
-    """The gradients of the vectors, and the gradients of the weights if requested."""
+    """Cost of the gradients of the vectors, and of the weights if requested."""
     cells = num_layers * (1 + bidirectional)
     passes = 1 + output_mask[-1]
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size, passes=passes)
@@ -122,13 +125,19 @@ def _gates_of_a_step(gates: Shape, mode: int) -> Cost:
 
 @formula("_thnn_fused_lstm_cell")
 def fused_lstm_cell(gates: Shape) -> Cost:
-    """The gates of one step, [batch, 4 hidden]. Their products and biases are other operators."""
+    """Cost of the gates of one step, [batch, 4 hidden].
+
+    Their matmuls and biases are other operators.
+    """
     return _gates_of_a_step(gates, LSTM)
 
 
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
-    """The gates of one step, [batch, 3 hidden]. Their products and biases are other operators."""
+    """Cost of the gates of one step, [batch, 3 hidden].
+
+    Their matmuls and biases are other operators.
+    """
     return _gates_of_a_step(gates, GRU)
 
 
@@ -143,14 +152,14 @@ formula("_thnn_fused_gru_cell_backward")(per_element(GATE_OPERATIONS[GRU]))
 def lstm_mps(
     x: Shape, hx: Sequence[Shape], params: Sequence[Shape], *, num_layers: int, bidirectional: bool
 ) -> Cost:
-    """All layers and directions, on Apple GPUs."""
+    """Cost of all layers and directions, on Apple GPUs."""
     cell_state = hx[1]
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, params, cells=cells, mode=LSTM, hidden=cell_state[-1])
 
 
 def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional: bool) -> Cost:
-    """Layers whose packed weights hide their shapes.
+    """Cost of layers with packed weights, which hide their shapes.
 
     The hidden state is [layers x directions, batch, width].
     """
@@ -167,11 +176,11 @@ def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional
 
 @formula("quantized_lstm")
 def quantized_lstm(x: Shape, *, hx: Sequence[Shape], num_layers: int, bidirectional: bool) -> Cost:
-    """All layers and directions, with two biases each."""
+    """Cost of all layers and directions, with two biases per cell."""
     return _quantized(x, hx[0], mode=LSTM, layers=num_layers, bidirectional=bidirectional)
 
 
 @formula("quantized_gru")
 def quantized_gru(x: Shape, *, hx: Shape, num_layers: int, bidirectional: bool) -> Cost:
-    """All layers and directions, with two biases each."""
+    """Cost of all layers and directions, with two biases per cell."""
     return _quantized(x, hx, mode=GRU, layers=num_layers, bidirectional=bidirectional)

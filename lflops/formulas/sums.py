@@ -1,6 +1,6 @@
-"""Sums over windows and over indices.
+"""Formulas for sums over windows and over indices.
 
-They cost one operation per element that is added, or two if it is weighted.
+They cost one operation per added element, or two if the element is weighted.
 """
 
 from math import prod
@@ -10,7 +10,7 @@ from lflops.formulas.table import Cost, Formula, Shape, adapted, formula, per_el
 
 
 def _pool(dimensions: int) -> Formula:
-    """The formula for one operation per element of each window."""
+    """Make the formula for one operation per element of each window."""
 
     def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
         # Some operators also return indices.
@@ -45,7 +45,7 @@ formula(
 
 @formula("scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
 def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
-    """One addition per element of the index."""
+    """Cost of one addition per element of the index."""
     return Cost(other_flops=prod(index))
 
 
@@ -66,25 +66,25 @@ formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "gra
     "_embedding_bag_dense_backward",
 )
 def embedding_bag(table: Shape, indices: Shape) -> Cost:
-    """One addition per element of the gathered rows: of the weight, or of the gradient."""
+    """Cost of one addition per element of the gathered rows, in forward and backward."""
     return Cost(other_flops=prod(indices) * table[-1])
 
 
 @formula("_embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -> Cost:
-    """A multiplication and an addition per element of the gathered rows."""
+    """Cost of a multiplication and an addition per element of the gathered rows."""
     return Cost(other_flops=2 * prod(indices) * grad[-1])
 
 
 @formula("embedding_renorm_")
 def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
-    """Square, sum and scale the rows that the indices select."""
+    """Cost of a square, a sum and a scale for the rows that the indices select."""
     return Cost(other_flops=3 * prod(indices) * weight[-1])
 
 
 @formula("grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
-    """Two operations per neighbour."""
+    """Cost of two operations per neighbour."""
     return Cost(other_flops=2 * prod(out) * _neighbours(grid, interpolation))
 
 
@@ -92,18 +92,18 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 def grid_sample_backward(
     grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
 ) -> Cost:
-    """The forward pass once for each requested gradient: of the input, of the grid."""
+    """Cost of the forward pass, once for each requested gradient: of the input, of the grid."""
     gradients = sum(output_mask)
     return Cost(other_flops=2 * prod(grad) * _neighbours(grid, interpolation) * gradients)
 
 
-# torch's numbers for interpolation methods. The third one is cubic.
+# torch's numbers for interpolation methods. The third method is cubic.
 _LINEAR = 0
 _NEAREST = 1
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """The neighbours that are weighted: per dimension, 2 for linear and 4 for cubic."""
+    """Count the weighted neighbours: per dimension, 2 for linear and 4 for cubic."""
     if interpolation == _NEAREST:
         return 0
     per_dimension = 2 if interpolation == _LINEAR else 4

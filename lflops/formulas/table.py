@@ -1,6 +1,6 @@
-"""The table of formulas: from the name of an operator to a function of shapes.
+"""Define the table of formulas, from the name of an operator to a function of shapes.
 
-Traces are counted with it too, so nothing here imports torch.
+The table is also used for traces, so nothing here imports torch.
 """
 
 import functools
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class Values(tuple[int, ...]):
-    """The numbers in a tensor of integers, for a formula that reads them."""
+    """The values in a tensor of integers, for a formula that reads them."""
 
     __slots__ = ()
 
@@ -39,11 +39,11 @@ class Cost(NamedTuple):
 
     Attributes:
         macs: Multiply-accumulates.
-        executed_macs: Multiply-accumulates that are left if a mask lets the kernel skip some;
-            `None` if it skips none.
-        other_flops: Operations that are no multiply-accumulates, by `conventions.toml`.
-        recompute: Work that repeats earlier work whose result was thrown away.
-        is_upper_bound: Whether the count depends on unknown values, and this is its upper bound.
+        executed_macs: Multiply-accumulates that remain if a mask lets the kernel skip some of them;
+            `None` if none are skipped.
+        other_flops: Operations that are not multiply-accumulates, counted by `conventions.toml`.
+        recompute: Work that repeats earlier work because its result was not kept.
+        is_upper_bound: Whether the count is an upper bound, because it depends on unknown values.
     """
 
     macs: int = 0
@@ -71,10 +71,10 @@ Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
 FORMULAS: dict[str, Formula] = {}
-"""By operator, with its namespace."""
+"""The formulas, by the operator's name with its namespace."""
 
 READS: dict[str, frozenset[str]] = {}
-"""By operator: the arguments that are tensors of integers and that its formula reads."""
+"""Names of the arguments with values that a formula reads, by operator."""
 
 
 def _qualified(operator: str) -> str:
@@ -86,15 +86,15 @@ def formula(
 ) -> Callable[[_AnyFormula], _AnyFormula]:
     """Add a formula to the table.
 
-    The formula receives shapes in the order of the operator's schema. It receives everything else
-    that it needs as keyword arguments.
+    The formula receives shapes in the order of the operator's schema. All other arguments of the
+    formula are keyword arguments.
 
     Args:
-        operators: Names of operators, several in one string if separated by spaces. A name without
-            a namespace belongs to ATen.
-        writes_first: An operator with the same arguments after one more: the tensor that it writes.
-        reads: Names of arguments, separated by spaces, that are tensors of integers. The formula
-            receives their `Values`, or their shape if the numbers are unknown, as on the meta
+        operators: Names of operators. A string may have several names, separated by spaces. A name
+            without a namespace belongs to ATen.
+        writes_first: An operator with an additional first argument, the tensor that it writes.
+        reads: Names of arguments that are tensors of integers, separated by spaces. The formula
+            receives their `Values`, or their shape if the values are unknown, as on the meta
             device.
     """
 
@@ -114,12 +114,12 @@ def formula(
 
 
 def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
-    """The formula for an operator with other arguments.
+    """Adapt a formula to an operator with different arguments.
 
     Args:
         function: The formula.
-        leading: Names of arguments, separated by spaces, that come first and are ignored.
-        without: Names of keyword arguments, separated by spaces, that the operator lacks.
+        leading: Names of additional first arguments, which are ignored, separated by spaces.
+        without: Names of keyword arguments that the operator does not have, separated by spaces.
     """
     first = []
     for name in leading.split():
@@ -142,7 +142,7 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
 
 @functools.cache
 def per_element(operations: int) -> Formula:
-    """The formula for a number of operations per element of the first tensor.
+    """Make the formula for a number of operations per element of the first tensor.
 
     The number is 0 for an operator that only moves bytes.
     """
@@ -168,10 +168,10 @@ class FunctionFormula(NamedTuple):
     """The formula for a function that a package calls directly, outside the dispatcher.
 
     Attributes:
-        formula: Called as the function was, with shapes instead of tensors, and with as many
-            arguments as it accepts.
-        reads: The arguments whose numbers it reads, as in `formula`; `*` for all tensors of
-            integers.
+        formula: The formula. It is called like the function, but with shapes instead of tensors,
+            and only with as many arguments as it accepts.
+        reads: Names of the arguments with values that the formula reads, as in `formula`; `*` for
+            all tensors of integers.
         again_in_backward: Whether a call in backward recomputes what forward computed.
         tensors_at: Position of an argument that is a list of lists of tensors. The formula is
             called for each set of one tensor from each list.
@@ -184,7 +184,7 @@ class FunctionFormula(NamedTuple):
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
-"""By module and name: `package.module:function` or `package.module:Class.method`."""
+"""The function formulas, by `package.module:function` or `package.module:Class.method`."""
 
 
 def function_formula(
@@ -195,8 +195,9 @@ def function_formula(
     The functions are wrapped while a step is counted.
 
     Args:
-        functions: Where callers look the functions up: `package.module:function`.
-        reads: As in `FunctionFormula`, separated by spaces.
+        functions: Functions, named by the place where callers look them up:
+            `package.module:function`.
+        reads: See `FunctionFormula`; names are separated by spaces.
         again_in_backward: As in `FunctionFormula`.
         tensors_at: As in `FunctionFormula`.
     """
@@ -221,7 +222,7 @@ def _read_places() -> dict[str, dict[str, int]]:
 
 
 PLACES = _read_places()
-"""By operator: the positions of the arguments that formulas receive by name.
+"""Positions of the arguments that formulas receive by name, by operator.
 
-Traces list arguments without names.
+They are needed because traces list arguments without names.
 """

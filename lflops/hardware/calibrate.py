@@ -88,7 +88,7 @@ class TorchMachine:
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context with this precision of float32 matmuls, whatever the user has set."""
+        """Return a context with this precision of float32 matmuls, instead of the user's setting."""
         if dtype in {"fp32", "tf32"}:
             return _float32_products(self.kind, tf32=dtype == "tf32")
         return contextlib.nullcontext()
@@ -122,7 +122,7 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
         set_precision = partial(setattr, backend, "fp32_precision")
         is_set = wanted == ("ieee" if before == "none" else before)
     else:
-        # torch before 2.9.
+        # for versions of torch before 2.9
         before = torch.get_float32_matmul_precision()
         wanted = "high" if tf32 else "highest"
         set_precision = torch.set_float32_matmul_precision
@@ -440,7 +440,7 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
             with machine.precision(dtype):
                 task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
         except RuntimeError:
-            # torch has no such matmul on this device, or no memory for it.
+            # torch does not have this matmul for this device, or there is not enough memory for it.
             break
         if best is None or task.rate > best.rate:
             best = task
@@ -452,7 +452,7 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
 
 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
-    """Return a copy whose source and target together are several times larger than the cache.
+    """Return a copy with a source and target that together are several times larger than the cache.
 
     Returns `None` if there is too little memory.
     """
@@ -469,7 +469,7 @@ def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
 
 
 def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
-    """Return a task with its best rate in a few short blocks, and the seconds that this took."""
+    """Return a task with its best rate in a few short blocks, and the seconds for these blocks."""
     # The first call includes the setup of the library.
     first = _seconds(clock, run, 1)
     once = _seconds(clock, run, 1)
@@ -552,7 +552,7 @@ def _locked(
             is_locked = lock(file)
         yield is_locked
     finally:
-        # This unlocks the file, as the end of the process does.
+        # This unlocks the file. The end of the process would do so, too.
         os.close(file)
 
 

@@ -1,7 +1,7 @@
 """Chips: peaks by dtype, bandwidth and memory, found by the name that a driver reports.
 
-A chip is found only by its complete name. For an unknown name, the result is `None`, never a
-similar chip, because a wrong peak looks like a right peak. Chips in the user's file replace chips
+A chip is found only by its complete name. For an unknown name, the result is `None` and never a
+similar chip, because users cannot see that a peak is wrong. Chips in the user's file replace chips
 with the same name in the shipped table. The path of the user's file is in the variable
 `LFLOPS_CHIPS`, or else it is `lflops/chips.toml` in the folder for settings (`XDG_CONFIG_HOME`, or
 else `~/.config`). Every error names the file, the chip and the key.
@@ -63,7 +63,7 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
     The comment at the top of `chips.toml` explains the keys.
     """
     if path == Path(os.devnull):
-        # This is the usual way to pass no file.
+        # This is a common way to pass no file.
         return []
     try:
         table = tomllib.loads(read(path).decode())
@@ -169,7 +169,7 @@ _given: dict[Path, _Table] = {}
 class Hardware:
     """The peaks, bandwidths and memory of a device.
 
-    Pass your own if the table lacks a chip, or has wrong figures.
+    Pass your own `Hardware` if the table does not have a chip, or has wrong figures.
 
     Attributes:
         name: A name of your choice.
@@ -229,7 +229,7 @@ Only names that a user passes are looked up here. A driver reports complete name
 def named(name: str) -> Hardware:
     """Return the chip with a name, or the only chip in the TOML file at a path.
 
-    The name of a family stands for its usual chip, such as `H100 SXM` for `H100`.
+    The name of a family means its usual chip, for example `H100` means `H100 SXM`.
 
     Raises:
         HardwareError: The chip is unknown.
@@ -260,7 +260,10 @@ def vendor_of(name: str) -> str | None:
 
 
 def is_gpu(chip: Hardware | None) -> bool:
-    """Return whether a chip is from NVIDIA or AMD, whose GPUs torch uses as CUDA devices."""
+    """Return whether a chip is a GPU from NVIDIA or AMD.
+
+    torch uses these GPUs as CUDA devices.
+    """
     return chip is not None and vendor_of(chip.name) in GPU_VENDORS
 
 

@@ -20,7 +20,7 @@ _PEAKS: Mapping[str, str] = {
     "quint8": "int8",
 }
 
-# By the part of the dtype's name before the first underscore.
+# The key is the part of the dtype's name before the first underscore.
 _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"}
 
 

@@ -1,1 +1,1 @@
-"""The caller's inputs: checked arguments, tensors in them, the batch's size, facts of the run."""
+"""Read the caller's inputs: check arguments, find tensors and the batch size, describe the run."""

@@ -1,6 +1,6 @@
-"""Checks of a caller's arguments, before anything runs.
+"""Check a caller's arguments before anything runs.
 
-An error names the argument, the value that was passed, and the values that are accepted.
+An error names the argument, the value that was passed, and the accepted values.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,10 @@ from lflops.torch_private.tensors import only_shapes_run
 def check_arguments(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any
 ) -> None:
-    """Check the arguments of a public function, whose name error messages begin with."""
+    """Check the arguments of a public function.
+
+    `caller` is the name of the function; error messages begin with it.
+    """
     check_module(caller, model)
     check_pass(caller, args, kwargs, loss, backward=backward)
     check()
@@ -98,12 +101,12 @@ def check_memory(caller: str, memory_bytes: Any) -> None:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether a value is an integer of at least `least`, and not a `bool`."""
+    """Return whether a value is an integer of at least `least`, and not a `bool`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def describe(value: Any) -> str:
-    """Describe a value briefly for an error message, a tensor by its shape and dtype."""
+    """Describe a value briefly for an error message; a tensor by its shape and dtype."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)

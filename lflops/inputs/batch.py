@@ -1,14 +1,13 @@
-"""The batch: its tensors, the size that a user passes, and a batch made from a shape.
+"""Read the tensors of a batch, the size that a user passes, or make a batch from a shape.
 
-`BatchReader` finds the tensors of one batch after the other, in mappings, sequences and
-dataclasses. It remembers where the tensors are in a batch, so that in the next batch of the same
-structure it reads nothing else:
+`BatchReader` finds the tensors of each batch in mappings, sequences and dataclasses. It stores the
+places of the tensors. In the next batch with the same structure, it reads only these places:
 
     batch                                   remembered
     {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts has no tensors
 
-A batch with an object of a user's plain class, or with more values than a step can afford to read,
-is not read.
+Two kinds of batches are not read: batches with an object of a user's plain class, and batches with
+too many values to read in every step.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -35,23 +34,26 @@ from lflops.profile.module_names import name_below
 from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
-"""Maximum number of values of a batch that are searched."""
+"""Maximum number of values of a batch to search."""
 
 LONG = 64
-"""A container with more entries may be plain data, of which only the first entries are searched."""
+"""Number of entries above which a container may be plain data.
+
+Then only its first entries are searched.
+"""
 
 PROBED = 32
-"""Number of entries without a tensor that make a long container plain data."""
+"""Number of first entries without a tensor that show that a long container is plain data."""
 
 MOST_STRUCTURES = 64
-"""Maximum number of structures that are remembered."""
+"""Maximum number of stored structures."""
 
 
 class BatchTensors(NamedTuple):
     """The tensors of a batch.
 
     Attributes:
-        names: The path of each tensor, with dots between the keys.
+        names: The path of each tensor: its keys, joined by dots.
         tensors: The tensors.
     """
 
@@ -59,9 +61,9 @@ class BatchTensors(NamedTuple):
     tensors: list[Tensor]
 
     def shapes(self) -> Hashable:
-        """A key that is equal for batches with the same shapes, which are the same work.
+        """A key that is equal for batches with the same shapes.
 
-        `None` if a tensor's shape cannot be read.
+        Batches with equal keys are the same work. `None` if a tensor's shape cannot be read.
         """
         try:
             with without_overrides():
@@ -71,17 +73,17 @@ class BatchTensors(NamedTuple):
 
 
 class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
-    """The batch holds a value that is not read."""
+    """The batch contains a value that is not read."""
 
 
 class _Structure(NamedTuple):
-    """Where the tensors are in a container.
+    """The places of the tensors in a container.
 
     Attributes:
-        size: Its number of entries.
+        size: Number of entries of the container.
         keys: The keys of a mapping or dataclass, `None` for a sequence.
-        entries: The type and structure of each entry. `_TENSOR` is the structure of a tensor,
-            `None` of a value without tensors.
+        entries: The type and structure of each entry. `_TENSOR` is the structure of a tensor, and
+            `None` is the structure of a value without tensors.
     """
 
     size: int
@@ -94,7 +96,7 @@ _UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
 _IS_STR = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
-"""Types that may replace each other in a structure."""
+"""Types of values that may replace each other in a structure."""
 
 
 class BatchReader:
@@ -104,7 +106,7 @@ class BatchReader:
         self._known: dict[tuple[type, int], tuple[tuple[str, ...], _Structure | bool | None]] = {}
 
     def read(self, batch: Any) -> BatchTensors | None:
-        """The tensors of a batch, or `None` if it cannot be read."""
+        """Return the tensors of a batch, or `None` if it cannot be read."""
         if type(batch) is Tensor:
             return BatchTensors(("",), [batch])
         try:
@@ -123,10 +125,10 @@ class BatchReader:
             return None
 
     def shapes(self, batch: Any) -> Hashable:
-        """The shapes of a batch's tensors by name, or `None` if they are unknown."""
+        """Return the shapes of a batch's tensors by name, or `None` if they are unknown."""
         kind = type(batch)
-        # A short path for tensors and for what a data loader collates, because every step calls
-        # this.
+        # A fast path for tensors and for the results of a data loader's default collate function.
+        # It is needed because every step calls this method.
         names: tuple[str, ...] = ()
         tensors: Any = ()
         if kind is Tensor:
@@ -149,7 +151,7 @@ class BatchReader:
         return None if found is None else found.shapes()
 
     def _search(self, key: tuple[type, int], batch: Any) -> BatchTensors | None:
-        """Search a batch of unknown structure, and remember the structure."""
+        """Search a batch of unknown structure, and store the structure."""
         if len(self._known) >= MOST_STRUCTURES:
             self._known.clear()
         search = _Search()
@@ -232,7 +234,7 @@ class _Search:
         return _Structure(len(storage), None, tuple(entries))
 
     def _is_plain(self, storage: Storage, depth: int) -> bool:
-        """Whether the first entries of a long container hold no tensor."""
+        """Return whether the first entries of a long container hold no tensor."""
         values = storage.values() if type(storage) is dict else storage
         before = len(self.tensors)
         for _, part in zip(range(PROBED), values, strict=False):
@@ -245,9 +247,10 @@ class _Search:
 
 
 def _path(name: str, key: Any) -> str:
-    """The path of an entry.
+    """Return the path of an entry.
 
-    A key of a user's class is unreadable, because a lookup would run its code.
+    A key of a user's class raises `_Unreadable`, because a lookup of such a key would run user
+    code.
     """
     if isinstance(key, Enum):
         key = key.name
@@ -257,11 +260,11 @@ def _path(name: str, key: Any) -> str:
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
-"""`{"samples": n, "tokens": n}`, one or both, or a function that returns them."""
+"""`{"samples": n, "tokens": n}`, with one or both keys, or a function that returns it."""
 
 
 GIVEN = "units="
-"""The source of samples and tokens that a user passed."""
+"""The source of samples and tokens that the user passed."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -294,8 +297,8 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
     """Create a tensor of random numbers from 0 to 1 for a model.
 
-    It has the model's device and the dtype of its first floating-point parameter. It is drawn from
-    a separate generator.
+    The tensor has the model's device and the dtype of the model's first floating-point parameter.
+    The numbers come from a separate random number generator.
     """
     is_shape = (
         isinstance(shape, tuple | list)

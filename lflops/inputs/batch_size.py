@@ -1,13 +1,14 @@
-"""The samples and tokens of a batch, each with the source that it was read from.
+"""Find the number of samples and tokens of a batch, and the source of each number.
 
-A count that no source determines is unknown. Sources of samples, in this order:
+A number without a source is unknown. The sources of samples, in this order:
 
 * the number of graphs that the batch states;
 * the length of a list with one entry per sample, such as images of several sizes;
 * the batch size of the data loader, checked against the sizes of the tensors;
-* the first dimension of the token ids, or the one that all tensors share.
+* the first dimension of the token ids, or the first dimension of all tensors if it is the same.
 
-Sources of tokens are the tensors named `*input_ids`, or else the ids that an embedding looks up.
+The sources of tokens are the tensors named `*input_ids`; otherwise, the ids that an embedding looks
+up.
 """
 
 import contextlib
@@ -41,11 +42,11 @@ SMALLEST_IMAGE = 8
 """Height and width of the smallest image."""
 
 MOST_ENTRIES = 4096
-"""Maximum number of entries of a list that are searched for images."""
+"""Maximum number of entries of a list to search for images."""
 
 
 class BatchSize(NamedTuple):
-    """The samples and tokens of a batch. `None` is unknown.
+    """The number of samples and tokens of a batch; `None` if unknown.
 
     Attributes:
         samples_from: The source of the samples in words, or `None`.
@@ -67,8 +68,8 @@ class _Sized(NamedTuple):
     """A tensor of a batch with at least one dimension.
 
     Attributes:
-        name: Its path in the batch.
-        sizes: Its sizes.
+        name: Path of the tensor in the batch.
+        sizes: Size of each dimension.
     """
 
     name: str
@@ -81,22 +82,22 @@ class _Sized(NamedTuple):
 
 
 class BatchSizes:
-    """Reads the samples and tokens of the batches of one stage.
+    """Reads the number of samples and tokens of each batch of one stage.
 
     Args:
-        loader_size: Returns the number of samples that the data loader puts into a batch, or
-            `None` if it is unknown.
+        loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
+            if it is unknown.
     """
 
     def __init__(self, loader_size: Callable[[], int | None] | None = None) -> None:
         self._loader_size = loader_size
-        # The name of a tensor and its dimension that had the loader's batch size.
+        # Name and dimension of the tensor that had the loader's batch size.
         self._dimension: tuple[str, int] | None = None
 
     def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
         """Read the size of a batch with these tensors.
 
-        The batch itself is `None` if only its tensors are known.
+        `batch` is `None` if only the tensors are known.
         """
         with without_overrides():
             found = _with_sizes(names, tensors)
@@ -127,7 +128,7 @@ class BatchSizes:
         return self._loaded_samples(loaded, found)
 
     def _loaded_samples(self, loaded: int, found: Sequence[_Sized]) -> _Samples:
-        """The samples of a batch from a loader that puts `loaded` samples into a full batch."""
+        """Return the samples of a batch from a loader that puts `loaded` samples into a full batch."""
         sizes = {each.name: each.sizes for each in found}
         if self._dimension is not None:
             name, dimension = self._dimension
@@ -142,18 +143,18 @@ class BatchSizes:
                     return _Samples(loaded, _dimension_of(each.name, dimension))
         shared = _shared_dimension(found)
         if shared is not None and shared.number < loaded:
-            # The last batch of a data set is smaller than the others.
+            # The last batch of a data set is smaller than the other batches.
             return shared
         return _Samples(loaded, "batch size of the DataLoader")
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-    """The size of a batch of which only the tensors are known."""
+    """Return the size of a batch if only its tensors are known."""
     return BatchSizes().read(None, names, tensors)
 
 
 def loader_batch_size(loader: Any) -> int | None:
-    """The number of samples that a data loader puts into a full batch, or `None` if unknown."""
+    """Return the number of samples that a data loader puts into a full batch; `None` if unknown."""
     # A loader of a user's class may raise anything.
     with contextlib.suppress(Exception):
         for holder in (loader, getattr(loader, "batch_sampler", None)):
@@ -164,7 +165,7 @@ def loader_batch_size(loader: Any) -> int | None:
 
 
 def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
-    """The elements of the tensors with these names, in a batch of these shapes.
+    """Return the number of elements of the named tensors in a batch with these shapes.
 
     `shapes` is a key from `BatchReader.shapes`.
     """
@@ -172,7 +173,7 @@ def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
         return None
     sizes = dict(zip(*shapes, strict=True))
     if "" in sizes:
-        # A batch that is a tensor itself is the model's first argument.
+        # If the batch itself is a tensor, it is the model's first argument.
         sizes["0"] = sizes[""]
     total = 0
     for name in names:
@@ -187,8 +188,8 @@ class Lookup(NamedTuple):
     """The ids that an embedding looked up.
 
     Attributes:
-        sizes: The sizes of the tensor of ids.
-        strides: Its strides, by which a slice of a larger tensor is not taken for a whole one.
+        sizes: Size of each dimension of the tensor of ids.
+        strides: Strides of the tensor. They show whether it is a slice of a larger tensor.
     """
 
     sizes: tuple[int, ...]
@@ -200,7 +201,7 @@ def lookup_of(ids: Tensor) -> Lookup:
 
 
 def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
-    """The lookups of whole inputs by name, if an embedding receives them."""
+    """Return the lookups that whole inputs would make if an embedding received them, by name."""
     lookups = []
     with without_overrides():
         for name, tensor in named:
@@ -214,13 +215,14 @@ def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
 def looked_up_tokens(
     inputs: Iterable[tuple[str, Lookup]], lookups: Iterable[Lookup], positions: Iterable[int]
 ) -> BatchSize:
-    """The tokens that reach an embedding as sequences.
+    """Return the number of tokens that reach an embedding as sequences.
 
     Args:
         inputs: The lookups of whole inputs by name.
         lookups: The ids that embeddings looked up.
-        positions: The numbers of positions that layers with matmuls worked on. Work on each
-            position makes a row of integers a sequence, unlike the columns of a table.
+        positions: The numbers of positions that layers with matmuls worked on. A row of integers is
+            a sequence if there was work on each position. The columns of a table, for example, are
+            not a sequence.
     """
     sequences = {each for each in lookups if len(each.sizes) == 2 and each.sizes[1] > 1}
     worked_on = set(positions)
@@ -232,7 +234,7 @@ def looked_up_tokens(
 
 
 def _with_sizes(names: Iterable[str], tensors: Iterable[Tensor]) -> list[_Sized]:
-    """The tensors with at least one dimension, without those whose sizes cannot be read."""
+    """Return the tensors with at least one dimension, except tensors with unreadable sizes."""
     found = []
     for name, tensor in zip(names, tensors, strict=True):
         # A tensor of a user's class may raise anything.
@@ -244,7 +246,7 @@ def _with_sizes(names: Iterable[str], tensors: Iterable[Tensor]) -> list[_Sized]
 
 
 def _sizes(tensor: Tensor) -> tuple[int, ...]:
-    """The sizes of a tensor; of a nested tensor, only the number of its parts."""
+    """Return the size of each dimension; for a nested tensor, only the number of its parts."""
     sizes = shape_key(tensor)
     if isinstance(sizes, tuple) and all(map(is_whole, sizes)):
         return tuple(sizes)
@@ -256,17 +258,17 @@ def _dimension_of(name: str, dimension: int) -> str:
 
 
 def name_of_input(name: str) -> str:
-    """The name of a tensor in a batch, in words."""
+    """Describe a tensor of a batch in words."""
     if not name:
         return "the batch"
     return f"input {name}" if name[0].isdecimal() else name
 
 
 def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
-    """The size of dimension 0 of all token ids, or else of all tensors, if they agree."""
+    """Return the size of dimension 0 of all token ids, or of all tensors, if these sizes agree."""
     ids = [each for each in found if each.holds_token_ids]
     if len(found) > 1 and all(_is_image(each.tensor) for each in found):
-        # These are images of one sample each, or batches of sequences.
+        # These tensors may be images of one sample each, or batches of sequences.
         return None
     for group in (ids, found):
         sizes = {each.sizes[0] for each in group}
@@ -279,7 +281,7 @@ def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
 
 
 def _number_of_graphs(batch: Any) -> int | None:
-    """The graphs that a batch, or an entry of it, states to have."""
+    """Return the number of graphs that a batch, or an entry of the batch, has as an attribute."""
     entries = [batch]
     storage = _storage(batch)
     if storage is not None:
@@ -302,18 +304,18 @@ def _storage(value: Any) -> Storage | None:
 
 
 MOST_PARTS = 8
-"""Maximum number of entries of a batch that are asked for their number of graphs."""
+"""Maximum number of entries of a batch to search for a number of graphs."""
 
 
 def _defines(value: Any, name: str) -> bool:
-    """Whether an object has an attribute, without calling its `__getattr__`."""
+    """Return whether an object has an attribute, without calling its `__getattr__`."""
     if any(name in kind.__dict__ for kind in type(value).__mro__):
         return True
     return name in attributes_of(value)
 
 
 def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
-    """The length of a list with one entry for each sample."""
+    """Return the length of a list with one entry for each sample."""
     storage = _storage(batch)
     if not storage:
         return None
@@ -329,12 +331,12 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
 
 
 def _are_records(entries: Sequence[Any]) -> bool:
-    """Whether all entries are dictionaries, as a collate function without tensors returns them."""
+    """Return whether all entries are dictionaries, such as samples that are not collated."""
     return all(isinstance(entry, dict) for entry in entries)
 
 
 def _has_image(entry: Any) -> bool:
-    """Whether a tuple or a dictionary has an image, as a sample of a data set has."""
+    """Return whether a tuple or a dictionary contains an image, such as a sample of a data set."""
     storage = _storage(entry)
     if not storage:
         return False
@@ -342,7 +344,7 @@ def _has_image(entry: Any) -> bool:
 
 
 def _is_list_of_samples(entries: Sequence[Any]) -> bool:
-    """Whether the entries are images, or tensors of different lengths."""
+    """Return whether the entries are images, or tensors of different lengths."""
     if not entries or not all(map(is_tensor, entries)):
         return False
     if all(map(_is_image, entries)):

@@ -1,6 +1,6 @@
-"""Torch's functions for a device that is not a CPU, by the names that its backends share.
+"""Call torch's functions for accelerators, by the names that all backends share.
 
-The backends are CUDA, XPU, MPS, and those outside torch.
+The backends are CUDA, XPU, MPS, and backends outside torch.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def runtime(device: torch.device) -> Any:
     """Return torch's module that synchronizes with a device.
 
     Raises:
-        RuntimeError: Torch has no such device here, or cannot wait for it.
+        RuntimeError: Torch cannot use such a device here, or cannot synchronize with it.
     """
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):
@@ -28,13 +28,13 @@ def runtime(device: torch.device) -> Any:
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether the device is of the type that torch uses as the accelerator in this process."""
+    """Return whether this process uses devices of this type as its accelerator."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device with its index, or with the current device's index if it has none."""
+    """Return the device with its index, or with the index of the current device if it has none."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -44,7 +44,7 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which the device is the current device of its type."""
+    """Return a context in which the device is the current device of its type."""
     if device.type == "cpu":
         return contextlib.nullcontext()
     # MPS has only one device, and no such context.
@@ -53,15 +53,15 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def allocator_stats(device: torch.device) -> Mapping[str, int]:
-    """The statistics of the device's allocator, by the names of `torch.cuda.memory_stats`.
+    """Return the statistics of the device's allocator, with names as in `torch.cuda.memory_stats`.
 
-    Empty if it has none.
+    Empty if the device has no statistics.
     """
     return _called(device, "memory_stats") or {}
 
 
 def memory_of(device: torch.device) -> tuple[int, int] | None:
-    """The free and total bytes of the device's memory, or `None` if unknown."""
+    """Return the free and total bytes of the device's memory, or `None` if unknown."""
     found = _called(device, "mem_get_info", "get_memory_info")
     if found is None:
         return None
@@ -70,7 +70,7 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def properties_of(device: torch.device) -> Any:
-    """The device's properties from its driver, or `None` if torch cannot read them."""
+    """Return the device's properties from its driver, or `None` if torch cannot read them."""
     return _called(device, "get_device_properties")
 
 
@@ -84,12 +84,18 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def _given(device: torch.device) -> tuple[torch.device, ...]:
-    """The device as an argument for functions of its module, which MPS functions do not accept."""
+    """Return the device as arguments for functions of its torch module.
+
+    Empty for MPS, because functions of `torch.mps` do not accept a device.
+    """
     return () if device.type == "mps" else (device,)
 
 
 def profiler_activity(device: torch.device) -> ProfilerActivity | None:
-    """The activity of torch.profiler for a device, or `None` if it cannot record one, as on MPS."""
+    """Return the activity with which torch.profiler records a device.
+
+    `None` if it cannot record this type of device, such as MPS.
+    """
     with without_modes():
         # A backend outside torch may have renamed this device type.
         outside = torch.device("privateuseone").type
@@ -103,8 +109,8 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
     """Call a function of the device's module, or of `torch.accelerator` if the module has none.
 
-    Returns `None` if there is no such function, or if nothing has used the device yet: the call
-    would initialize it.
+    Returns `None` if there is no such function, or if nothing has used the device yet, because the
+    call would initialize the device.
     """
     module = None
     if device.type != "cpu":
@@ -123,7 +129,7 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
 
 
 def has_tf32(device_type: str | None) -> bool:
-    """Whether the device is an NVIDIA GPU of Ampere or a later architecture."""
+    """Return whether the device is an NVIDIA GPU of the Ampere architecture or later."""
     if device_type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
@@ -132,9 +138,9 @@ def has_tf32(device_type: str | None) -> bool:
 
 
 def multiplies_in_tf32(operator: str) -> bool:
-    """Whether torch's settings let an operator multiply float32 matrices in TF32.
+    """Return whether torch's settings let an operator multiply float32 matrices in TF32.
 
-    Convolutions do by default, other operators only if the user allows it.
+    By default, they let convolutions do so. Other operators do so only if the user allows it.
     """
     cudnn: Any = torch.backends.cudnn
     if "convolution" in operator:

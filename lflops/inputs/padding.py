@@ -1,10 +1,10 @@
-"""How much of a batch is padding.
+"""Find the share of a batch that is padding.
 
-A mask counts if it is a padding mask by its name, and if it agrees with the values that it masks:
-they are at the ends of rows, and they are all equal, as the id of the padding token is. Other masks
-select tokens for the loss or for global attention, and say nothing about padding. A batch without a
-padding mask is padded where rows of token ids end with one repeated id, or where rows of features
-end with zeros.
+A mask counts as a padding mask if its name is the name of a padding mask, and if the masked values
+look like padding: they are at the ends of rows and all equal, like the id of the padding token.
+Other masks select tokens for the loss or for global attention, and do not show padding. In a batch
+without a padding mask, padding is the end of a row of token ids that repeats one id, and the end of
+a row of features that are all zero.
 """
 
 import contextlib
@@ -20,33 +20,42 @@ from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, without_overrides
 
 MASK = "attention_mask"
-"""The name of a padding mask. With a prefix, it masks the token ids with the same prefix."""
+"""The name of a padding mask.
+
+A mask with a prefix applies to the token ids with the same prefix.
+"""
 
 PADDING_MASK = "padding_mask"
 """The end of the names of other padding masks."""
 
 SHORT = 8
-"""Padding is searched only in rows of at least this length."""
+"""Minimum length of rows in which padding is searched."""
 
 MOST_ROWS = 64
-"""Maximum number of rows in which padding is searched. On a GPU, reading them waits for the device."""
+"""Maximum number of rows in which padding is searched.
+
+On a GPU, reading the rows waits for the device.
+"""
 
 MOST_FEATURES = 16
-"""Padding is searched in the first features of each position, at most this many."""
+"""Maximum number of features per position in which padding is searched: the first features."""
 
 MOST_MARKS = 16
-"""Maximum number of different integers in a tensor of marks such as segment ids; tokens have more."""
+"""Maximum number of different integers in a tensor of marks such as segment ids.
+
+Token ids have more.
+"""
 
 ROWS = 2
-"""Dimensions of a tensor with a value for each position."""
+"""Number of dimensions of a tensor with a value for each position."""
 
 FEATURES = 3
-"""Dimensions of a tensor with features for each position."""
+"""Number of dimensions of a tensor with features for each position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Positions of a tensor.
+    """Number of positions in a tensor, and how many of them are padding.
 
     Attributes:
         padded: Number of positions that are padding.
@@ -62,9 +71,9 @@ class BatchPadding:
     """Positions of a batch that may be padding, by the name of the tensor.
 
     Attributes:
-        masks: The positions of padding masks.
-        ids: The positions of integer tensors whose rows end with one repeated value.
-        features: The positions of features whose rows end with zeros.
+        masks: The positions that padding masks cover.
+        ids: The positions in integer tensors with rows that end with one repeated value.
+        features: The positions in features with rows that end with zeros.
     """
 
     masks: Mapping[str, Positions]
@@ -72,7 +81,7 @@ class BatchPadding:
     features: Mapping[str, Positions]
 
     def share(self, token_ids: Collection[str]) -> float | None:
-        """The share of all positions that is padding, or `None` if it is unknown.
+        """Return the share of all positions that is padding, or `None` if it is unknown.
 
         Args:
             token_ids: The names of the tensors that hold the tokens.
@@ -86,13 +95,13 @@ class BatchPadding:
 
 
 def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
-    """Read where a batch may be padded, or return `None` if it cannot be read."""
+    """Find the positions of a batch that may be padding; `None` if the batch cannot be read."""
     if batch is None:
         return None
     rows: dict[str, Tensor] = {}
     with without_modes(), without_overrides(), torch.no_grad():
         for name, tensor in zip(*batch, strict=True):
-            # A batch may hold tensors that fail to be read.
+            # Reading a tensor of a batch may raise an error.
             with contextlib.suppress(Exception):
                 if _may_be_padded(tensor):
                     rows[name] = tensor[:MOST_ROWS]
@@ -108,7 +117,7 @@ def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
 def _known(
     tensors: Mapping[str, Tensor], read: Callable[[str, Tensor], Positions | None]
 ) -> dict[str, Positions]:
-    """The positions of the tensors for which they are known."""
+    """Read the positions of all tensors, and leave out tensors with unknown positions."""
     found = {}
     for name, tensor in tensors.items():
         with contextlib.suppress(Exception):
@@ -119,7 +128,10 @@ def _known(
 
 
 def _is_one_of(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor has one of these names; a batch that is a tensor itself is input 0."""
+    """Return whether a tensor has one of these names.
+
+    If the batch itself is a tensor, its name is `0`.
+    """
     return name.lower().endswith(INPUT_IDS) or name in names or (not name and "0" in names)
 
 
@@ -135,13 +147,13 @@ def _is_padding_mask(path: str) -> bool:
 
 
 def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions | None:
-    """The masked positions, or `None` if no masked tensor confirms that they are padding."""
+    """Return the masked positions, or `None` if no masked tensor confirms that they are padding."""
     if mask.dim() != ROWS:
         return None
     companions = _companions(path, mask, others)
     is_zero = mask == 0
     if is_zero.all() or not is_zero.any():
-        # Nothing is masked, or everything, which no training run does.
+        # The mask masks nothing or everything. No training run masks everything.
         if not companions:
             return None
         return Positions(padded=0, total=mask.numel())
@@ -155,10 +167,10 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
 
 
 def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """The tensors that a mask may mask.
+    """Return the tensors that a mask may apply to.
 
-    A mask with a prefix, such as an attention mask of the anchors, masks the ids with the same
-    prefix. A global attention mask has no such ids.
+    A mask with a prefix, such as an attention mask of anchors, applies to ids with the same prefix.
+    There are no such ids for a global attention mask.
     """
     name = path.lower()
     if name.endswith(MASK):
@@ -170,13 +182,13 @@ def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequen
 
 
 def _is_at_ends(masked: Tensor) -> bool:
-    """Whether the masked positions of each row are at one of its ends."""
+    """Return whether the masked positions of each row are at one end of the row."""
     changes = (masked[:, 1:] != masked[:, :-1]).sum(1)
     return bool((changes <= 1).all())
 
 
 def _is_constant(values: Tensor, masked: Tensor) -> bool:
-    """Whether all masked values are equal, and the others are not."""
+    """Return whether all masked values are equal, and all other values differ from them."""
     inside = values[masked]
     outside = values[~masked]
     first = inside.flatten()[0]
@@ -184,16 +196,17 @@ def _is_constant(values: Tensor, masked: Tensor) -> bool:
 
 
 def _repeated(ids: Tensor) -> Positions | None:
-    """The positions at the ends of rows of ids that repeat the last id."""
+    """Return the positions at the ends of rows of ids that repeat the last id."""
     if ids.dim() != ROWS or not is_integer(ids) or ids.unique().numel() <= MOST_MARKS:
         return None
     return _runs_at_ends(ids == ids[:, -1:])
 
 
 def _zeros(features: Tensor) -> Positions | None:
-    """The positions at the ends of rows whose features are all zero.
+    """Return the positions at the ends of rows where all features are zero.
 
-    An image without channels is no sequence: its last column may be zero as well as its last row.
+    Images without channels are left out. They are not sequences; both their last column and their
+    last row may be zero.
     """
     if features.dim() != FEATURES or not features.is_floating_point():
         return None
@@ -203,6 +216,6 @@ def _zeros(features: Tensor) -> Positions | None:
 
 
 def _runs_at_ends(is_equal: Tensor) -> Positions:
-    """The positions in the runs of true that end rows, if longer than one position."""
+    """Return the positions at the ends of rows where `is_equal` is true more than once in a row."""
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

@@ -66,8 +66,8 @@ def _usable_cores() -> int | None:
 def _worker_processes() -> int:
     """The number of child processes.
 
-    `multiprocessing.active_children` would also reap those that have ended, which their owner
-    has to do.
+    `multiprocessing.active_children` is not used, because it also reaps ended processes. Only their
+    owner should do so.
     """
     return len(getattr(multiprocessing.process, "_children", ()))
 

@@ -1,8 +1,8 @@
-"""Tensors in arguments and results: their device, dtypes and shapes.
+"""Find the tensors in arguments and results, with their device, dtypes and shapes.
 
-Structures are read from their storage: no property, `__getitem__` or `__iter__` of a user's class
-runs. A mapping that loads entries on access, or a batch that refers to its data set, costs nothing
-unless the training run itself reads it.
+Containers are read from their storage, so no property, `__getitem__` or `__iter__` of a user's
+class runs. So a mapping that loads entries on access, or a batch that refers to its data set, has
+no cost here.
 """
 
 import contextlib
@@ -40,22 +40,22 @@ _VALUES = (
     Decimal,
     torch.Size,
 )
-"""Kinds of values without tensors, also where the class is written in Python."""
+"""Kinds of values without tensors, including user classes derived from them."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
 """Containers that are not searched: they have no order, or reading them may run user code."""
 
 _WRITTEN_IN_PYTHON = 1 << 9
-"""The flag of a type that a `class` statement created."""
+"""The flag of types that were created by a `class` statement."""
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, without reading the `__class__` of a proxy object."""
+    """Return whether a value is a tensor, without reading the `__class__` of a proxy object."""
     return issubclass(type(value), Tensor)
 
 
 def storage_of(value: Any) -> Storage | None:
-    """The storage of a mapping, a sequence or a dataclass, or `None` for any other value.
+    """Return the storage of a mapping, a sequence or a dataclass; `None` for any other value.
 
     Mappings are dictionaries, classes derived from them, and `UserDict`. The storage of a dataclass
     has the attributes of the instance.
@@ -77,7 +77,7 @@ def storage_of(value: Any) -> Storage | None:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object stores: those in its `__dict__`, and those in its slots."""
+    """Return the attributes that an object stores in its `__dict__` and in its slots."""
     try:
         stored = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -101,7 +101,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def may_hold_tensors(value: Any) -> bool:
-    """Whether an object without a storage may hold tensors in its attributes."""
+    """Return whether an object without a storage may have attributes that hold tensors."""
     kind = type(value)
     if value is None or issubclass(kind, _VALUES):
         return False
@@ -114,17 +114,21 @@ def may_hold_tensors(value: Any) -> bool:
 
 
 DEEPEST = 12
-"""Levels of nesting that are searched, which also ends the search of a recursive structure."""
+"""Maximum number of nested levels to search.
+
+This limit also ends the search of a recursive structure.
+"""
 
 MOST_VALUES = 1_000
-"""Maximum number of values other than tensors that are searched."""
+"""Maximum number of values to search that are not tensors."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Every tensor in nested containers, dataclasses and plain objects, in order.
+    """Return every tensor in nested containers, dataclasses and plain objects, in order.
 
     Only stored attributes are read, and no user code runs. The search ends after `MOST_VALUES`
-    values that are no tensors, so that a data set to which an output refers is not searched whole.
+    values that are not tensors. Otherwise it could search a whole data set that an output refers
+    to.
     """
     if is_tensor(value):
         return (value,)
@@ -132,14 +136,17 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 
 
 def nodes_of(value: Any) -> Iterator[Any]:
-    """The autograd nodes that computed the tensors in a value."""
+    """Yield the autograd nodes that computed the tensors in a value."""
     with without_overrides():
         nodes = [node_of(tensor) for tensor in tensors_in(value)]
     return (node for node in nodes if node is not None)
 
 
 def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its path. An object that several paths lead to is searched once."""
+    """Yield every tensor with its path.
+
+    An object that has several paths is searched once.
+    """
     return _Search().tensors("", value, DEEPEST)
 
 
@@ -148,7 +155,7 @@ class _Search:
 
     def __init__(self) -> None:
         self._left = MOST_VALUES
-        # By id. It keeps the objects alive, so that no other object gets one of these ids.
+        # Objects by their id. Keeping the objects means that no new object can have the same id.
         self._seen: dict[int, Any] = {}
 
     def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -172,7 +179,7 @@ class _Search:
 
 
 def items_of(storage: Storage) -> Iterable[tuple[Any, Any]]:
-    """The entries of a container with their keys or positions."""
+    """Return the entries of a container, with their keys or positions."""
     if type(storage) is dict:
         return storage.items()
     return enumerate(storage)
@@ -200,7 +207,7 @@ def _parts(value: Any) -> Storage | None:
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Replace each object of a class in nested lists, tuples and dictionaries.
 
-    A container without such an object is returned itself.
+    A container without such an object is returned unchanged.
     """
     if isinstance(value, kind):
         return change(value)
@@ -218,33 +225,33 @@ def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def cut_off(tensor: Tensor) -> Tensor:
-    """Return a copy without the graph of a tensor; a leaf is returned itself.
+    """Return a copy of a tensor without its autograd graph; return a leaf itself.
 
-    Backward through that graph is not the model's work.
+    Backward through that graph would not be work of the model.
     """
     if tensor.is_leaf:
         return tensor
     with torch.inference_mode(mode=False), torch.enable_grad():
-        # A model may write to this copy in place, unlike to a leaf.
+        # The model may write to this copy in place, which it could not do with a leaf.
         return tensor.detach().requires_grad_().clone()
 
 
 def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
-    """The argument of a call, which may be passed by position or by name."""
+    """Return an argument of a call, which may be passed by position or by name."""
     if position < len(args):
         return args[position]
     return kwargs.get(name, default)
 
 
 def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in the arguments of a call, by position or name."""
+    """Yield every tensor in the arguments of a call, with its position or name."""
     return named_tensors_in({**dict(enumerate(args)), **kwargs})
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the arguments, by position or name.
+    """Return the shape of every tensor in the arguments, by position or name.
 
-    A tensor whose shape cannot be read is left out.
+    Tensors with unreadable shapes are left out.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():
@@ -257,11 +264,11 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, as in `bfloat16`."""
+    """Return the name of a dtype, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
-    """The device of most of the tensors; the CPU if there are none."""
+    """Return the device of most of the tensors; the CPU if there are no tensors."""
     devices = Counter(tensor.device for tensor in tensors)
     return devices.most_common(1)[0][0] if devices else torch.device("cpu")

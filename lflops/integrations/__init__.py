@@ -1,4 +1,4 @@
-"""Training loops that lflops connects to.
+"""Connect lflops to training loops.
 
-Lightning, transformers, your own loop, loops that it detects, and DeepSpeed's API.
+They are Lightning, transformers, custom loops, auto-detected loops, and DeepSpeed's API.
 """

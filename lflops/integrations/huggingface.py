@@ -26,7 +26,7 @@ with needed_by("lflops.huggingface"):
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    It does for a transformers Trainer what `FlopsMonitor` does for a Lightning Trainer.
+    It is the same for a transformers Trainer as `FlopsMonitor` for a Lightning Trainer.
 
     Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb", their
     writer and run receive curves, text and tables; every other reporter receives the curves.
@@ -63,7 +63,10 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._account: Ledger | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings and the profiles: a copy is a callback that has not begun."""
+        """Return the settings and the profiles.
+
+        A copy or an unpickled callback has not begun.
+        """
         kept = {"profiles": list(self.profiles), "_log": self._log, "_settings": self._settings}
         return kept | {"_monitor": None, "_batch": None, "_writer": None, "_account": None}
 

@@ -1,4 +1,4 @@
-"""The ledger as a value: seconds of a run by category, its slow steps and its starts."""
+"""Define the ledger as a value: seconds of a run by category, its slow steps and its starts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ CATEGORIES = {
 """
 
 NO_LOSS = {"training", "warm_up"}
-"""Categories whose time is not lost."""
+"""Categories of time that is not lost."""
 
 CAUSES = {
     "loader": "waiting for the data loader",
@@ -140,12 +140,12 @@ _CLASSES_PER_E = 100
 
 
 def duration_class(seconds: float) -> int:
-    """The class of a duration, for counting durations."""
+    """Return the class of a duration, for counting durations."""
     return round(_CLASSES_PER_E * math.log(max(seconds, 1e-9)))
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float | None:
-    """The duration in seconds that this share of the steps does not exceed.
+    """Return the duration in seconds that this share of the steps does not exceed.
 
     `durations` has the number of steps by class. The result is at most 0.5 % off, and `None`
     without steps.

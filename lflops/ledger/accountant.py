@@ -1,7 +1,7 @@
 """Compute the account of one start from its marks.
 
 The account has the nanoseconds by category and the slow steps. To find slow steps, each step is
-compared with recent steps whose batches have the same size.
+compared with recent steps that have batches of the same size.
 """
 
 import math
@@ -252,7 +252,7 @@ class _Recent:
 
     @property
     def knows(self) -> bool:
-        """Whether there are enough steps to define the usual step."""
+        """Return whether there are enough steps to define the usual step."""
         return len(self.steps) >= FEWEST
 
     @property
@@ -271,7 +271,7 @@ class _Recent:
         return Evidence(*(int(statistics.median(values)) for values in counters))
 
     def is_exceeded(self, size: int | None) -> bool:
-        """Whether a batch is much larger than the batches of these steps."""
+        """Return whether a batch is much larger than the batches of these steps."""
         known = [step.elements for step in self.steps if step.elements is not None]
         if size is None or not known:
             return False

@@ -1,4 +1,4 @@
-"""Calls that a training thread notes, and that the ledger's thread makes later."""
+"""Store calls that a training thread notes, and make them later in the ledger's thread."""
 
 import threading
 from collections import deque
@@ -37,7 +37,7 @@ class DeferredCalls:
         # one call of `extend` is atomic, even if several threads add notes
         self.append = self._notes.extend
         self._lock = threading.RLock()
-        # moment of the note whose call is being made
+        # moment of the note that is being processed
         self._moment: int | None = None
         # the thread that makes the calls
         self._player: int | None = None
@@ -62,11 +62,14 @@ class DeferredCalls:
 
     @property
     def next(self) -> int | None:
-        """The moment of the first note whose call was not made, or `None`."""
+        """The moment of the first note that was not processed, or `None`."""
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
-        """Make up to `most` of the noted calls. An exception in a call drops all other calls."""
+        """Make up to `most` of the noted calls.
+
+        An exception in a call drops all other calls.
+        """
         take = self._notes.popleft
         with self._lock:
             self._player = threading.get_ident()
@@ -101,7 +104,7 @@ class DeferredCalls:
         self._notes.clear()
 
     def plays_here(self) -> bool:
-        """Whether the calling thread is now making the calls that were noted for later."""
+        """Return whether the calling thread is now making the calls that were noted for later."""
         return self._player == threading.get_ident()
 
     def stop(self) -> None:

@@ -84,7 +84,10 @@ class CategoryMarks:
         self._batch: tuple[Any, bool] = None, False
 
     def of(self, values: Sequence[Any], ledger: object = None) -> Iterator[Mark]:
-        """Yield the marks of events. Step ends are included only if they belong to `ledger`."""
+        """Yield the marks of events.
+
+        Step ends are included only if they belong to `ledger`.
+        """
         for moment, event, subject, detail in events_in(values):
             if event == COUNTERS:
                 self._counters = moment, subject, detail

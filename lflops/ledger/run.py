@@ -1,4 +1,4 @@
-"""Files of a run's ledger: write the file of a start, and read a run over its restarts.
+"""Write the file of a start, and read the ledger of a run over its restarts.
 
 Each start of a run has a file: a line of JSON for every few seconds, and fewer lines for the
 distant past. A killed process leaves a complete file except for its last line. A file that has
@@ -62,7 +62,10 @@ Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
 MOST_STEPS = 2**53
-"""No run has as many steps: a larger number would not fit into a float."""
+"""Upper limit of the number of steps of a run.
+
+A larger number would not fit into a float.
+"""
 
 _LARGEST_CLASS = 10_000
 """Largest class of a duration that a row may have. It is 10^43 seconds."""
@@ -146,7 +149,10 @@ class Segment:
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file. Calling it twice is harmless."""
+        """Close the file.
+
+        A second call does nothing.
+        """
         if self._file is not None:
             file = self._file
             self._file = None
@@ -204,7 +210,7 @@ def _joined(first: Row, second: Row) -> Row:
 def read_segment(path: Path) -> Segment | None:
     """Read the file of a start; `None` if its first line is missing.
 
-    A line that cannot be read is left out: the process died while it wrote the line.
+    A line that cannot be read is left out, because the process was killed while it wrote the line.
 
     Raises:
         ProfileError: The file cannot be read, is not a ledger, or another version of lflops wrote
@@ -240,7 +246,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Line]:
 
 
 def _is_known(line: Line) -> bool:
-    """Whether all categories and causes of a line are of this version, and its numbers possible."""
+    """Return whether the categories and causes of a line exist and its numbers are possible."""
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, StepGroup):
@@ -268,8 +274,8 @@ ALIVE = 30.0
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     """Read the ledger of the last run in a folder, including its restarts.
 
-    A start belongs to the same run as the start before it if it resumes from a step, or if the
-    start before was killed or failed.
+    A start belongs to the same run as the previous start if it resumes from a step, or if the
+    previous start was killed or failed.
 
     Args:
         path: The folder of a run's files, a folder above it, or one ledger file.
@@ -318,7 +324,7 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether a start continues the run of the previous start.
+    """Return whether a start continues the run of the previous start.
 
     It does if it resumes from a step, if the previous start failed, or if it is a test in the same
     process.

@@ -8,9 +8,9 @@ line every three seconds.
     log.append(...)                   # the training run logs its phases
     writer.stop("finished")           # ends the thread; `after_run` lasts until the process ends
 
-Code and data that a step uses have left the processor's caches since the last step, so less code in
-a step is better. An auto-detected loop logs no phases at all: it notes calls in a `DeferredCalls`,
-and the thread makes them.
+A step should run as little code of lflops as possible, because this code is no longer in the
+processor's caches. An auto-detected loop logs no phases at all: it notes calls in a
+`DeferredCalls`, and the thread makes them.
 
 No step waits for an account or a file.
 """
@@ -41,8 +41,8 @@ class Collections:
     """Records the moments at which Python's garbage collector begins and ends.
 
     Python discards an exception of a function in `gc.callbacks`, including a Ctrl-C. So the
-    callback consists of functions written in C, in which no signal is handled: `property.__get__`
-    calls `next` with its first argument, which appends the time.
+    callback consists of functions written in C, which handle no signals: `property.__get__` calls
+    `next` with its first argument, and this appends the time.
 
     Attributes:
         moments: The start and the end of each collection, alternately.
@@ -57,7 +57,10 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording. Calling it twice is harmless."""
+        """Stop recording.
+
+        A second call does nothing.
+        """
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -116,7 +119,7 @@ class LedgerWriter:
 
     Attributes:
         error: The exception that ended the ledger before the end of the run.
-        is_first: Set for the first ledger of this process, whose account begins with the process.
+        is_first: Set for the first ledger of this process. Its account begins with the process.
         knows_step: Returns whether the numbers of steps include those of earlier starts.
     """
 
@@ -195,7 +198,7 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. Calling it twice is harmless.
+        """End the run and begin `after_run`. A second call does nothing.
 
         `ended` is "finished" or the class of an exception.
         """
@@ -346,11 +349,11 @@ _latest: LedgerWriter | None = None
 
 
 def _begin_of_account(now: int) -> int:
-    """The moment from which no other ledger of this process accounts for the time."""
-    # A forked process begins its own account.
+    """Return the moment from which no other ledger of this process accounts for the time."""
+    # A forked process begins a new account.
     if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)
-    # That ledger accounts for the time after its run.
+    # The other ledger accounts for the time after its run.
     has_ended = _latest._ended is not None  # noqa: SLF001
     return _latest.end() if has_ended else now
 

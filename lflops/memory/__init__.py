@@ -1,4 +1,4 @@
-"""Memory: the peak of a step, the simulated allocator, and CUDA snapshots.
+"""Explain memory: the peak of a step, the simulated allocator, and CUDA snapshots.
 
 This package does not import torch.
 """

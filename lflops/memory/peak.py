@@ -1,4 +1,4 @@
-"""The peak memory of a step: holders, ways to lower it, parts on a rank, and fit on a chip.
+"""Analyze the peak memory of a step: holders, savings, parts on a rank, and fit on a chip.
 
 The ways to lower it include activation checkpointing of each block. The peak of a rank under
 DeepSpeed's ZeRO comes from a replay of the step, in which ZeRO divides and gathers tensors. For DDP
@@ -110,7 +110,7 @@ def memory_fit(
     reserved_bytes: int | None = None,
     retries: int | None = 0,
 ) -> MemoryFit | None:
-    """Return whether a peak of live tensors fits on a chip, or `None` if its memory is unknown.
+    """Compare a peak of live tensors with the memory of a chip; `None` if the memory is unknown.
 
     Args:
         tensor_bytes: The peak of live tensors.
@@ -150,7 +150,7 @@ def memory_fit(
 
 
 def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
-    """Return whether the step of a profile fits on a chip.
+    """Compare the step of a profile with the memory of a chip.
 
     Returns `None` if the memory of the step was not counted, or the memory of the chip is unknown.
     """
@@ -251,7 +251,7 @@ def peak_moment(memory: Memory) -> Moment | None:
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the modules whose last name is a number, except modules inside such a module."""
+    """Return the modules with a number as last name, except modules inside such a module."""
     blocks = []
     for row in profile.modules:
         if _is_numbered(row) and not any(map(_is_numbered, ancestry(row)[1:])):
@@ -270,8 +270,8 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
         module: Name of the block.
         saved_bytes: Bytes of its activations that are alive at the peak: an upper bound of the
             saving.
-        macs: MACs of its forward, which runs once more.
-        flops: FLOPs of its forward, which runs once more.
+        macs: MACs of the block's forward, which runs a second time.
+        flops: FLOPs of the block's forward, which runs a second time.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""One call of a model, forward and backward, that leaves the model as it was.
+"""Call a model forward and backward, and restore it afterwards.
 
-Its tree of modules, parameters, random numbers.
+Also has the module tree, the parameters and the random number states.
 """

@@ -1,6 +1,6 @@
-"""A call of a model: forward and backward, once or repeatedly.
+"""Call a model forward and backward, once or repeatedly.
 
-Afterwards gradients, buffers, training mode and random numbers are restored.
+Afterwards, gradients, buffers, training mode and random number states are restored.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from lflops.torch_private.modules import buffers_of
 
 
 class Gradients:
-    """The user's gradients, saved while passes compute others."""
+    """Saves the user's gradients while passes compute other gradients."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -51,9 +51,10 @@ class Gradients:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
-    """Restore the model, gradients and random numbers at the end of the context.
+    """Restore the model, gradients and random number states at the end of the context.
 
-    The gradients are those of the parameters, the inputs, and all leaves added to `gradients`.
+    Gradients are restored for the parameters, the inputs, and all leaves that were added to
+    `gradients`.
     """
     inputs = list(inputs)
     contents = []
@@ -87,7 +88,7 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
 def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
     for module, before in registered:
         buffers = buffers_of(module)
-        # The registry of a scripted module is no dict: its `keys()` returns a list.
+        # The registry of a scripted module is not a dict: its `keys()` returns a list.
         now = dict(buffers.items())
         are_same = now.keys() == before.keys()
         if are_same and all(now[name] is buffer for name, buffer in before.items()):
@@ -101,8 +102,8 @@ def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers:
             if not _same(buffer, copy):
                 with torch.inference_mode(mode=buffer.is_inference()):
-                    # Autograd does not see a write to `data`, so a graph that saved the buffer can
-                    # still run backward.
+                    # Autograd does not record a write to `data`, so a graph that saved the buffer
+                    # can still run backward.
                     buffer.data.copy_(copy)
 
 
@@ -154,7 +155,7 @@ class _States:
 
 
 class _Pass:
-    """A running context of `same_random_numbers`, with the states to restore."""
+    """A running `same_random_numbers` context and the states that it restores."""
 
     def __init__(self, states: _States) -> None:
         self.states = states
@@ -166,7 +167,7 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all random number generators at the end, including those of the tensors' devices.
+    """Restore all random number generators at the end, also those of the tensors' devices.
 
     All threads of a process share the generators. If two such contexts overlap in two threads and
     the first ends first, the second restores the states from before both.
@@ -188,12 +189,12 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 ASIDE = "aside"
-"""The name of a part of a pass that is work of lflops and not timed."""
+"""The name of a part of a pass that is work of lflops and is not timed."""
 
 Divide = Callable[..., None]
-"""Called where the next part of a pass begins.
+"""A function that is called when the next part of a pass begins.
 
-Its arguments are the name of that part, and for backward the tensors that backward starts from.
+Its arguments are the name of the part and, for backward, the tensors from which backward starts.
 """
 
 
@@ -207,9 +208,10 @@ class ModelCall:
         args: The positional arguments, detached from any graph.
         kwargs: The keyword arguments, detached from any graph.
         backward: Whether a pass runs backward.
-        loss: Computes a scalar from the output. `None` stands for the sum of the floating-point
-            outputs, which is not counted as work of the model.
-        step: Runs instead of the call, the loss and backward, with the model and its arguments.
+        loss: Computes a scalar from the output. `None` means the sum of the floating-point outputs,
+            which is not counted as work of the model.
+        step: A function of the model and its arguments that runs instead of the call, the loss and
+            backward.
     """
 
     caller: str
@@ -246,18 +248,18 @@ class ModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def untouched(self) -> contextlib.AbstractContextManager[None]:
-        """A context that restores the model, gradients and random numbers at its end."""
+        """Return a context that restores the model, gradients and random number states at its end."""
         return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
-        """Save the model's gradients now, in case forward itself runs a backward pass."""
+        """Save the model's gradients now, in case forward runs a backward pass itself."""
         self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:
         """Prepare another pass.
 
-        Drop the gradients of the last pass, and copy the arguments again in case the model wrote to
-        them.
+        Drops the gradients of the last pass, and copies the arguments again in case the model wrote
+        to them.
         """
         self._gradients.clear()
         self.args, self.kwargs = changed(self._given, Tensor, cut_off)
@@ -279,16 +281,16 @@ class ModelCall:
             del output
             divide(ASIDE)
             self._gradients.put_aside(autograd.leaves(results))
-            # The methods of a fake tensor are fake without its mode.
+            # A fake tensor's methods return fake tensors even outside the fake mode.
             with without_modes():
                 ones = [_ones_like(result) for result in results]
             divide("backward", results)
             torch.autograd.backward(results, ones)
-            # Freeing the graph is no part of backward.
+            # Freeing the graph is not part of backward.
             divide(ASIDE)
 
     def _results(self, output: Any) -> list[Tensor]:
-        """The tensors from which backward starts."""
+        """Return the tensors from which backward starts."""
         if self.loss is None:
             results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not results:
@@ -307,7 +309,10 @@ class ModelCall:
 
 
 def _ones_like(tensor: Tensor) -> Tensor:
-    """Ones of a tensor's shape, expanded from a single element unless the tensor is nested."""
+    """Return ones with a tensor's shape.
+
+    They are expanded from a single element unless the tensor is nested.
+    """
     if tensor.is_nested:
         return torch.ones_like(tensor)
     return tensor.detach().new_ones(()).expand_as(tensor)

@@ -1,4 +1,4 @@
-"""Lets compiled functions run as without lflops, or eagerly in a pass of lflops."""
+"""Let compiled functions run unchanged in a training run, or eagerly in a pass of lflops."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 class _Eager:
     """The compiler stance of the process.
 
-    The first user sets it and the last restores it, in any order of ending.
+    The first user sets the stance, and the last user to end restores it, in any order.
     """
 
     def __init__(self) -> None:
@@ -43,15 +43,15 @@ _EAGER = _Eager()
 
 
 def force_eager() -> contextlib.AbstractContextManager[None]:
-    """A context in which compiled functions run eagerly and keep their compiled code.
+    """Return a context in which compiled functions run eagerly and keep their compiled code.
 
-    It is for a pass that no training depends on.
+    Only for passes that are not part of a training run.
     """
     return _EAGER
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Exclude a hook from compilation, because dynamo would compile it with its module.
+    """Exclude a hook from compilation; otherwise, dynamo would compile it with its module.
 
     This makes each call of the hook slower, so the hook is returned unchanged if torch.compile is
     not loaded.
@@ -65,18 +65,24 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 class KeptGraphs:
     """Keeps a copy of each graph that torch.compile creates between `start` and `stop`.
 
-    If the object is freed before, copying ends as well: a count may never be entered.
+    Copying also ends if the object is freed, because a counting context may never be entered.
     """
 
     def start(self) -> None:
-        """Start, if torch.compile is loaded. Call it again if it may have been loaded since."""
+        """Start copying, if torch.compile is loaded.
+
+        Call this again if torch.compile may have been loaded since the last call.
+        """
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import keep_graphs
 
             keep_graphs(self)
 
     def stop(self) -> None:
-        """Stop. Calling it twice is harmless."""
+        """Stop copying.
+
+        A second call does nothing.
+        """
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import release_graphs
 
@@ -94,7 +100,7 @@ def unremark_hooks(undo: CleanupStack) -> None:
 
 
 def _remove_new_filter(before: list[Any]) -> None:
-    """Remove the filter of `unremark_hooks`, unless an equal filter was there before."""
+    """Remove the filter that `unremark_hooks` added, unless an equal filter was there before."""
     for entry in list(warnings.filters):
         is_ours = getattr(entry[1], "pattern", None) == _REMARK
         if is_ours and entry not in before:

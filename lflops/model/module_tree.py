@@ -1,8 +1,8 @@
-"""The names of a model's modules, the owners of its parameters, and its repeated blocks.
+"""Find the names of a model's modules, the owners of its parameters, and its repeated blocks.
 
-In a compiled graph a module has the name by which the compiled function reaches it, such as
-`L['self'].blocks.0`. Which module that is depends on the running module: a graph may be compiled
-once and run for each of twelve blocks.
+In a compiled graph, the name of a module is the expression with which the compiled function reaches
+it, such as `L['self'].blocks.0`. The same expression can mean different modules: a graph may be
+compiled once and run for each of twelve blocks. So the name depends on the running module.
 """
 
 import re
@@ -20,14 +20,17 @@ from lflops.torch_private.modules import child_modules, is_compiled, packed_para
 from lflops.torch_private.tensors import local_part
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names under which torch's wrappers register the wrapped module; module names omit them."""
+"""Names under which torch's wrappers register the wrapped module.
+
+Module names in lflops omit these names.
+"""
 
 
 class ModuleTree:
     """A model's modules by name.
 
     A module's name starts with the name of the module that calls it. If the caller does not contain
-    the module, it has the first name that a walk from the root finds. Modules are compared by
+    the module, the name is the first name that a walk from the root finds. Modules are compared by
     identity, because a user's class may define equality.
 
     Attributes:
@@ -47,9 +50,9 @@ class ModuleTree:
             self._walk(name, module)
 
     def __contains__(self, module: nn.Module) -> bool:
-        """Whether the module is in the tree.
+        """Return whether the module is in the tree.
 
-        A compiled wrapper that no module contains gets the name of the module that it wraps.
+        A compiled wrapper outside the tree is added, with the name of the module that it wraps.
         """
         if id(module) in self._first:
             return True
@@ -64,7 +67,7 @@ class ModuleTree:
         return True
 
     def name_of(self, module: nn.Module, caller: str) -> str:
-        """The name of a module of the tree when the module named `caller` calls it."""
+        """Return the name of a module when the module named `caller` calls it."""
         key = (caller, id(module))
         fqn = self._fqns.get(key)
         if fqn is None:
@@ -73,22 +76,22 @@ class ModuleTree:
         return fqn
 
     def first_name(self, module: nn.Module) -> str:
-        """The first name of a module that a walk from the root finds."""
+        """Return the first name of a module that a walk from the root finds."""
         return self._first[id(module)]
 
     def nearest(self, fqn: str) -> str:
-        """The nearest name at or above this one that is a module, and not a named scope."""
+        """Return the nearest name, at or above this name, that is a module and not a named scope."""
         while fqn and fqn not in self.modules:
             fqn = fqn.rpartition(".")[0]
         return fqn
 
     def owner(self, parameter: Tensor | None) -> str:
-        """The module that counts a parameter: the first that has it, or the root."""
+        """Return the module that a parameter counts for: the first module that has it, or the root."""
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, str]]:
-        """Yield every parameter once, with the module that counts it."""
+        """Yield every parameter once, with the module that it counts for."""
         yield from self._owners.values()
 
     def _walk(self, name: str, module: nn.Module) -> None:
@@ -128,7 +131,7 @@ class ModuleTree:
                     continue
                 fqn = _below(name, key)
                 if child is module:
-                    # A shared module gets a further name once it runs under that name.
+                    # A shared module gets another name when it runs under that name.
                     self.modules.setdefault(fqn, module)
                     return fqn
                 seen.add(id(child))
@@ -146,10 +149,10 @@ class ParameterSize(NamedTuple):
     """The size of one of the model's parameters.
 
     Attributes:
-        fqn: The module that counts it.
-        stored_in: The parameter, or the flat parameter that has its elements.
-        elements: The number of its elements.
-        local_elements: The number of its elements on this rank.
+        fqn: The module that the parameter counts for.
+        stored_in: The parameter, or the flat parameter that contains its elements.
+        elements: Number of elements.
+        local_elements: Number of elements on this rank.
     """
 
     fqn: str
@@ -159,7 +162,7 @@ class ParameterSize(NamedTuple):
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
-    """Yield the size of every parameter once, except of lazy parameters without a shape."""
+    """Yield the size of every parameter once, without lazy parameters that have no shape yet."""
     flattened = set()
     for wrapper in tree.wrappers.values():
         for part in flat_parts(wrapper):
@@ -169,7 +172,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     for parameter, fqn in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
             yield ParameterSize(fqn, parameter, *_sizes(parameter))
-    # A running count must not see the operators that unpack parameters.
+    # A running count must not record the operators that unpack parameters.
     with without_modes():
         for fqn, module in tree.modules.items():
             if fqn != tree.first_name(module):
@@ -179,7 +182,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
 
 
 def _sizes(parameter: Any) -> tuple[int, int]:
-    """The number of all elements of a parameter and of those on this rank.
+    """Return the number of elements of a parameter, in total and on this rank.
 
     DeepSpeed replaces a sharded parameter by an empty tensor with attributes for its size and its
     shard.
@@ -194,7 +197,10 @@ def _sizes(parameter: Any) -> tuple[int, int]:
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost modules with parameters whose key in their container is a number, by name."""
+    """Return the outermost modules that have parameters and a number as key, by name.
+
+    The key is the module's key in its container, such as `0` for `layers.0`.
+    """
     blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         is_numbered = name.rpartition(".")[2].isdecimal()
@@ -213,16 +219,16 @@ _HELD = "__closure__"
 def names_in_tree(
     modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()
 ) -> list[str | None]:
-    """The name in the tree of each module of a compiled graph.
+    """Return the name in the tree of each module of a compiled graph.
 
-    `None` if several modules, or none, could be meant. The compiled function belongs to the running
-    module, or to the only module below it that has such modules.
+    A name is `None` if several modules match, or no module. The compiled function belongs to the
+    running module, or to the only module below it that contains the graph's modules.
 
     Args:
         modules: Name and class name of each module in the graph.
         running: The name of the running module.
         tree: The modules.
-        owners: The names of modules whose parameters were passed to the graph.
+        owners: The names of modules with parameters that were passed to the graph.
     """
     by_root: dict[str, list[_Reference]] = {}
     for number, (name, class_name) in enumerate(modules):
@@ -230,8 +236,8 @@ def names_in_tree(
         by_root.setdefault(root, []).append(_Reference(number, path, class_name))
     fqns: list[str | None] = [None] * len(modules)
     for root, references in by_root.items():
-        # A variable of a closure may hold any module. The variable of a compiled function may hold
-        # a wrapper of the running module.
+        # A variable of a closure may hold any module. A variable of a compiled function may hold a
+        # wrapper of the running module.
         base = _base(references, running, tree, owners, exact=_HELD in root)
         if base is None:
             continue
@@ -245,12 +251,12 @@ def names_in_tree(
 
 
 class _Reference(NamedTuple):
-    """A module that a graph names.
+    """A module that is named in a graph.
 
     Attributes:
-        number: Its index among the modules of the graph.
-        path: Its path below the variable that the name begins with.
-        class_name: The name of its class.
+        number: Index of the module in the graph.
+        path: Path below the variable that the name begins with.
+        class_name: Name of the module's class.
     """
 
     number: int
@@ -266,7 +272,7 @@ def _base(
     *,
     exact: bool,
 ) -> str | None:
-    """The name of the module that a graph's variable holds, or `None` if it is ambiguous."""
+    """Return the name of the module that a graph's variable holds, or `None` if it is ambiguous."""
     running = tree.nearest(running)
     if _has_all(running, references, tree, exact=exact):
         return running
@@ -285,7 +291,7 @@ def _base(
 
 
 def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, exact: bool) -> bool:
-    """Whether a module has all modules that a graph names below a variable."""
+    """Return whether a module contains all modules that a graph names below a variable."""
     for reference in references:
         module = _module_below(tree.modules.get(fqn), reference.path)
         if module is None:
@@ -306,10 +312,10 @@ def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
 
 
 def _path(name: str) -> tuple[str, str]:
-    """Split a name into the variable that it begins with and the path below it.
+    """Split a name into the variable at its start and the path below the variable.
 
-    `L['self'].blocks[0]` becomes `self` and `blocks.0`. The contents of a closure are a variable as
-    well: `L['args'][1].__closure__[0].cell_contents.blocks`.
+    `L['self'].blocks[0]` becomes `self` and `blocks.0`. The contents of a closure count as a
+    variable as well: `L['args'][1].__closure__[0].cell_contents.blocks`.
     """
     variable, _, path = name.rpartition(_CLOSURE)
     if not variable:

@@ -1,4 +1,4 @@
-"""One monitored run: a session for each stage, the ledger, and windows on request.
+"""Monitor one run: a session for each stage, the ledger, and windows on request.
 
 Everything that a training loop calls goes through the run's error guard.
 """
@@ -89,7 +89,7 @@ class RunLedger:
         cleanup.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
         if self._writer.is_first:
-            # add earlier compilations of this process, which nothing has recorded
+            # add the time of earlier compilations in this process, because nothing has recorded it
             seconds = min(compile_seconds(), process_age())
             self._log.append((self._log.clock(), PAST, "compilation", int(seconds * 1e9)))
         cleanup.add(self._compilations.stop)
@@ -102,7 +102,7 @@ class RunLedger:
         self._log.append((self._log.clock(), BEGIN, category, None))
 
     def end(self, category: str) -> None:
-        """End the innermost category of this name and everything within it, if it is running."""
+        """End the innermost category with this name and everything inside it, if it is running."""
         self._log.append((self._log.clock(), END, category, None))
 
     def rest(self, category: str) -> None:
@@ -140,7 +140,8 @@ class RunLedger:
             try:
                 raise error
             finally:
-                # its traceback refers to this frame, and so to the frames of the training
+                # the traceback of the error refers to this frame, and so to the frames of the
+                # training run
                 del error
 
     @property
@@ -256,7 +257,7 @@ class MonitoredRun:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
-        """From now on, assign time as before `enters(category)`."""
+        """From now on, assign time as it was assigned before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.end(category)
@@ -583,8 +584,8 @@ class MonitoredRun:
     def fail(self, error: BaseException) -> None:
         """Remove everything that was installed, after an error or an interrupt.
 
-        If lflops failed, warn once and stop monitoring. After an interrupt, the run can still be
-        closed.
+        If lflops failed, warn once and stop monitoring. After an interrupt, `close` can still be
+        called.
         """
         failed_before = self._failed
         self._failed = True
@@ -607,9 +608,10 @@ class MonitoredRun:
             )
 
     def leave_to_parent(self) -> None:
-        """Do nothing more for this run, because this process was forked during it."""
+        """Stop monitoring in a forked process, because the run belongs to the parent process."""
         self._failed = True
-        # What is installed stays: it may belong to threads that do not exist here.
+        # Everything that is installed stays, because it may belong to threads that do not exist in
+        # this process.
         self.cleanup = CleanupStack()
         self._release_training()
         self._read_training = None
@@ -643,6 +645,6 @@ def _leave_to_parent() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
-# stands in before a run is set up, and does nothing, as a run that was interrupted
+# used before a run is set up; like an interrupted run, it does nothing
 NO_RUN = MonitoredRun(Settings(hardware=None))
 NO_RUN.fail(KeyboardInterrupt())

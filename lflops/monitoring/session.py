@@ -1,4 +1,4 @@
-"""One stage of a run: a cursor in the schedule, the mode of the current step, and its windows."""
+"""Monitor one stage of a run: a cursor in the schedule, the mode of the current step, and windows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -49,7 +49,7 @@ SHARE_LEAST = 9
 EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
 
-# the mode of all steps that no other mode claims
+# the mode of all steps that have no other mode
 UNPROFILED = StepMode()
 
 
@@ -58,7 +58,7 @@ class Session:
 
     Attributes:
         over: Whether there is nothing left to do.
-        fast_path: The steps since the last one that took the slow path.
+        fast_path: The steps since the last step on the slow path.
         mode: The mode of the current step.
         notes: Notes for the profile of every window.
     """
@@ -93,7 +93,7 @@ class Session:
         self._modes: dict[str, StepMode] = {}
         self._trace_notes: list[Note] = []
         self._annotations = TraceAnnotations(training)
-        # whether a trace is being annotated
+        # true while a trace is being annotated
         self._is_annotating = False
         self._marked_phases = self._device_phases()
         host_clock = self._clock if self._marked_phases is None else HostClock()
@@ -210,7 +210,7 @@ class Session:
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Let the next step take the slow path: the number of accumulated batches may change."""
+        """Let the next step take the slow path, as the number of accumulated batches may change."""
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
@@ -246,13 +246,13 @@ class Session:
         if has_reported:
             self._mark_wait_of_ranks()
         if took_fast_path:
-            # turning those steps into timed steps took a while
+            # turning pending steps into timed steps took some time
             self._step_timer.resume()
         is_one_batch = self._stage.learns and self._stage.accumulation() == 1
         self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
 
     def _abandon_step(self) -> None:
-        """Discard the current step: one of its batches was abandoned, and training continues."""
+        """Discard the current step, because a batch was abandoned and training continues."""
         self.mode.abandon()
         self._step_timer.drop_batches()
 
@@ -272,11 +272,14 @@ class Session:
 
     @property
     def can_open(self) -> bool:
-        """Whether a requested window can open now: in a wait, or after the schedule."""
+        """Return whether a requested window can open now: in a wait, or after the schedule."""
         return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
-        """In a wait, let the next window open after the next step. Returns whether it will."""
+        """In a wait, let the next window open after the next step.
+
+        Returns whether it will open.
+        """
         if self._cursor.phase != "wait":
             return False
         self._cursor.bring_forward(self._step_timer.ordinal + 1)
@@ -290,7 +293,10 @@ class Session:
             self.over = True
 
     def detach(self, *, keep_curves: bool = False) -> None:
-        """Remove every hook, except for those that the curves need. Can be called repeatedly."""
+        """Remove every hook, except for the hooks that the curves need.
+
+        This can be called repeatedly.
+        """
         parts: list[Callable[[], object]] = [mode.remove for mode in self._modes.values()]
         parts.append(self._listening.close)
         if not keep_curves:
@@ -340,7 +346,7 @@ class Session:
         has_worked = self._change_mode()
         for window in ready:
             self._report(window, failed=False)
-            # one by one, since another thread reads `can_open`
+            # remove windows one by one, because another thread reads `can_open`
             self._windows.remove(window)
         if has_opened or ready:
             self._mark_wait_of_ranks()
@@ -355,7 +361,10 @@ class Session:
             self._step_timer.resume()
 
     def _move_cursor(self) -> bool:
-        """Move the cursor to the next step. Returns whether a window has opened."""
+        """Move the cursor to the next step.
+
+        Returns whether a window has opened.
+        """
         cursor = self._cursor
         ordinal = self._step_timer.ordinal
         cursor.go_to(ordinal)
@@ -370,7 +379,10 @@ class Session:
         return self._open_window()
 
     def _change_mode(self) -> bool:
-        """Change to the mode of the next step. Returns whether a mode worked for a while."""
+        """Change to the mode of the next step.
+
+        Returns whether the change took some time.
+        """
         last = self.mode
         self.mode = self._next_mode()
         if last is not self.mode:
@@ -402,7 +414,7 @@ class Session:
         """Log that a window opens."""
         learns = self._stage.learns
         logged_step = self._step_timer.logged_step
-        # as the schedule counts them
+        # the step number in the units of the schedule
         batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
         after = f"{batches} batch{'' if batches == 1 else 'es'}"
         if self._cursor.first:
@@ -455,7 +467,7 @@ class Session:
 
     @property
     def _waits_for_steps(self) -> bool:
-        """Whether a complete window still waits for steps after its end."""
+        """Return whether a complete window still waits for steps after its end."""
         return bool(self._windows) and self._windows[0].complete
 
     @property
@@ -477,7 +489,7 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Number of next steps at whose end no point, window or background work is due."""
+        """Number of next steps without a point, a window or background work at their end."""
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
@@ -505,15 +517,15 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the step that begins: in it, the other ranks wait until this rank's work is done.
+        """Mark the step that begins, because other ranks wait in it until this rank's work is done.
 
-        If any rank has marked a step, that step is left out when ranks are compared and merged.
+        If any rank has marked a step, the step is left out when ranks are compared and merged.
         """
         if self._training.world_size > 1:
             self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
-        """Pass on the steps whose times can be read."""
+        """Pass on the steps with times that can be read."""
         for step in self._step_timer.read():
             if self._phase_waits is not None:
                 marks = step.device_marks
@@ -620,7 +632,7 @@ class Session:
 
 
 def _is_shared(step: TimedStep) -> bool:
-    """Whether ranks are compared by this step."""
+    """Return whether ranks are compared by this step."""
     return step.kind == "unprofiled" and step.times_phases and is_compared(step.marks)
 
 

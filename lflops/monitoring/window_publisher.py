@@ -1,4 +1,4 @@
-"""Publishes closed windows: merges the windows of all ranks, then saves, logs and keeps them."""
+"""Publish closed windows: merge the windows of all ranks, then save, log and keep them."""
 
 import contextlib
 import shlex
@@ -114,8 +114,8 @@ class WindowPublisher:
 
     Attributes:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: By stage, the samples and tokens of all ranks divided by those of this rank, in the
-            last window.
+        shares: The samples and tokens of all ranks, divided by the samples and tokens of this rank,
+            by stage, in the last window.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The place of this rank among all ranks.
         failures: The outputs that have failed.
@@ -175,7 +175,7 @@ class WindowPublisher:
         if training.is_main:
             self.reporters = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
-        # the folder in which the run uses a part
+        # the folder that the run actually uses
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
             if training.is_main:
@@ -202,14 +202,14 @@ class WindowPublisher:
 
     @property
     def pending(self) -> bool:
-        """Whether any window is not published yet."""
+        """Return whether any window is not published yet."""
         return bool(self._in_background) or (
             self._collector is not None and self._collector.pending
         )
 
     @property
     def busy(self) -> bool:
-        """Whether a background thread works on a window."""
+        """Return whether a background thread works on a window."""
         return bool(self._in_background) or (self._collector is not None and self._collector.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
@@ -360,7 +360,8 @@ class WindowPublisher:
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            # in order, since each window is compared with the previous one and texts are appended
+            # keep the order, because each window is compared with the previous window and texts are
+            # appended
             before = [future for _, future in self._in_background]
             future = in_background(prepare, f"lflops: {run.stage} window {run.window}", before)
             self._in_background.append((closed, future))
@@ -438,7 +439,7 @@ class WindowPublisher:
 
 
 def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
-    """Whether a comparison uses more steps than the comparison of a window."""
+    """Return whether a comparison uses more steps than the comparison of a window."""
     earlier = window.unprofiled_comparison
     return compared.steps > (0 if earlier is None else earlier.steps)
 

@@ -1,4 +1,4 @@
-"""Requests for windows during a run.
+"""Handle requests for windows during a run.
 
 A request comes from the program, or from a file that `lflops window` writes to the run's folder.
 
@@ -111,7 +111,10 @@ class WindowRequests:
             self._thread.start()
 
     def stop(self) -> None:
-        """Accept no more requests. If rank 0 stops, all ranks do. Calling it twice is harmless."""
+        """Accept no more requests.
+
+        If rank 0 stops, all ranks stop. A second call does nothing.
+        """
         self._is_over.set()
         if self._thread.is_alive():
             try:
@@ -190,7 +193,7 @@ _LISTENING: set[WindowRequests] = set()
 
 @atexit.register
 def _stop_at_exit() -> None:
-    """Stop all threads: a thread that waits in torch must not outlive Python."""
+    """Stop all threads, because a thread that waits in torch must not outlive Python."""
     for requests in tuple(_LISTENING):
         requests.stop()
 

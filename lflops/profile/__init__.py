@@ -1,6 +1,6 @@
-"""The result of collection, as one value: a `Profile` and its JSON file.
+"""Define the result of a measurement: a `Profile` and its JSON file.
 
-Frozen values in SI units, without sentences and without torch: modules and their work, operators,
-memory, steps, ranks, traces, notes. Collection ends with one, and everything after it is a function
-of one.
+A profile has frozen values in SI units, without sentences and without torch objects: modules and
+their work, operators, memory, steps, ranks, traces, notes. Every measurement makes a profile, and
+all analysis and reports are functions of a profile.
 """

@@ -11,13 +11,13 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
-# In these collectives a rank keeps its own share of the message.
+# In these collectives, a rank keeps its own share of the message.
 _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 
 
 @functools.lru_cache(1 << 12)
 def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel of this name belongs to a collective."""
+    """Return whether a kernel with this name belongs to a collective."""
     return _KERNEL.search(name) is not None
 
 
@@ -25,7 +25,7 @@ def is_collective_kernel(name: str) -> bool:
 def collective_kind(name: str) -> str:
     """Return the kind of a collective, such as `all_reduce`.
 
-    `send_recv` is an NCCL kernel, which all-to-all uses too.
+    `send_recv` is an NCCL kernel that all-to-all uses too.
     """
     plain = re.sub(r"[^a-z]", "", name.lower())
     return next((kind for part, kind in _KINDS.items() if part in plain), "other")
@@ -34,7 +34,7 @@ def collective_kind(name: str) -> str:
 def bus_factor(kind: str, size: int | None) -> float | None:
     """Return the bytes that a rank sends for each byte of the message, as in nccl-tests.
 
-    `None` if the unknown size of the group is needed.
+    `None` if the result depends on the size of the group and the size is unknown.
     """
     if kind not in _SHARE and kind != "all_reduce":
         return 1.0

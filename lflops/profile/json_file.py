@@ -1,4 +1,4 @@
-"""The JSON file of a profile, and its JSON schema.
+"""Read and write the JSON file of a profile, and its JSON schema.
 
 The file is written atomically, and checked when it is read. Every failure is a `ProfileError`.
 """
@@ -28,10 +28,10 @@ from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profil
 from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30
-"""The most bytes of a file."""
+"""Maximum size of a file in bytes."""
 
 LARGEST_SEARCH = 1 << 25
-"""The most bytes in which the path to an error is searched."""
+"""Maximum size in bytes of a text in which the path to an error is searched."""
 
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
@@ -41,7 +41,7 @@ _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _inclusive_counts = attrgetter(*COUNTS)
 _self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
 
-# Quoted content is from an untrusted file, so it is shortened.
+# Quoted content comes from an untrusted file, so it is shortened.
 _short = reprlib.Repr()
 _short.maxstring = _short.maxlong = 80
 Key = str | int
@@ -51,7 +51,10 @@ _ADVICE = "pass a file that Profile.save wrote"
 
 
 class _OtherVersionError(ProfileError):
-    """A profile of another schema version. Its message needs no `_ADVICE`."""
+    """A profile has another schema version.
+
+    The message of this error needs no `_ADVICE`.
+    """
 
 
 def load(path: str | PathLike[str]) -> Profile:
@@ -66,7 +69,7 @@ def load(path: str | PathLike[str]) -> Profile:
 
 
 def save(profile: Profile, path: str | PathLike[str]) -> None:
-    """Write a profile's file and the folders above it, atomically.
+    """Write a profile's file atomically, and create missing folders.
 
     Raises:
         ProfileError: A number is NaN or infinite, `load` would reject the profile for another
@@ -78,7 +81,7 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
-    """Convert every error into a `ProfileError` with the file's name and the remark."""
+    """Convert every error into a `ProfileError` with the name of the file and a remark."""
     name = os.fspath(path)
     if not name or not name.isprintable():
         name = ascii(name)
@@ -201,7 +204,7 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Check that inclusive counts are the self counts plus the counts of the modules right below.
+    """Check that inclusive counts are the self counts plus the counts of the direct submodules.
 
     The last modules, which are mostly the deepest, are checked first.
     """
@@ -245,7 +248,7 @@ def _misfit(text: bytes, error: str) -> str:
     try:
         keys, given, kind = _misfitting(text, path)
     except (msgspec.MsgspecError, LookupError):
-        # A key appears twice. msgspec reports the first value, and only the last can be read.
+        # A key appears twice. msgspec reports the first value, but only the last value can be read.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
     value = ""
     is_container = given[:1] in b"{["
@@ -260,7 +263,7 @@ def _misfit(text: bytes, error: str) -> str:
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
     """Follow msgspec's path, and try the values of a mapping one by one.
 
-    Returns the keys, and the JSON and the type at the end of the path.
+    Returns the keys of the path, and the JSON and the expected type at its end.
     """
     keys: list[Key] = []
     kind: Any = Profile
@@ -292,14 +295,15 @@ def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
     raise LookupError
 
 
-# A string is one token, so that its brackets do not count. An open string ends with the text.
+# A string is one token, so that brackets in the string do not count. A string without an end
+# continues to the end of the text.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
 
 
 def _path_at_byte(text: bytes, byte: int) -> str:
-    """Return the path to a byte of invalid or too deep JSON, with a colon.
+    """Return the path to a byte of JSON that is invalid or nested too deeply, with a colon.
 
-    Empty at the top level, and for a large text, in which it would take minutes.
+    Empty at the top level, and for a large text, because the search would take minutes.
     """
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
@@ -333,9 +337,10 @@ def _encoded(profile: Profile) -> bytes:
 
 
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
-    """Raise for a value that cannot be written.
+    """Raise an error for a value that cannot be written.
 
-    Msgspec names no path, and writes NaN and infinity as null.
+    Without this check, errors of msgspec would have no path, and NaN and infinity would be written
+    as null.
     """
     items: Iterable[tuple[Key, object]] = ()
     match value:

@@ -1,4 +1,4 @@
-"""Dotted names of modules: the names above and below, and the patterns of repeated names."""
+"""Work with dotted names of modules: parents, children, and patterns of repeated names."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 @lru_cache(1 << 16)
 def ancestry(name: str) -> tuple[str, ...]:
-    """Return a name and all names above it: the name first, the root last."""
+    """Return a name and the names of all its parents: the name first, the root last."""
     names = [name]
     while name:
         name = name.rpartition(".")[0]
@@ -41,14 +41,14 @@ def patterns(
 ) -> dict[str, str]:
     """Replace the numbers of repeated modules by `*` in each name, such as `layers.*.mlp.0`.
 
-    Modules of one class at the same place have the same pattern.
+    Modules of one class in the same place have the same pattern.
 
-    A module repeats if the sibling before or after it has a number too and is the same. The 48
-    blocks of a stack repeat; the first and the third layer of a `Sequential` do not. A star stands
-    for all numbers; otherwise the numbers are listed: `layers.{0-2,4}.mlp`.
+    A module is repeated if the previous or the next sibling has a number too and is equal. The 48
+    blocks of a stack are repeated; the first and the third layer of a `Sequential` are not. A star
+    means all numbers. If not all numbers repeat, they are listed: `layers.{0-2,4}.mlp`.
 
-    Siblings are the same if they have one class. Siblings without submodules also need the same
-    number of parameters.
+    Siblings are equal if they have the same class. Siblings without submodules must also have the
+    same number of parameters.
 
     Args:
         modules: The class and the number of parameters of each name.
@@ -57,7 +57,8 @@ def patterns(
     below = below or children(modules)
     found = {"": ""}
     waiting = [[""]]
-    # The loop appends to the list that it reads: groups of modules with equal patterns.
+    # The loop appends to the list that it reads. The list has groups of modules with equal
+    # patterns.
     for parents in waiting:
         above = found[parents[0]]
         taken: set[str] = set()
@@ -81,8 +82,8 @@ def _alike(
 ) -> Iterator[tuple[str, list[str], bool]]:
     """Group the modules below equal parents by their label and class.
 
-    The label is `*` for repeated modules. Yields the label, the names, and whether they are all
-    modules that the pattern with this label stands for.
+    The label is `*` for repeated modules. Yields the label, the names, and whether the pattern with
+    this label means exactly these modules.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     numbered = 0
@@ -102,7 +103,7 @@ def _repeated(
     modules: Mapping[str, tuple[str, int | None]],
     below: Mapping[str, Sequence[str]],
 ) -> set[str]:
-    """Return the siblings that are the same as the sibling before or after them."""
+    """Return the siblings that are equal to the previous or the next sibling."""
 
     def signature(name: str) -> tuple[str, int | None]:
         class_name, parameters = modules[name]
@@ -126,7 +127,7 @@ def _has_number(name: str) -> bool:
 
 
 def spelled_out(names: Iterable[str]) -> str:
-    """Join names that differ in numbers, such as `layers.{0-2,4}.mlp`; a single name is kept."""
+    """Join names that differ in numbers, such as `layers.{0-2,4}.mlp`; a single name is unchanged."""
     parts = []
     for labels in zip(*(name.split(".") for name in names), strict=True):
         if len(set(labels)) == 1:
@@ -145,12 +146,12 @@ def fold_repeats(
     """Group items of repeated modules, such as the 48 layers of a stack.
 
     Returns labels and items, in the order of the first items. The label is the pattern of the names
-    if the group has all modules of that pattern, otherwise the names, spelled out.
+    if the group has all modules with this pattern. Otherwise, the label lists the numbers.
 
     Args:
         items: The items to group.
         key: Returns an item's module, then everything else that is equal within a group.
-        patterns: The result of `patterns`. A name without a pattern stands for itself.
+        patterns: The result of `patterns`. A name without a pattern is its own pattern.
     """
     modules_of_pattern = Counter(patterns.values())
 
@@ -170,7 +171,7 @@ def fold_repeats(
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
-    """Add up the values of repeated modules, by the label that `fold_repeats` gives them."""
+    """Add up the values of repeated modules, by the labels of `fold_repeats`."""
     sums = {}
     for label, items in fold_repeats(values.items(), lambda item: item[:1], patterns):
         sums[label] = sum(value for _, value in items)
@@ -178,7 +179,7 @@ def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[s
 
 
 def plain(content: str) -> str:
-    """Replace control characters, so that a name from the user cannot drive the terminal."""
+    """Replace control characters, so that a name from the user cannot control the terminal."""
     if content.isprintable():
         return content
     characters = []

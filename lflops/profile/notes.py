@@ -1,8 +1,8 @@
-"""The notes of a profile: facts that a reader of its numbers has to know.
+"""Define the notes of a profile: facts that a reader of its numbers must know.
 
 A note has a code and values, and reports print its sentence. For each code, notes.toml has the
-sentence, the cause, the remedy, and the types of the values. To add a note, add a row to notes.toml
-and make a `Note(code=...)` where it arises.
+sentence, the cause, the remedy, and the types of the values. To add a note, add a row to
+notes.toml, and create a `Note(code=...)` in the code that finds the fact.
 """
 
 import functools
@@ -20,12 +20,12 @@ from lflops import units
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """One note.
+    """A note: a fact that a reader of the profile must know.
 
     Attributes:
         code: The kind of note. A file of a later version may have codes that are unknown here.
-        subject: The subject, as its row in notes.toml describes; may be empty.
-        values: By name, with the types in its row.
+        subject: The subject, which the row in notes.toml describes; may be empty.
+        values: Values by name, with the types in the row of notes.toml.
     """
 
     code: str
@@ -37,11 +37,10 @@ class NoteKind(NamedTuple):
     """The row of notes.toml for one code.
 
     Attributes:
-        sentence: A template for `_Words`, or a function if the form of the sentence depends on the
-            values.
+        sentence: A template for `_Words`, or a function if the wording depends on the values.
         cause: The reason for the note, for the documentation.
         remedy: The action that a reader can take, for the documentation.
-        reasons: Parts of the sentence by the subject.
+        reasons: Parts of the sentence, by subject.
         values: The type of each value by its name; `*` stands for names that depend on the run.
     """
 
@@ -61,7 +60,7 @@ def sentence(note: Note) -> str:
 
 
 def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
-    """Yield the notes of one code."""
+    """Yield the notes with this code."""
     return (note for note in notes if note.code == code)
 
 
@@ -117,7 +116,10 @@ def filled(template: str, names: Mapping[str, float | str | None]) -> str:
 
 
 def _fill(template: str, note: Note) -> str:
-    """Fill a template with a note's values and subject; `row` is the subject as a module's name."""
+    """Fill a template with a note's values and subject.
+
+    `row` is the subject as a module's name.
+    """
     row = note.subject or "the model itself"
     return filled(template, {**note.values, "subject": note.subject, "row": row})
 
@@ -272,7 +274,7 @@ _SENTENCES: Mapping[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "time_scaled": _time_scaled,
 }
-"""The sentences that no template can make, by code."""
+"""The sentences that no template can express, by code."""
 
 
 def _unknown(note: Note) -> str:

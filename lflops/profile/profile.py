@@ -1,13 +1,13 @@
-"""The profile: the work, memory and time of one rank or one run, module by module.
+"""Define the profile: the work, memory and time of one rank or one run, module by module.
 
 Numbers are in SI units (bytes, seconds, operations), and counts are exact integers. `None` means
 unknown, never 0. A profile contains no sentences and no torch objects.
 
-A module is named by its dotted path, the root by the empty string. Self work ran while the module
-was the innermost running module; inclusive work adds the work of all rows below it in the tree of
-names.
+The name of a module is its dotted path; the name of the root is the empty string. Self work ran
+while the module was the innermost running module. Inclusive work adds the work of all rows below
+the module in the tree of names.
 
-Python's garbage collector does not track the values that a profile has by the thousand
+Python's garbage collector does not track the types of which a profile has thousands of values
 (`gc=False`). They cannot be part of a cycle, and loading 5,000 modules takes a quarter less time.
 """
 
@@ -45,7 +45,7 @@ PhaseQuery = Phase | Literal["all"] | None
 """A phase; `"all"` and `None` add up all phases."""
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
-"""A field of `Work` that a profile is queried for."""
+"""A field of `Work` that queries of a profile can return."""
 
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves free.
@@ -68,15 +68,16 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         calls: Operator calls that computed or moved data. Views and allocations do not count.
         macs: Multiply-accumulates of contractions. Attention counts its full square.
-        executed_macs: The same without what a causal or block mask lets the kernel skip.
+        executed_macs: Multiply-accumulates without those that the kernel skips because of a causal
+            or block mask.
         flops: 2 x `macs`, plus all other operations by a documented convention.
-        bytes_moved: Least traffic of the operators as dispatched; not DRAM traffic.
+        bytes_moved: Smallest possible traffic of the dispatched operators; not DRAM traffic.
         comm_bytes: Payload of the collectives.
         logical_macs: MACs of the unsharded model on this rank's batch, from the global shapes of
-            sharded tensors. `None` if a rank computed with its local part as a plain tensor, which
-            does not have the global shape.
-        seconds: Stream time on CUDA, host time on CPU.
-        device_seconds: Kernel time; needs a trace.
+            sharded tensors. `None` if a rank computed with its local part as a plain tensor,
+            because a plain tensor does not have the global shape.
+        seconds: Stream time on CUDA, host time on a CPU.
+        device_seconds: Kernel time; requires a trace.
     """
 
     calls: Count
@@ -99,7 +100,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact and always known; each has a `self_` field, too."""
+"""The fields of `Work` that are exact and always known; each also has a `self_` field."""
 
 OP_COUNT_FIELDS = COUNTS[:-1]
 """The counts that an `OpCount` has."""
@@ -118,10 +119,11 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         class_name: The name of the class; `"scope"` for a named part that is not a module.
         detail: The module's `extra_repr`, such as `in_features=768, out_features=3072, bias=True`.
-        calls: Number of calls in forward. A container that is never called itself has 0.
-        compiled: Whether it runs under torch.compile outside the counting pass.
+        calls: Number of calls in forward; 0 for a container that is never called itself.
+        compiled: Whether the module runs under torch.compile outside the counting pass.
         owner: The row that counts this row's parameters, if they are shared with an earlier row.
-        parameters: Distinct parameters here and below, each counted once in the profile.
+        parameters: Number of distinct parameters of this row and the rows below it. In the whole
+            profile, each parameter is counted once.
         local_parameters: The part of the parameters that this rank holds.
         dtypes: `parameters` by dtype.
         peak_bytes: The most bytes alive at once while this row or a row below it ran.
@@ -157,7 +159,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
 def with_works(
     modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]
 ) -> dict[str, ModuleProfile]:
-    """Return the modules with other work in some phases."""
+    """Replace the work of modules in some phases."""
     changed: dict[str, dict[str, Any]] = {}
     for (row, phase), work in works.items():
         changed.setdefault(row, {})[phase] = work
@@ -187,7 +189,7 @@ class OpCount(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class UnsupportedCall(Struct, frozen=True, kw_only=True):
-    """An operator that ran without a formula, in one module and phase; no total includes it."""
+    """An operator without a formula, in one module and phase; no total includes its work."""
 
     module: str
     operator: str
@@ -202,11 +204,11 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         bytes: The larger of the bytes that a rank sends and receives.
         seconds: Time per step of its kernels on the device, or on the host with gloo, including the
-            wait for other ranks. `None` if it was not traced, or if others of its kind ran in the
-            same place.
+            wait for other ranks. `None` if the collective was not traced, or if other collectives
+            of the same kind ran in the same place.
         exposed_seconds: The part of `seconds` in which nothing was computed.
-        least_seconds: The least `seconds` of all ranks that traced it. It is the transfer time if
-            one rank comes last in all calls. `None` if fewer than two ranks traced it.
+        least_seconds: The smallest `seconds` of all traced ranks. It is the transfer time if one
+            rank comes last in all calls. `None` if fewer than two ranks were traced.
     """
 
     module: str
@@ -225,9 +227,9 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
     """One operator of the timeline, and the bytes that were alive before it ran.
 
     Attributes:
-        index: Its number among all operators of the step.
+        index: Number of the operator among all operators of the step.
         by_category: `live_bytes` by category.
-        highest_bytes: The most bytes alive from then until the next operator of the timeline.
+        highest_bytes: Most bytes alive between this operator and the next operator of the timeline.
     """
 
     operator: str
@@ -259,10 +261,10 @@ class Reserved(Struct, frozen=True, kw_only=True):
         requested_bytes: Bytes that tensors requested.
         allocated_bytes: Bytes in allocated blocks, like `torch.cuda.max_memory_allocated()`.
         reserved_bytes: Bytes in segments, like `torch.cuda.max_memory_reserved()`.
-        unused_bytes: Reserved bytes that are not allocated when the most is reserved: cached blocks
-            and fragments.
-        retries: How often the allocator frees its cache to get memory, if the step needs more than
-            the device has without that. 0 if it does not, `None` if the step fails.
+        unused_bytes: Reserved bytes that are not allocated at the time of the largest reservation:
+            cached blocks and fragments.
+        retries: Number of times that the allocator frees its cache because the memory of the device
+            is used up. 0 if the memory is sufficient, `None` if the step fails.
     """
 
     settings: str
@@ -276,20 +278,20 @@ class Reserved(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """The bytes of tensors that are alive while a step runs.
 
-    They do not include workspaces, nor the allocator's rounding, except in some estimates.
+    They do not include workspaces. They include the allocator's rounding only in some estimates.
 
     Attributes:
         source: `counted` on a real pass, `fake` if nothing was allocated.
         peak_index: The number of the operator that reached the peak, among all operators of the
             step.
         by_category: The peak by parameters, gradients, optimizer_state, activations, temporary,
-            other. At another time, more bytes of a category may be alive, see `most_by_category`.
-        most_by_category: The most bytes alive of each category, each at its own time. Activations
-            reach it at the end of forward.
-        by_module: The peak by the row that made or owns the bytes, without rows below it.
+            other. At another time, more bytes of a category may be alive; see `most_by_category`.
+        most_by_category: Most bytes of each category, each at its own time. Activations reach their
+            maximum at the end of forward.
+        by_module: Bytes at the peak by the row that allocated or owns them, without rows below it.
         activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
-        timeline: The operators in the order of execution. Of more than 20,000 operators, the
+        timeline: The operators in the order of execution. For more than 20,000 operators, the
             extremes of equal buckets, and the peak.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
@@ -306,12 +308,13 @@ class Memory(Struct, frozen=True, kw_only=True):
     reserved: Reserved | None = None
 
     def fits(self, memory_bytes: float, *, margin: float = MARGIN) -> bool:
-        """Return whether the peak fits into a device's memory and leaves a share of it free.
+        """Return whether the peak fits into a device's memory with a margin.
 
         Args:
             memory_bytes: Memory of the device in bytes.
             margin: Share of the memory that is left for the driver, libraries, collectives and
-                fragmentation. `lflops estimate --hardware NAME` knows these for each chip.
+                fragmentation. `lflops estimate --hardware NAME` has a more exact value for each
+                chip.
 
         Raises:
             ValueError: The margin is not a share.
@@ -322,14 +325,14 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
-    """What was profiled, where and how.
+    """Facts about the profiled run: the model, the inputs, and the machine.
 
     Attributes:
         created: Time in ISO 8601, UTC.
         shapes: Shapes of the inputs.
-        device_type: Such as `cuda`, as torch names it.
-        allocated_bytes: Peak of torch's CUDA allocator since it was last reset, read at the end of
-            a window; with several ranks the largest. `None` on a CPU.
+        device_type: Type of the device in torch, such as `cuda`.
+        allocated_bytes: Peak of torch's CUDA allocator since its last reset, read at the end of a
+            window. For several ranks, the largest peak. `None` on a CPU.
         reserved_bytes: Peak of the memory that the CUDA allocator reserved.
         threads: Number of threads that torch uses in an operator on the CPU; `None` if the model
             runs on another device.
@@ -337,7 +340,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
         samples_from: The source of `samples_per_step` in words, such as `dimension 0 of images`.
-        tokens_from: The names of the inputs whose elements are the tokens, or `units=`.
+        tokens_from: The names of the inputs with the tokens as elements, or `units=`.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -374,16 +377,17 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Profile(Struct, Displayed, frozen=True, kw_only=True):
-    """The result of one pass or one window. The JSON file is this value.
+    """The result of one pass or one window; the JSON file contains exactly this value.
 
     Attributes:
-        waits: The modules and phases in which this rank waits for others, because a collective runs
-            or is awaited there.
+        waits: The modules and phases in which this rank waits for other ranks, because a collective
+            runs or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
-        unprofiled_comparison: The delays of ranks in unprofiled steps, which are more.
-        timelines: A few steps of the rank that made the profile, or of each of the first ranks; of
-            each rank the step of median length comes first. Empty if no step was traced or timed
-            by module.
+        unprofiled_comparison: The delays of ranks in unprofiled steps. There are more of these
+            steps.
+        timelines: A few steps of the rank that made the profile, or of each of the first ranks. For
+            each rank, the step with the median length comes first. Empty if no step was traced or
+            timed by module.
     """
 
     schema_version: str
@@ -419,7 +423,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def by_module(
         self, phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> dict[str, int]:
-        """MACs, or another metric, of each module, inclusive.
+        """Return the MACs, or another metric, of each module, including its submodules.
 
         Args:
             phase: A phase; `"all"` and `None` add up all phases.
@@ -436,9 +440,9 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def by_operator(
         self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs"
     ) -> dict[str, int]:
-        """MACs, or another metric, of each operator in a module and its submodules, most first.
+        """Return the MACs, or another metric, of each operator in a module and its submodules.
 
-        Operators with none are left out.
+        The largest value comes first. Operators with a value of 0 are left out.
 
         Raises:
             ValueError: The phase, the module or the metric is unknown.
@@ -453,7 +457,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def by_module_and_operator(
         self, phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> dict[str, dict[str, int]]:
-        """MACs, or another metric, of each operator in each module and its submodules.
+        """Return the MACs, or another metric, of each operator in each module and its submodules.
 
         Raises:
             ValueError: The phase or the metric is unknown.
@@ -467,7 +471,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def total(
         self, module: str = "", phase: PhaseQuery = "forward", *, metric: Metric = "macs"
     ) -> int:
-        """MACs, or another metric, of one module, inclusive.
+        """Return the MACs, or another metric, of one module, including its submodules.
 
         Raises:
             ValueError: The module, the phase or the metric is unknown.
@@ -478,12 +482,17 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the counts are known. If not, the profile has only times, and its counts are 0."""
+        """Return whether the counts are known.
+
+        If not, the profile has only times, and its counts are 0.
+        """
         return not any(notes_with("not_counted", self.notes))
 
     @property
     def traced_steps(self) -> float | None:
-        """Number of traced steps, of as many batches as gradients are accumulated over.
+        """Number of traced optimizer steps.
+
+        A step has as many batches as gradients are accumulated over.
 
         `None` if no step was traced, or if their number is unknown.
         """
@@ -493,9 +502,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """The share of the process's CPU time that other processes took, in steps with that figure.
+        """Share of the process's CPU time that other processes took, for each step with this share.
 
-        Empty for accelerators: a host that waits for a core does not always slow them.
+        Empty for accelerators, because a host that waits for a core does not always slow down the
+        accelerator.
         """
         if self.run.device_type not in {"cpu", None}:
             return []
@@ -510,7 +520,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor any submodule of them, in the model's order.
+        """The modules that were never called and have no called submodule, in the model's order.
 
         Submodules of TorchScript modules are left out, because their calls are unknown.
         """
@@ -527,10 +537,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         return tuple(uncalled)
 
     def patterns(self, below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
-        """Each module's name with `*` for the numbers of repeated modules, such as `layers.*.mlp`.
+        """Return each module's name with `*` for the numbers of repeats, such as `layers.*.mlp`.
 
-        Siblings repeat if they have one class. Siblings without submodules also need the same
-        number of parameters.
+        Siblings are repeats if they have the same class. Siblings without submodules must also have
+        the same number of parameters.
 
         Args:
             below: The names directly below each name, if they are known.
@@ -543,13 +553,13 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def table(
         self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = None
     ) -> Table:
-        """The modules with their work and time: `print` it, or show it in a notebook.
+        """Return a table of the modules with their work and time, for `print` or a notebook.
 
         Args:
             depth: Levels of modules below the model; -1 for all.
             sort: The figure to sort by, largest first: `"macs"`, `"flops"` or `"time"`. By default
                 modules are in the order of the model.
-            phase: One phase. By default all phases are added up.
+            phase: One phase. By default, all phases are added up.
 
         Raises:
             ValueError: The depth or the figure to sort by is unknown, or there are no times.
@@ -558,17 +568,17 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         return table
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the JSON file, atomically.
+        """Write the JSON file atomically.
 
         Raises:
-            ProfileError: A number in it is NaN or infinite, or the file cannot be written.
+            ProfileError: A number in the profile is NaN or infinite, or the file cannot be written.
         """
         from lflops.profile.json_file import save
 
         save(self, path)
 
     def _nonzero_counts(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
-        """Yield module, operator and value."""
+        """Yield the module, the operator and the value of each count that is not 0."""
         phases = _phases(phase, metric)
         for count in self.op_counts:
             value = getattr(count, metric)

@@ -1,4 +1,4 @@
-"""The traces and ranks of a run, and the phases and units that all parts of a profile share."""
+"""Define the traces and ranks of a run, and the phases and units that all of a profile uses."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
 }
-"""The phases whose work is done in each pass over the model."""
+"""The phases that belong to each pass over the model."""
 PASS_PHASES = PHASES[:3]
 """The phases of all passes over the model."""
 
@@ -24,22 +24,22 @@ PASS_PHASES = PHASES[:3]
 def ready_for_threads(*kinds: Any) -> None:
     """Prepare the decoding of these types.
 
-    msgspec crashes if two threads are the first to decode a type.
+    msgspec crashes if two threads decode a type for the first time at once.
     """
     for kind in kinds:
         json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:
-    """Return the phase of a step in which a phase of the count runs."""
+    """Return the phase of a step that contains a phase of the count."""
     return "backward" if phase == "recompute" else phase
 
 
 class ModulePhase(NamedTuple):
     """A module in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`.
 
-    Where ranks are compared, it can be a phase of the step outside modules:
-    `ModulePhase("", "data")`.
+    In comparisons of ranks, it can also be a phase of the step outside modules: `ModulePhase("",
+    "data")`.
     """
 
     fqn: str
@@ -60,9 +60,9 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def error(self) -> float | None:
-        """The standard error of the median in seconds; `None` for fewer than two steps.
+        """Standard error of the median in seconds; `None` for fewer than two steps.
 
-        `lflops.analysis.compare.significance` derives it from the quartiles.
+        `lflops.analysis.compare.significance` explains how it follows from the quartiles.
         """
         if self.n < 2:
             return None
@@ -83,7 +83,7 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         return cls(median=median, low=low, high=high, n=len(seconds))
 
     def shifted(self, seconds: float) -> Self:
-        """Return the times plus `seconds`, and not below 0."""
+        """Return the times plus `seconds`, but not below 0."""
         return replace(
             self,
             median=max(self.median + seconds, 0.0),
@@ -108,13 +108,14 @@ def median_of(stats: TimingStats | None) -> float | None:
 class ByCategory(NamedTuple):
     """Bytes alive at one time, by the final use of each tensor.
 
-    A gradient is in `gradients` as soon as backward has made it.
+    A gradient counts in `gradients` as soon as backward has created it.
 
     Attributes:
-        activations: Made in forward, saved for backward or not.
-        temporary: Made in backward or in an optimizer's step, and neither gradient nor state.
-        other: Made before the step and not a parameter, such as the batch and buffers, or made
-            outside the phases of the model.
+        activations: Tensors created in forward, whether or not they are saved for backward.
+        temporary: Tensors created in backward or in an optimizer's step that are neither gradients
+            nor optimizer state.
+        other: Tensors created before the step that are not parameters, such as the batch and
+            buffers, and tensors created outside the phases of the model.
     """
 
     parameters: Count
@@ -140,14 +141,16 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row.
+    """A call of a module or a user's scope, from entry to exit.
+
+    In backward, a call is a sequence of consecutive nodes of one row.
 
     Attributes:
         start: Nanoseconds since 1970.
         end: Nanoseconds since 1970.
-        device: Nanoseconds of the kernels launched inside it; 0 without a device.
-        innermost: Whether no other call is inside it.
-        thread: Number of its thread; 0 is the training thread.
+        device: Nanoseconds of the kernels that were launched inside the call; 0 without a device.
+        innermost: Whether there is no other call inside this call.
+        thread: Number of the thread; 0 is the training thread.
     """
 
     fqn: str
@@ -162,16 +165,16 @@ class Call(NamedTuple):
 class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     """A kernel of compiled code in one module and phase.
 
-    A kernel that was fused of several modules has a row in each of them.
+    A kernel that was fused from several modules has a row for each module.
 
     Attributes:
         name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
-        modules: Number of modules that it computes for. With several modules, its time and bytes
-            are divided among them by the bytes that their nodes move.
-        calls: Number of calls in which the module has a part.
-        host_seconds: Time from the end of the previous kernel to its end.
+        modules: Number of modules that the kernel computes for. Its time and bytes are divided
+            between these modules, in proportion to the bytes that their nodes move.
+        calls: Number of kernel calls that compute for the module.
+        host_seconds: Time from the end of the previous kernel to the end of this kernel.
         device_seconds: Kernel time; `None` if no device was recorded.
-        bytes_moved: What the fused kernel reads and writes, as the compiler counts it.
+        bytes_moved: Bytes that the fused kernel reads and writes, as the compiler counts them.
     """
 
     name: str
@@ -184,9 +187,9 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     bytes_moved: Count | None = None
 
     def seconds_on(self, side: Literal["host", "device"]) -> float:
-        """Return the seconds on the side on which compiled code was timed.
+        """Return the seconds on the host or on the device.
 
-        They are host seconds if no device was recorded.
+        Returns host seconds if no device was recorded.
         """
         if side == "host" or self.device_seconds is None:
             return self.host_seconds
@@ -198,11 +201,12 @@ class CompiledCode(Struct, frozen=True, kw_only=True):
 
     Attributes:
         graphs: Number of different graphs.
-        unrecorded_graphs: Number of graphs whose modules are unknown.
+        unrecorded_graphs: Number of graphs with unknown modules.
         regions: Number of calls of graphs.
-        timed_on: Where seconds were measured: on the device if it was recorded, else on the host.
+        timed_on: Where seconds were measured: on the device if it was recorded, otherwise on the
+            host.
         seconds: Time in all graphs: kernels and unassigned time.
-        unassigned_seconds: Time of no known module.
+        unassigned_seconds: Time that belongs to no known module.
         divided_seconds: Time in kernels that were fused from several modules.
         kernels: The kernels, longest first.
     """
@@ -222,12 +226,12 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     Attributes:
         files: The paths of the traces by rank.
-        batches: Number of recorded batches. All figures below are sums over them.
-        device_idle_seconds: Idle time between the device's first and last work; `None` if the
-            device recorded none. Idle, exposed and compute seconds are disjoint.
-        exposed_comm_seconds: The device communicated and computed nothing.
-        exposed_copy_seconds: The device copied and did nothing else.
-        device_compute_seconds: The device ran a kernel other than communication.
+        batches: Number of recorded batches. All figures below are sums over these batches.
+        device_idle_seconds: Idle time between the first and the last work of the device; `None` if
+            no work was recorded on a device. Idle, exposed and compute seconds are disjoint.
+        exposed_comm_seconds: Time in which the device communicated but computed nothing.
+        exposed_copy_seconds: Time in which the device copied data and did nothing else.
+        device_compute_seconds: Time in which the device ran a kernel other than communication.
         operators: The operators with the most self time, on the device or on the host.
         compiled: The work inside compiled graphs by module; `None` if it was not requested, or
             nothing is compiled.
@@ -259,12 +263,12 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, which may not have reported.
 
     Attributes:
-        device: The name of its chip.
+        device: The name of the rank's chip.
         step: Time of an unprofiled step. Ranks that wait for each other take equally long.
         data: The data wait of an unprofiled step.
         cpu: CPU time of an unprofiled step.
-        slowest: Number of compared steps in which it was busy the longest, without waiting; `None`
-            if its steps were not compared.
+        slowest: Number of compared steps in which this rank was busy longest, without waiting;
+            `None` if its steps were not compared.
     """
 
     rank: Count
@@ -282,29 +286,29 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""Stands for a phase: the time in which a rank's thread waited for a core, wherever it was."""
+"""Used as a phase: the time in which a rank's thread waited for a core, in any phase."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
     """The time that one rank took in one place beyond the other ranks, step by step.
 
     Attributes:
-        module: `""` is the root, and everything outside modules; `layers.*.mlp` is several modules
-            together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's
-            device does, `PREEMPTED` the time in which its thread waited for a core.
+        module: Name of the module. `""` means the root and everything outside modules;
+            `layers.*.mlp` means several modules together.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` means everything that the rank's
+            device does, and `PREEMPTED` the time in which the rank's thread waited for a core.
         modules: Number of modules.
         intervals: The numbers of the intervals between collectives that contain the place.
         seconds: Median time of the rank.
         usual: Median time of the other ranks.
         excess: Seconds of the rank beyond the median of the other ranks, in each compared step;
-            negative where it was faster.
+            negative if the rank was faster.
         late: Seconds by which the rank was late to the next collective, beyond the median of the
             other ranks, in each compared step.
         noise: Standard deviation of the other ranks' medians; `None` if there are too few ranks.
         largest_of_others: The largest excesses of other ranks in any step, largest first.
-        begins_collective: Whether a collective begins in the place and is awaited elsewhere, as
-            under DDP.
+        begins_collective: Whether a collective begins in the place and is awaited in another place,
+            as under DDP.
     """
 
     module: str
@@ -322,18 +326,18 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankWait(Struct, frozen=True, kw_only=True, gc=False):
-    """Waiting for another rank where a collective is awaited.
+    """A wait for another rank in a place where a collective is awaited.
 
     Attributes:
         for_rank: The rank that is awaited most.
         ranks: Number of other ranks.
         seconds: Mean waiting time over the steps of the median rank. With 5 steps or more, the
-            longest counts as the second longest.
+            longest step counts with the time of the second longest.
         longest: Mean waiting time of the rank that waits longest.
         traced_seconds: Waiting time of the median rank from the traced collectives; `None` unless
-            all ranks traced.
+            all ranks were traced.
         transfer_seconds: The least time that any rank spent in the traced collectives; `None`
-            unless all ranks traced.
+            unless all ranks were traced.
     """
 
     module: str
@@ -348,15 +352,16 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
-    """The activity of a late rank's process beyond the median of the other ranks.
+    """The activity of a late rank's process, minus the median of the other ranks.
 
-    Means over the steps, weighted by how late the rank was.
+    The figures are means over the steps, weighted by the lateness of the rank.
 
     Attributes:
         late: Seconds by which the rank was late.
         waited: Seconds in which its thread was ready to run while another thread had its core.
         other_threads: CPU seconds in other threads of its process.
-        units_ratio: Ratio of the tokens, or samples, of its batches to those of the others.
+        units_ratio: Number of tokens, or samples, in its batches, divided by the number in the
+            batches of the other ranks.
     """
 
     rank: Count
@@ -370,8 +375,8 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
     """A straggler that the log reported during the run.
 
     Attributes:
-        module: As in `RankDelay`.
-        phase: As in `RankDelay`.
+        module: See `RankDelay`.
+        phase: See `RankDelay`.
         modules: Number of modules.
         seconds_lost: Mean cost per step in the steps that were compared then.
         pattern: `steady` or `intermittent`.
@@ -382,7 +387,8 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
         first_step: The index of the first of these steps.
         last_step: The index of the last of these steps.
         cause: The reason, if it was known.
-        work_ratio: Ratio of the rank's work to the work of the others, if that was the cause.
+        work_ratio: Ratio of the rank's work to the work of the other ranks, if more work was the
+            cause.
     """
 
     module: str
@@ -402,14 +408,14 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
-"""Ratio of each size in `RankComparison.large_excesses` to the size before it."""
+"""Ratio of each size in `RankComparison.large_excesses` to the previous size."""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):
     """The delays of ranks in the same steps.
 
-    They are compared by module in module-timing steps, and by phase in unprofiled steps. The fields
-    from `usual_lost_seconds` on are only known for unprofiled steps.
+    Ranks are compared by module in module-timing steps, and by phase in unprofiled steps.
+    `usual_lost_seconds` and all fields after it are only known for unprofiled steps.
 
     Attributes:
         steps: Number of steps.
@@ -418,22 +424,22 @@ class RankComparison(Struct, frozen=True, kw_only=True):
             collective with the median rank; `None` if unknown.
         delays: The delays, the most expensive first.
         waits: The places where ranks wait for another rank, the longest wait first.
-        large_excesses: How often any rank took longer in any place than the others by at least 1,
-            1/√2, 1/2, … of a step. Shows which excess happens by chance.
+        large_excesses: Number of times that any rank took longer in any place than the other ranks,
+            by at least 1, 1/√2, 1/2, … of a step. Shows which excesses occur by chance.
         large_excess_seconds: Time of all ranks in all steps in which large excesses were counted.
         places: Number of places in which large excesses were counted.
-        from_quartiles: Whether single steps are unknown, so that the three "steps" are quartiles.
+        from_quartiles: Whether the three "steps" are quartiles, because single steps are unknown.
         usual_lost_seconds: Like `lost_seconds`, in the median step, which rare delays do not
             change.
         at: The index of each step.
-        awaited: The phases in which ranks wait for each other; `wait` is the end of backward. No
-            rank is judged by them.
+        awaited: The phases in which ranks wait for each other; `wait` is the end of backward. These
+            phases are not used to judge a rank.
         activity: The activity of the late ranks' processes.
         waited: Mean seconds over ranks and steps in which a rank's thread waited for a core.
         lengths_explain: Correlation of lateness with the size of a rank's batch, relative to the
             other ranks.
         excludes_waits: Whether the phases are compared without the time in which a rank's thread
-            waited for a core, which has a delay of its own with the phase `PREEMPTED`.
+            waited for a core, which is a separate delay with the phase `PREEMPTED`.
         flagged: The stragglers that the log reported during the run.
     """
 
@@ -457,7 +463,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def compares_phases(self) -> bool:
-        """Whether whole phases of unprofiled steps are compared."""
+        """Return whether whole phases of unprofiled steps are compared."""
         return bool(self.at)
 
 
@@ -465,15 +471,18 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     """The median times of ranks in a module, or in a phase outside modules.
 
     Attributes:
-        module: `""` is the root, and everything outside modules.
+        module: Name of the module. `""` means the root and everything outside modules.
         phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
         low: Time of the fastest rank.
-        median: Time of the median rank; the lower one of two.
+        median: Time of the median rank. For an even number of ranks, the lower of the two middle
+            times.
         high: Time of the slowest rank.
-        high_rank: The slowest rank. It may wait for others, see `waits`.
-        waits: Whether ranks wait for each other in it. The times include the waiting.
-        by_rank: The seconds of each rank that reported them, for the 32 entries that differ most;
-            `None` for all others, so that a profile does not grow with modules x ranks.
+        high_rank: The slowest rank. It may wait for other ranks; see `waits`.
+        waits: Whether ranks wait for each other in this place. If so, the times include the
+            waiting.
+        by_rank: The seconds of each rank that reported them, for the 32 entries with the largest
+            differences. `None` for all other entries, so that a profile does not grow with modules
+            x ranks.
     """
 
     module: str
@@ -487,5 +496,5 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def spread(self) -> float:
-        """Seconds from the median rank to the slowest one."""
+        """Seconds from the median rank to the slowest rank."""
         return self.high - self.median

@@ -1,4 +1,4 @@
-"""Sums and groups of items, and short forms of long series."""
+"""Add up and group items, and shorten long series."""
 
 import statistics
 from collections import Counter
@@ -11,12 +11,18 @@ Number = TypeVar("Number", int, float)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group items by a key. Keys are in the order of their first items."""
+    """Group items by a key.
+
+    Keys are in the order of their first items.
+    """
     return gathered((key(item), item) for item in items)
 
 
 def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    """Group the items of `(key, item)` pairs. Keys are in the order of their first items."""
+    """Group the items of `(key, item)` pairs.
+
+    Keys are in the order of their first items.
+    """
     groups: dict[Key, list[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -29,7 +35,10 @@ def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
 
 
 def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
-    """Add up the numbers of `(key, number)` pairs. Keys are in the order of their first numbers."""
+    """Add up the numbers of `(key, number)` pairs.
+
+    Keys are in the order of their first numbers.
+    """
     totals: dict[Key, Number] = {}
     for key, number in pairs:
         if key in totals:
@@ -40,7 +49,7 @@ def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
 
 
 def sum_known(values: Iterable[Number | None]) -> Number | None:
-    """Return the sum of the values; `None` if one of them is unknown."""
+    """Return the sum of the values; `None` if any value is unknown."""
     terms = list(values)
     if None in terms:
         return None
@@ -71,16 +80,17 @@ def multiplied(value: Number | None, factor: Number) -> Number | None:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """Return the part over the whole; `None` if one of them is unknown or the whole is 0."""
+    """Return the part divided by the whole; `None` if either is unknown or the whole is 0."""
     if part is None or not whole:
         return None
     return part / whole
 
 
 def robust_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of normally distributed values, whatever a few outliers are.
+    """Return a standard deviation that a few outliers do not change.
 
-    It is 1.4826 times the median distance from the median.
+    It is 1.4826 times the median distance from the median, which is the standard deviation of
+    normally distributed values.
     """
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -108,8 +118,8 @@ def _spelled(run: Sequence[int]) -> str:
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
     """Return at most `most` indices of a series that keep its shape.
 
-    They are the minimum and maximum of equal buckets, the first, the last, and the indices in
-    `keep`. A shorter series keeps all.
+    Returns the minimum and maximum of equal buckets, the first and the last index, and the indices
+    in `keep`. For a shorter series, returns all indices.
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -123,7 +133,7 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
 
 
 def dtype_of(op_counts: Iterable[Any]) -> str | None:
-    """Return the dtype of most MACs in forward and backward; `None` without MACs."""
+    """Return the dtype with the most MACs in forward and backward; `None` without MACs."""
     macs: Counter[str] = Counter()
     for each in op_counts:
         if each.phase in {"forward", "backward"} and each.macs:

@@ -1,4 +1,7 @@
-"""The steps of a run, and the rule for unprofiled steps, from which all times of a profile are."""
+"""Define the steps of a run, and the rule for unprofiled steps.
+
+All times of a profile come from unprofiled steps.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
@@ -8,18 +11,24 @@ from msgspec import Struct
 from lflops.profile.records import Count, Seconds
 
 StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
-"""What lflops did in a step. In an unprofiled step it only read the clock."""
+"""How lflops observed a step.
+
+In an unprofiled step, lflops only read the clock.
+"""
 
 DISTURBANCES = frozenset(
     {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
-"""Marks of steps whose time is not typical.
+"""Marks of steps with a time that is not typical.
 
-`no_update` is not a disturbance: such a step is as long as the others.
+`no_update` is not a disturbance, because such a step is as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
-"""Disturbances that the training loop causes between batches; ranks may differ in their length."""
+"""Disturbances that the training loop causes between batches.
+
+Their length may differ between ranks.
+"""
 
 WITHIN_FORWARD = ("prefill", "decode")
 """The phases of generation, which are parts of forward."""
@@ -33,43 +42,43 @@ def is_disturbed(marks: Collection[str]) -> bool:
 def is_compared(marks: Collection[str]) -> bool:
     """Return whether ranks are compared in a step with these marks.
 
-    Ranks are compared in events, too.
+    Ranks are also compared in events such as validation.
     """
     return DISTURBANCES.difference(EVENTS).isdisjoint(marks)
 
 
 def is_unprofiled(kind: StepKind, marks: Collection[str]) -> bool:
-    """Return whether lflops only read the clock in a step, and nothing disturbed it."""
+    """Return whether lflops only read the clock in a step, and no event disturbed the step."""
     return kind == "unprofiled" and not is_disturbed(marks)
 
 
 class Step(Struct, frozen=True, kw_only=True, gc=False):
-    """One optimizer step, as timed.
+    """A timed optimizer step.
 
     Attributes:
         kind: `unprofiled` ran without hooks or traces, `counting` under the dispatch mode,
             `module_timing` with module hooks, `traced` under Kineto.
-        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on
-            a CPU.
+        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a
+            CPU.
         host_phases: On CUDA, host seconds of each phase.
         cpu_user: CPU seconds of all threads in the code of the process. Not read in every step.
         cpu_system: CPU seconds of all threads in the kernel of the system.
         cpu_lost: Seconds in which threads were ready to run while other processes had the CPU,
             summed over the threads, in module-timing steps. `None` if the system does not provide
             it.
-        waiting: Seconds at the end of backward in which the gradients of other ranks are awaited.
-            Part of backward.
+        waiting: Seconds at the end of backward in which the rank waits for the gradients of other
+            ranks. Part of backward.
         thread_cpu: CPU seconds of the training thread, in module-timing steps; with several ranks,
             in all steps.
         thread_waited: Seconds in which the training thread was ready to run while another thread
             had its core; in the same steps as `thread_cpu`.
-        waited_by_phase: `thread_waited` by phase, where unprofiled steps of several ranks are
+        waited_by_phase: `thread_waited` by phase, if unprofiled steps of several ranks are
             compared; `wait` is the end of backward. `None` if unknown.
         fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
             module-timing steps.
         uncontended_phases: Seconds of each phase, without the time in which another thread had the
-            core of the training thread; in module-timing steps on a busy machine. The times of
-            modules leave it out as well.
+            core of the training thread; in module-timing steps on a busy machine. Module times
+            exclude this time as well.
         marks: Other events in the step: `DISTURBANCES` or `no_update`.
     """
 
@@ -93,14 +102,14 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Whether lflops only read the clock in this step, and nothing disturbed it."""
+        """Return whether lflops only read the clock in this step, and no event disturbed it."""
         return is_unprofiled(self.kind, self.marks)
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Return the steps with known phases, and the ratio of the mean of all steps to their mean.
+    """Return the steps with known phases, and the mean of all steps divided by their mean.
 
-    Where timing events are expensive, only some steps have them.
+    If timing events are expensive, only some steps have known phases.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)

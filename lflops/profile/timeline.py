@@ -1,4 +1,4 @@
-"""One step of one rank on a time axis: modules, operators and kernels.
+"""Define the timeline of a step on one rank: modules, operators and kernels.
 
 All times are integer nanoseconds since the step began.
 """
@@ -13,25 +13,25 @@ from lflops.profile.records import Count
 
 Step = TypeVar("Step")
 
-# Number of ranks whose timelines a merged profile has: the first ranks.
+# Number of ranks with timelines in a merged profile: the first ranks.
 MOST_RANKS = 8
 
-# Number of timelines of one rank: the step of median length, and the first others.
+# Number of timelines of one rank: the step with the median length, and the first other steps.
 MOST_STEPS = 4
 
-# Number of slices of modules in a timeline: the longest.
+# Number of module slices in a timeline: the longest slices.
 MOST_SLICES = 2_000
 # Number of operators, and of kernels, in a timeline: the longest.
 MOST_WORK = 1_500
 
 
 class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
-    """The time in which a module or its submodules ran.
+    """A time range in which a module or its submodules ran.
 
     Attributes:
         phase: One of `PHASES`, or a phase of the step outside modules, such as `data`.
-        depth: Number of slices around it; 0 is a phase.
-        lane: Number of its thread. The slices of a lane are nested.
+        depth: Number of slices around this slice; 0 for a phase.
+        lane: Number of the thread. The slices of a lane are nested.
     """
 
     fqn: str
@@ -66,8 +66,8 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
             operators and kernels.
         length: Length of the step.
         left_out: Number of shorter slices, operators and kernels that were left out.
-        step: The number of the step, as in `Step.index`; of a traced step, its number among the
-            traced steps.
+        step: Number of the step, as in `Step.index`. For a traced step, its number among the traced
+            steps.
     """
 
     rank: Count = 0
@@ -81,7 +81,7 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
 
 
 class SelfTime(NamedTuple):
-    """A time range in which one row was the innermost row that ran."""
+    """A time range in which one row was the innermost running row."""
 
     fqn: str
     phase: str
@@ -92,10 +92,10 @@ class SelfTime(NamedTuple):
 def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Nest the self times of one thread, in the order of time, into slices of modules.
 
-    A slice ends where a module runs that is not below it, so two consecutive calls of a module are
-    one slice. In backward, the engine's own time between two modules ends no slice.
+    A slice ends when a module runs that is not below it, so two consecutive calls of a module are
+    one slice. In backward, time of the autograd engine between two modules does not end a slice.
     """
-    # The outermost first.
+    # The outermost slice comes first.
     open_slices: list[SelfTime] = []
     for time in _without_engine(self_times):
         path = ancestry(time.fqn)[::-1]
@@ -109,7 +109,7 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
 
 
 def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
-    """Return how many of the open slices continue."""
+    """Return the number of open slices that continue."""
     depth = 0
     for each, row in zip(open_slices, path, strict=False):
         if each.fqn != row or each.phase != phase:
@@ -119,7 +119,7 @@ def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: s
 
 
 def _without_engine(self_times: Iterable[SelfTime]) -> Iterator[SelfTime]:
-    """Drop the root's self time in backward that is between two modules."""
+    """Drop self time of the root in backward if it is between two modules."""
     times = list(self_times)
     for number, time in enumerate(times):
         is_first_or_last = number in {0, len(times) - 1}
@@ -151,7 +151,7 @@ def longest(
 ) -> StepTimeline:
     """Make a timeline of the longest slices, operators and kernels, in the order of time.
 
-    A slice is never kept without the slices around it, which are at least as long.
+    If a slice is kept, the slices around it are kept too, because they are at least as long.
     """
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
     kept = sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))
@@ -169,7 +169,10 @@ def longest(
 
 
 def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list[Step]:
-    """Choose the steps that get a timeline: the one of median length, then the first others."""
+    """Choose the steps that get a timeline.
+
+    The step with the median length comes first, then the first other steps.
+    """
     by_length = sorted(steps, key=length)
     median = by_length[(len(by_length) - 1) // 2]
     others = [step for step in steps if step is not median]
@@ -177,7 +180,7 @@ def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
-    """Return the longest work in the order of time, and how many others there were."""
+    """Return the longest work in the order of time, and the number of items that are left out."""
     ordered = sorted(works, key=lambda work: (-work.length, work.start))
     kept = sorted(ordered[:MOST_WORK], key=lambda work: (work.lane, work.start))
     return tuple(kept), len(ordered) - len(kept)

@@ -1,4 +1,4 @@
-"""Several ranks: collect their profiles, merge them into one, and find stragglers.
+"""Collect the profiles of several ranks, merge them into one profile, and find stragglers.
 
 Only `collect/` imports torch.
 """

@@ -1,4 +1,4 @@
-"""Collectives of a step by kind and group, and the bandwidth they reach."""
+"""Summarize the collectives of a step by kind and group, with the bandwidth that they reach."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,15 @@ class Collective(Struct, frozen=True, kw_only=True):
     """All calls of one kind of collective in one group, per step. `None` is unknown.
 
     Attributes:
-        kind: Such as `all_reduce`.
-        bytes: Sum over all messages, for each the larger of what a rank sends and receives.
+        kind: Kind of collective, such as `all_reduce`.
+        bytes: Sum over all messages. A message counts with the bytes that a rank sends or receives,
+            whichever are more.
         seconds: Time on one rank, including the wait for other ranks.
         exposed_seconds: The part of `seconds` in which nothing was computed.
-        transfer_seconds: The least time of the ranks that traced, added up call by call; `None` if
-            fewer than two traced.
-        bus_bytes_per_second: Bytes that a link carries, as in nccl-tests, from `transfer_seconds`
-            or else from `seconds`.
+        transfer_seconds: Sum over the calls of the least time on any traced rank; `None` if fewer
+            than two ranks were traced.
+        bus_bytes_per_second: Bytes per second that a link carries, as in nccl-tests. Computed from
+            `transfer_seconds`, or from `seconds` if it is unknown.
         link_share: Share of the link bandwidth between the chips of a host; `None` if ranks are on
             several hosts.
     """
@@ -39,7 +40,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
     @property
     def includes_waiting(self) -> bool:
-        """Whether the bandwidth is from a time that includes the wait for other ranks."""
+        """Return whether the bandwidth comes from a time that includes the wait for other ranks."""
         return self.bus_bytes_per_second is not None and self.transfer_seconds is None
 
 

@@ -1,6 +1,6 @@
-"""Keep the stragglers that the log reported during a run, so that its end does not lose them.
+"""Keep the stragglers that the log reported during a run, for the report at its end.
 
-The comparison at the end of a run has the last steps only, and may have other delays in them.
+The comparison at the end of a run only covers the last steps, in which other delays may occur.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_pha
 from lflops.ranks.straggler import Cause, Straggler, Stragglers
 from lflops.ranks.straggler_search import WORTH_SAYING
 
-# Stragglers are kept if so many steps were compared. Fewer steps are superseded by those after.
+# Stragglers are kept if at least this many steps were compared. With fewer steps, later results
+# replace them.
 ENOUGH_TO_KEEP = 20
 
 
@@ -30,22 +31,23 @@ class ReportedStragglers:
             return
         of_stage = self._flagged.setdefault(profile.run.stage, {})
         for row in found.rows:
-            # A row that was kept before is not slow in these steps.
+            # A straggler that was kept earlier is not slow in these steps.
             if row.steps is not None and row.slow_steps is not None and row.until is None:
                 place = (row.slow_rank, row.module, row.phase)
                 of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
 
     def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
-        """Return a comparison with the stragglers that were kept for the stage."""
+        """Return a comparison with the stragglers that were kept for this stage."""
         return replace(compared, flagged=tuple(self._flagged.get(stage, {}).values()))
 
 
 def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Add what the log reported during the run, where the last comparison says less.
+    """Add the stragglers that the log reported during the run, if they are more specific.
 
-    A rank that is slow in a phase now was slow in the module that was known then. A place in which
-    a rank was slow then is no longer a part of everything that the rank is slow in. Where the rank
-    was slow in everything, any place says more.
+    If a rank is now slow in a phase, and the log reported a module in this phase, the module is
+    used. If a rank is now slow in everything, and the log reported a place, the place becomes a
+    separate straggler, and its cost is subtracted. If the log reported that a rank is slow in
+    everything, any place found now is more specific.
     """
     current = list(rows)
     for flagged in unprofiled.flagged:
@@ -75,7 +77,7 @@ def _is_same_phase(row: Straggler, earlier: Straggler) -> bool:
 
 
 def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -> list[Straggler]:
-    """Subtract the cost of a place from the row that says its rank is slow in everything."""
+    """Subtract the cost of a place from the row that reports its rank as slow in everything."""
     left = []
     for row in rows:
         rest = row.seconds_lost

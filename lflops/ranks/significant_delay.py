@@ -15,10 +15,10 @@ from msgspec import Struct
 from lflops.profile.records import LARGE_EXCESS_RATIO, RankComparison, RankDelay
 from lflops.profile.series import robust_deviation
 
-# Factor from the standard error of a mean to the standard error of a median.
+# Ratio of the standard error of a median to the standard error of a mean.
 OF_MEDIAN = 1.2533
 
-# An excess is present in a step if it reaches this share of the median excess.
+# An excess is present in a step if it is at least this share of the median excess.
 PRESENT = 0.3
 # A steady excess is present in at least this share of the steps.
 NEARLY_ALL = 0.8
@@ -28,13 +28,14 @@ SIGMAS = 4.0
 # standard deviations of the other ranks.
 SIGMAS_OF_RANKS = 4.0
 
-# An intermittent straggler is slow in at least and at most these shares of the steps.
+# An intermittent straggler is slow in at least the first and at most the second share of the steps.
 LEAST_BURSTS = 0.01
 MOST_BURSTS = 0.9
-# It is slow in at least this many steps, or in one less if each costs this share of a step.
+# It is slow in at least this many steps; one step less is enough if each costs this share of a
+# step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1
-# Its smallest excess is this many times the largest excess of the other steps.
+# Its smallest excess is at least this many times the largest excess of the other steps.
 FAR_ABOVE = 2.0
 # Its smallest excess is at least this share of its median excess.
 EVEN = 0.4
@@ -42,7 +43,8 @@ EVEN = 0.4
 LEAST_BURST = 0.01
 # Number of intermittent stragglers that a run may have by chance, over all ranks and places.
 BY_CHANCE = 0.01
-# A place shorter than this share of a step is delayed by chance as often as a place of this length.
+# A place that is shorter than this share of a step counts as this long, for the probability of a
+# delay by chance.
 LEAST_EXPOSED = 0.02
 
 
@@ -51,10 +53,10 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
 
     Attributes:
         delay: The excess.
-        pattern: `steady` if it is present in nearly every step, `intermittent` if it is present in
-            some.
-        seconds: Mean cost per step. For a steady excess it is the median, so that one step in
-            which the machine was slow does not count.
+        pattern: `steady` if the excess is present in nearly every step, `intermittent` if it is
+            present in some steps.
+        seconds: Mean cost per step. For a steady excess, the median instead, so that a single slow
+            step of the machine does not count.
         slow_steps: Number of steps in which the excess is present.
     """
 
@@ -73,9 +75,9 @@ def step_costs(delay: RankDelay) -> list[float]:
 
 
 def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> SignificantDelay | None:
-    """Return the pattern and the cost of an excess, or `None` if it can be noise.
+    """Return the pattern and the cost of an excess, or `None` if it may be noise.
 
-    Among many `ranks` the slowest rank is slow by chance, so an excess must be larger.
+    With many `ranks`, some rank is slow by chance, so the excess must be larger.
     """
     if _is_steady(delay, ranks):
         return SignificantDelay(
@@ -125,9 +127,9 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
 
 
 def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
-    """Return the excesses that are far above the rest and near each other, largest first.
+    """Return the excesses that are far above all others and close to each other, largest first.
 
-    Empty if no number of steps separates that way.
+    Empty if there is no such group of steps.
     """
     ordered = sorted(excess, reverse=True)
     most = math.floor(MOST_BURSTS * len(ordered))
@@ -159,9 +161,9 @@ def _probability_by_chance(
 
 
 def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
-    """Return how often a step of this place has such an excess, by the excesses elsewhere.
+    """Return the probability of such an excess in a step, from the excesses in other places.
 
-    The rate grows in proportion to the time that is spent in the place.
+    It is proportional to the time that is spent in the place.
     """
     if not compared.large_excess_seconds:
         return 0.0

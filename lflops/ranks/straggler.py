@@ -1,4 +1,4 @@
-"""A straggler: a rank that the other ranks wait for, and the place in which it is slow."""
+"""Describe a straggler: a rank that the other ranks wait for, and the place in which it is slow."""
 
 from typing import Literal
 
@@ -19,21 +19,21 @@ class Straggler(Struct, frozen=True, kw_only=True):
     """A straggler: one rank and the place in which it takes longer than the other ranks.
 
     Attributes:
-        module: `""` is the root, and everything outside modules. `layers.*.mlp` is several modules
-            together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` is
-            everything that the rank's device does, `stage` the rank's part of a pipeline.
+        module: Name of the module. `""` means the root and everything outside modules;
+            `layers.*.mlp` means several modules together.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` means
+            everything that the rank's device does, and `stage` means the rank's part of a pipeline.
         modules: Number of modules.
         seconds_lost: Mean cost per step.
         pattern: `steady` if the rank is slow in nearly every step, `intermittent` if it is slow in
-            some.
-        slow_steps: Number of steps in which the rank is slow; `None` where single steps are
-            unknown.
-        steps: Number of compared steps; `None` where single steps are unknown.
+            some steps.
+        slow_steps: Number of steps in which the rank is slow; `None` if single steps are unknown.
+        steps: Number of compared steps; `None` if single steps are unknown.
         seconds: Median time of the slow rank.
         usual: Median time of the other ranks.
         cause: The reason, if it is known.
-        work_ratio: Ratio of the rank's work to the work of the others, if that is the cause.
+        work_ratio: Ratio of the rank's work to the work of the other ranks, if more work is the
+            cause.
         since: First slow step, if the rank was not slow before.
         is_whole_phase: Whether the place is forward or backward as a whole, because no
             module-timing step shows the module.
@@ -58,9 +58,9 @@ class Straggler(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Ratio of the slow rank's time to the time of the others.
+        """Ratio of the slow rank's time to the time of the other ranks.
 
-        `None` if the others take no time, or if the rank is slow in some steps only.
+        `None` if the other ranks take no time, or if the rank is slow in only some steps.
         """
         if not self.usual or self.pattern != "steady":
             return None
@@ -76,8 +76,9 @@ class Stragglers(Struct, frozen=True, kw_only=True):
         lost_share: Share by which a step would be shorter if all ranks were as fast as the median
             rank; `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
-        too_few_steps: Number of compared steps, if more are needed to flag a rank.
-        is_alternating: Whether ranks alternate: all are late in some steps, none is the slow rank.
+        too_few_steps: Number of compared steps, if there are too few to flag a rank.
+        is_alternating: Whether ranks alternate: every rank is late in some steps, and no single
+            rank is slow.
         lengths_differ: Whether ranks alternate because the sizes of their batches differ.
         busy_machine: Whether ranks are late because other programs use their processors.
     """

@@ -1,4 +1,4 @@
-"""Find out why a rank is slow, and find ranks that are slow for a reason in no single place."""
+"""Find the cause of a straggler, and find stragglers that are slow in no single place."""
 
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,22 +14,29 @@ from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
 # Share of a step. If threads wait this long for a core, other programs use the machine.
 BUSY = 0.05
-# A rank with this many times the work of the others is slow because of its work,
+# A rank with at least this many times the work of the other ranks is slow because of its work.
 MORE_WORK = 1.15
-# unless it takes longer than this multiple of what the additional work explains.
+# But if it takes longer than this multiple of the time that the additional work explains, there
+# must be another cause.
 AS_MUCH_LONGER = 1.5
-# A rank whose core alone is shared waits this many times as long for it as the other ranks.
+# If the core of only one rank is shared, this rank waits for it at least this many times as long as
+# the other ranks.
 ALONE = 4.0
 # A cause explains at least this share of the seconds by which a rank is late.
 EXPLAINED = 0.5
-# Waits for a core that do not explain an excess make it vary more if they are subtracted.
+# If waits for a core do not explain an excess, the excess varies by this factor more after they are
+# subtracted.
 VARIES_MORE = 1.1
-# A rank whose core is shared waits for it in each of these parts of the run, of so many steps.
+# Number of parts into which a run is divided, and smallest number of steps in a part. A rank with a
+# shared core waits for it in nearly every part.
 PARTS = 8
 FEWEST_OF_PART = 4
 
 OUTSIDE_MODULES = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
-"""The phases outside modules, in which the work of the model and the chip explain nothing."""
+"""The phases outside modules.
+
+In these phases, the work of the model and the chip cannot explain a delay.
+"""
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:
@@ -40,7 +47,7 @@ def is_busy(unprofiled: RankComparison | None) -> bool:
 
 
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
-    """Return a straggler with its cause, and with its place widened to what the cause slows."""
+    """Return a straggler with its cause, and with the place that the cause slows down."""
     is_work = row.phase not in OUTSIDE_MODULES
     work_ratio = None
     if is_work:
@@ -48,7 +55,7 @@ def with_cause(row: Straggler, profile: Profile) -> Straggler:
     if work_ratio is not None:
         return replace(row, cause="work", work_ratio=work_ratio)
     cause = _cause(row, profile, is_work=is_work)
-    # Another chip and a lost core slow everything, so they do not explain a single module.
+    # Another chip or a shared core slows down everything, so it does not explain a single module.
     if cause is None or (row.module and cause in {"chip", "preempted"}):
         return row
     return _in_no_place(row, cause)
@@ -73,10 +80,10 @@ def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
 
 
 def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggler]:
-    """Yield the ranks whose core is shared with another process during the whole run.
+    """Yield the ranks that share their core with another process during the whole run.
 
-    Sharing a core delays some steps by much and others not at all, so it is neither steady nor
-    intermittent. But the system counts the time that a thread waits for its core.
+    A shared core delays some steps much and other steps not at all, so the delay is neither steady
+    nor intermittent. But the system measures how long a thread waits for its core.
     """
     if unprofiled.steps < MANY_STEPS:
         return
@@ -93,7 +100,7 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
 
 
 def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) -> bool:
-    """Return whether this rank alone waits for its core, throughout the run.
+    """Return whether only this rank waits for its core, during the whole run.
 
     If the other ranks wait for their cores too, it is chance which rank waits longest.
     """
@@ -129,7 +136,7 @@ def larger_stages(
 
 
 def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
-    """Return how many times the others' work the rank has, if that explains its time."""
+    """Return the ratio of the rank's work to the other ranks' work, if it explains the rank's time."""
     ratio = _macs_ratio(profile.ranks, row.slow_rank)
     if ratio is None or ratio < MORE_WORK:
         activity = _activity(row.slow_rank, profile.unprofiled_comparison)
@@ -144,7 +151,7 @@ def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
 
 
 def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
-    """Return the ratio of a rank's MACs to the median of the others' MACs."""
+    """Return the ratio of a rank's MACs to the median MACs of the other ranks."""
     macs = {each.rank: each.macs for each in ranks}
     own = macs.pop(rank, None)
     others = [each for each in macs.values() if each is not None]
@@ -170,7 +177,7 @@ def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | No
 def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
     """Return whether other threads of the process computed while the rank was late.
 
-    While a process waits for a core, its other threads run, so they must have run for longer.
+    If other threads of the process took the core, they must have run for longer than usual.
     """
     activity = _activity(rank, unprofiled)
     if activity is None or not activity.late:
@@ -180,10 +187,10 @@ def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
 
 
 def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
-    """Return whether waits for a core explain an excess that may contain them.
+    """Return whether waits for a core explain an excess.
 
-    Where only the waits of whole steps are known, they may have been in another phase. Waits come
-    and go, so waits in another phase do not follow the excess from step to step.
+    If only the waits of whole steps are known, they may have been in another phase. Waits vary from
+    step to step. If they were in another phase, they do not vary together with the excess.
     """
     if unprofiled.excludes_waits:
         return False
@@ -198,7 +205,7 @@ def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
 
 
 def _excess_of(rank: int, phase: str, unprofiled: RankComparison) -> Sequence[float]:
-    """Return a rank's excess in a phase in each step; empty if there is none."""
+    """Return a rank's excess in a phase, for each step; empty if there is none."""
     for delay in unprofiled.delays:
         if delay.rank == rank and delay.phase == phase and not delay.module:
             return delay.excess

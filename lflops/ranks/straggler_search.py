@@ -1,4 +1,4 @@
-"""Search the delays of one comparison for stragglers, without their causes."""
+"""Search the delays of one comparison for stragglers, without looking for their causes."""
 
 import operator
 import statistics
@@ -11,24 +11,24 @@ from lflops.profile.series import grouped
 from lflops.ranks.significant_delay import SignificantDelay, significant, step_costs
 from lflops.ranks.straggler import Straggler, straggler_of
 
-# A straggler that costs a smaller share of a step is dropped.
+# A straggler that costs less than this share of a step is dropped.
 WORTH_SAYING = 0.01
-# A module that has at least this share of a cost is named alone.
+# A module that has at least this share of a cost is reported alone.
 MOST_OF = 0.6
-# A phase that has at least this share of the cost of a whole step is named apart from the rest.
+# A phase that has at least this share of the cost of a whole step is reported separately.
 MUCH_OF = 0.3
 # Number of steps that are needed to flag a rank.
 ENOUGH = 6
 
 # With at least this many unprofiled steps, a straggler is reported if it costs the smaller share of
-# a step; with fewer steps, it must cost the larger share.
+# a step. With fewer steps, it must cost the larger share.
 MANY_STEPS = 50
 MANY_STEPS_COST = 0.015
 FEW_STEPS_COST = 0.04
 
 # Numbers of last unprofiled steps that are compared separately.
 RECENT = (64, 32)
-# A delay that began during the run is present in this share of the steps since then.
+# A delay that began during the run is present in at least this share of the steps since then.
 MOST_STEPS_OF = 0.8
 
 # Delays that `find_stragglers` leaves to the search for causes.
@@ -36,7 +36,7 @@ _OTHER_PHASES = {"stage", PREEMPTED}
 
 
 def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ...]:
-    """Return the excesses that are more than noise, the most expensive first."""
+    """Return the stragglers with an excess that is more than noise, the most expensive first."""
     delays = [delay for delay in compared.delays if delay.phase not in _OTHER_PHASES]
     rows: list[Straggler] = []
     for of_rank in grouped(delays, operator.attrgetter("rank")).values():
@@ -47,7 +47,7 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
 def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
     """Return the stragglers of all unprofiled steps.
 
-    If there are none, a steady delay may have begun late, and is in the last steps.
+    If there are none, the last steps are searched, because a steady delay may have begun late.
     """
     rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
@@ -63,9 +63,9 @@ def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Stragg
 def _stragglers_of_rank(
     delays: Sequence[RankDelay], compared: RankComparison, ranks: int
 ) -> Iterator[Straggler]:
-    """Yield the stragglers of one rank one after the other.
+    """Yield the stragglers of one rank, the worst first.
 
-    The lateness that the worst one explains is subtracted before the next one is searched.
+    The lateness that a straggler explains is subtracted before the next search.
     """
     left = list(delays)
     while left:
@@ -94,7 +94,7 @@ def _expensive_delays(
 def _most_specific(
     expensive: Sequence[SignificantDelay], compared: RankComparison
 ) -> SignificantDelay:
-    """Return the worst excess, or the single place that has most of it."""
+    """Return the worst delay, or the single place that causes most of it."""
     worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
     least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
@@ -117,7 +117,7 @@ def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
 
 
 def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> RankDelay:
-    """Return a delay without what a found delay of the same rank explains.
+    """Return a delay without the part that a found delay of the same rank explains.
 
     The found delay explains the rank's lateness in its intervals. If it is a part of the delay, its
     time is subtracted too.
@@ -155,7 +155,7 @@ def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison)
 
 
 def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Return the stragglers that cost enough for the number of steps."""
+    """Return the stragglers that cost enough, given the number of steps."""
     if unprofiled.steps < MANY_STEPS:
         least = FEW_STEPS_COST * unprofiled.seconds
         return [row for row in rows if row.seconds_lost >= least]
@@ -165,7 +165,7 @@ def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[St
 
 
 def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
-    """Return the comparison of the last steps alone."""
+    """Return a comparison of only the last steps."""
     delays = []
     for delay in unprofiled.delays:
         excess = delay.excess[-steps:]
@@ -189,7 +189,7 @@ def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
 
 
 def change_point(is_slow: Sequence[bool]) -> int | None:
-    """Return the index of the step at which a rank becomes slow for good; `None` if it does not.
+    """Return the index of the step at which a rank becomes slow for good, or `None`.
 
     Scores each split: a slow step after it and a normal step before it count for it, a slow step
     before it counts against it three times.

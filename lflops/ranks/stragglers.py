@@ -1,8 +1,8 @@
-"""Find stragglers: the ranks that make the others wait, where and why, and the cost per step.
+"""Find stragglers: the ranks that other ranks wait for, with place, cause and cost per step.
 
-The unprofiled steps, which are many, show which rank is late, and in which phase of the step. The
-module-timing steps show in which module. Where ranks wait for each other within a phase, unprofiled
-steps cannot tell which rank was slow in it, and the module-timing steps have to be enough.
+There are many unprofiled steps. They show which rank is late, and in which phase of the step. The
+module-timing steps show in which module. If ranks wait for each other within a phase, unprofiled
+steps cannot show which rank was slow in this phase, so only module-timing steps are used.
 """
 
 import statistics
@@ -37,12 +37,12 @@ from lflops.ranks.straggler_search import (
     unprofiled_stragglers,
 )
 
-# Share of a step. A rank that costs this much in each module-timing step needs fewer steps, and
-# ranks that lose this much without a steady straggler alternate.
+# Share of a step. A rank that costs this much in each module-timing step needs fewer steps to be
+# flagged. Ranks that lose this much without a steady straggler alternate.
 MUCH = 0.1
 # If lateness and sequence lengths correlate at least this much, lengths explain the lateness.
 CORRELATED = 0.5
-# If ranks alternate, each is late in at most this multiple of its share of the steps.
+# If ranks alternate, each rank is late in at most this multiple of its share of the steps.
 MOST_OF_A_TURN = 1.2
 # Share of a module-timing excess that unprofiled steps must show in the module's phase.
 CONFIRMED = 0.5
@@ -51,7 +51,10 @@ _PASSES = frozenset({"forward", "backward"})
 
 
 def stragglers(profile: Profile) -> Stragglers:
-    """Find the ranks that make the others wait. A profile of one rank has no stragglers."""
+    """Find the ranks that other ranks wait for.
+
+    A profile of one rank has no stragglers.
+    """
     hooked = profile.rank_comparison
     unprofiled = profile.unprofiled_comparison
     shown = _most_telling(hooked, unprofiled)
@@ -80,7 +83,7 @@ def stragglers(profile: Profile) -> Stragglers:
 def _most_telling(
     hooked: RankComparison | None, unprofiled: RankComparison | None
 ) -> RankComparison | None:
-    """Return the comparison of unprofiled steps if it shows all delays, else of hooked steps."""
+    """Return the comparison of unprofiled steps if it shows all delays, otherwise of hooked steps."""
     if hooked is None or _shows_all_delays(unprofiled):
         return unprofiled
     return hooked
@@ -96,7 +99,7 @@ def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
 def _is_alternating(
     rows: Iterable[Straggler], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
-    """Return whether the usual step loses much, and no rank is late in most of the steps."""
+    """Return whether the typical step loses much time, but no rank is late in most steps."""
     if unprofiled is None or not _shows_all_delays(unprofiled):
         return False
     if (unprofiled.usual_lost_seconds or 0.0) < MUCH * unprofiled.seconds:
@@ -130,7 +133,7 @@ def _all_rows(
         rows = with_reported(rows, unprofiled)
         named = {row.slow_rank for row in rows}
         for row in preempted_ranks(unprofiled, ranks):
-            # Waits that the phases contain have already been counted.
+            # The cost of waits that the phases contain is already counted.
             if unprofiled.excludes_waits or row.slow_rank not in named:
                 rows.append(row)
     if hooked is not None:
@@ -142,7 +145,7 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Straggler]:
-    """Return the stragglers of unprofiled steps, and those that only hooked steps show."""
+    """Return the stragglers of unprofiled steps, and stragglers that only hooked steps show."""
     rows: list[Straggler] = []
     if unprofiled is not None and unprofiled.steps >= ENOUGH:
         rows = unprofiled_stragglers(unprofiled, ranks)
@@ -162,7 +165,10 @@ def _rows(
 
 
 def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
-    """Return whether there are enough hooked steps to flag the rank; a high cost needs fewer."""
+    """Return whether there are enough hooked steps to flag the rank.
+
+    A rank with a high cost needs fewer steps.
+    """
     if hooked.from_quartiles or hooked.steps >= ENOUGH:
         return True
     is_in_all_steps = row.slow_steps == hooked.steps > 1
@@ -172,8 +178,8 @@ def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
 def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankComparison) -> bool:
     """Return whether unprofiled steps do not contradict a straggler that hooked steps show.
 
-    Unprofiled steps show the phases in which ranks do not wait for each other. A module that is
-    slow in such a phase makes the phase slow in them as well.
+    Unprofiled steps show the phases in which ranks do not wait for each other. If a module is slow
+    in such a phase, the phase must be slow in unprofiled steps as well.
     """
     phase = step_phase(row.phase)
     if phase in unprofiled.awaited:
@@ -189,11 +195,11 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
 
 
 def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
-    """Return whether the row says nothing about the rank.
+    """Return whether a straggler may be a coincidence.
 
-    For a few steps, any process may use its core. An intermittent straggler needs a cause or a
-    convincing place. On a busy machine, the passes of few steps are no convincing place, unless
-    they are known without the waits for a core.
+    For a few steps, any process may use the core of a rank. So an intermittent straggler needs a
+    cause or a convincing place. On a busy machine, forward or backward in few steps is not
+    convincing, unless the times exclude the waits for a core.
     """
     has_few_steps = (row.steps or 0) < MANY_STEPS
     if row.cause == "preempted" and has_few_steps:
@@ -209,7 +215,7 @@ def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
 def _with_module(
     row: Straggler, hooked_rows: Iterable[Straggler], hooked: RankComparison
 ) -> Straggler:
-    """Return the row with the module that explains most of it in hooked steps, if there is one."""
+    """Return the row with the module that explains most of it in hooked steps, if any."""
     seconds_when_slow = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
     for found in hooked_rows:
         is_in_phase = step_phase(found.phase) == row.phase
@@ -243,9 +249,9 @@ def _slowest_module(
 ) -> RankDelay | None:
     """Return the module that takes most of a known delay in hooked steps.
 
-    These steps may be too few to prove a delay. But a delay that unprofiled steps have proved has a
-    known rank, phase and size, so one step can show where it is. `None` if no single module, or
-    more than one, is as late as that.
+    These steps may be too few to prove a delay. But if unprofiled steps have proved a delay, its
+    rank, phase and size are known, so one step can show the module. `None` if no module, or more
+    than one module, has a delay of this size.
     """
     late = []
     for delay in hooked.delays:
@@ -270,7 +276,7 @@ def _slowest_module(
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
     """Return one row for each rank and place, with the sum of the costs.
 
-    Several phases of a rank may be slow for one cause that is in no single place.
+    Rows of several phases are joined if one cause makes a whole rank slow.
     """
     merged: dict[tuple[int, str, str], Straggler] = {}
     for row in rows:
@@ -284,10 +290,11 @@ def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
 
 
 def slowest_first(profile: Profile, found: Stragglers) -> tuple[int, ...]:
-    """Return the ranks, slowest first.
+    """Return all ranks, slowest first.
 
-    Ranks are ordered by their cost as stragglers, then by how long others waited for them, by their
-    excess in all places, and by the length of their step. Ranks that did not report come last.
+    Ranks are ordered by their cost as stragglers, then by the time that other ranks waited for
+    them, then by their excess in all places, then by the length of their step. Ranks that did not
+    report come last.
     """
     cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
     waited_for = summed((wait.for_rank, wait.seconds) for wait in found.waits)

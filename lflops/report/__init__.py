@@ -1,4 +1,4 @@
-"""From results to what a person reads.
+"""Turn results into text and data for people.
 
-Lines, tables, a terminal, the log, and the payload that the page draws.
+The forms are lines, tables, terminal output, log text, and the payload that the page draws.
 """

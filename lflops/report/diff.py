@@ -1,4 +1,4 @@
-"""Two runs compared, in sentences: the verdict on the step, then the changes that explain it."""
+"""Describe the comparison of two runs: the verdict on the step, then the changes that explain it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,22 +16,22 @@ from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
 from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
-"""Changes with a sentence."""
+"""Maximum number of changes with a sentence."""
 
 _NAMED = 3
-"""Modules that are listed by name."""
+"""Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""From this change of the step on, the step is not called the same, however wide the interval is."""
+"""Relative change above which the step is never called unchanged, even with a wide interval."""
 
 _MULTIPLE = 2.0
-"""From this ratio on, a change reads as a multiple: 4.0×, and not 300 % more."""
+"""Ratio above which a change is written as a multiple, such as 4.0× instead of 300 %."""
 
 _SAME = "as fast as before"
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
-    """The verdict on the step, then a sentence for each change, the largest first."""
+    """Return the verdict on the step, then a sentence for each change, the largest first."""
     found = causes(diff)
     batch = batch_change(diff)
     timed = [cause for cause in found if cause.seconds is not None]
@@ -61,7 +61,10 @@ def headline(diff: Diff) -> tuple[str, ...]:
 
 
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """The change of the MACs, and the module that has all of it. Empty without one."""
+    """Describe the change of the MACs, and the module with the whole change.
+
+    Empty if there is no change.
+    """
     macs = diff.modules[0].inclusive.macs
     is_explained = batch is not None and batch.explains_work
     if not macs.differs or macs.before is None or macs.after is None or is_explained:
@@ -74,7 +77,7 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
 
 
 def _module_with(diff: Diff, added: float) -> str:
-    """The innermost module that has all of a change of the MACs. Empty if it is the root."""
+    """Return the innermost module with the whole change of the MACs. Empty if it is the root."""
     found = ""
     for module in diff.modules[1:]:
         macs = module.inclusive.macs
@@ -93,7 +96,7 @@ def _change_of_all_modules(diff: Diff) -> float:
 
 
 def is_news(diff: Diff) -> bool:
-    """Whether anything changed beyond noise: a time, the work, the memory or the modules."""
+    """Return whether anything changed beyond noise: a time, the work, the memory or the modules."""
     if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
         return True
     if _has_another_pace(diff):
@@ -123,7 +126,7 @@ def _verdict(diff: Diff) -> str:
 
 
 def reason(caveat: Caveat, diff: Diff) -> str:
-    """Why a time cannot be judged."""
+    """Describe why a time cannot be judged."""
     if caveat == "few_steps":
         return "too few steps were timed"
     if caveat == "varied":
@@ -153,7 +156,7 @@ def _cause(cause: DiffCause) -> str:
 
 
 def _change(cause: DiffCause) -> str:
-    """The change of a module or phase as a verb with its object."""
+    """Describe the change of a module or phase: a verb with its object."""
     if cause.kind in ("added", "removed"):
         return f"was {cause.kind}"
     if cause.kind == "work":
@@ -182,7 +185,7 @@ def _cost(seconds: float | None) -> str:
 
 
 def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
-    """A sentence about the changes without their own sentence."""
+    """Yield a sentence about the changes that have no sentence of their own."""
     if not causes:
         return
     together = sum(cause.seconds or 0.0 for cause in causes)
@@ -191,7 +194,7 @@ def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Sentences about all modules together."""
+    """Yield sentences about all modules together."""
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:
@@ -220,7 +223,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _has_another_pace(diff: Diff) -> bool:
-    """Whether all modules together are slower or faster by more than the error."""
+    """Return whether all modules together are slower or faster by more than the error."""
     whole = diff.whole
     if whole is None or diff.unreliable:
         return False
@@ -228,7 +231,7 @@ def _has_another_pace(diff: Diff) -> bool:
 
 
 def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
-    """Sentences about the work and the peak of memory."""
+    """Yield sentences about the work and the memory peak."""
     root = diff.modules[0].inclusive
     change = _change_of_work(diff)
     if root.macs.before is None or root.macs.after is None:
@@ -248,7 +251,7 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 
 def _change_of_work(diff: Diff) -> str | None:
-    """A sentence about the first total that changed, or `None` if none did."""
+    """Return a sentence about the first total that changed, or `None`."""
     root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("MACs", root.macs, units.count),
@@ -263,7 +266,7 @@ def _change_of_work(diff: Diff) -> str | None:
 
 
 def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Sentences about modules without times that were added or removed, and renamed modules."""
+    """Yield sentences about renamed modules, and about added or removed modules without times."""
     for kind in ("added", "removed"):
         untimed = []
         for cause in found:
@@ -277,27 +280,27 @@ def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def module_name(module: ModuleDiff) -> str:
-    """The name in the second run; for a renamed module, both names."""
+    """Return the name in the second run; for a renamed module, both names."""
     names = [module.before, module.after] if is_renamed(module) else [module.name]
     return " → ".join(name or module.kind or "all of it" for name in names)
 
 
 def is_renamed(module: ModuleDiff) -> bool:
-    """Whether the last part of the module's name changed."""
+    """Return whether the last part of the module's name changed."""
     if not module.before or not module.after:
         return False
     return module.before.rpartition(".")[2] != module.after.rpartition(".")[2]
 
 
 def interval(time: Timing) -> str:
-    """The interval of a time's ratio, as changes."""
+    """Format the interval of a time's ratio as two relative changes."""
     if time.low is None or time.high is None:
         return units.UNKNOWN
     return f"{signed(time.low)} to {signed(time.high)}"
 
 
 def signed(ratio: float | None) -> str:
-    """A ratio as a change with its sign, or as a multiple if it is large."""
+    """Format a ratio as a change with its sign, or as a multiple if it is large."""
     if ratio is None:
         return units.UNKNOWN
     if ratio >= 10:
@@ -326,7 +329,7 @@ def _amount(ratio: float) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    """The first names, and the number of the other names."""
+    """List the first names, and the number of remaining names."""
     more = ""
     if len(names) > _NAMED:
         more = f" and {len(names) - _NAMED} more"

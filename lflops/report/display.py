@@ -1,4 +1,4 @@
-"""How profiles, explanations, ledgers and diffs look in `print` and in notebooks."""
+"""Define how profiles, explanations, ledgers and diffs look in `print` and in notebooks."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from lflops.report.module_table import table_cells
 from lflops.report.text import labelled
 
 DEPTH = 2
-"""The levels of modules that a printed profile shows."""
+"""Number of module levels in a printed profile."""
 
 MOST_ROWS = 40
-"""The most modules that a printed profile shows."""
+"""Maximum number of modules in a printed profile."""
 
 
 def parts_of(value: Any) -> list[str | Table]:
-    """The texts and tables of the report of a value."""
+    """Return the texts and tables that make up the report of a value."""
     if isinstance(value, Profile):
         return _parts_of_profile(value)
     if isinstance(value, Explanation):
@@ -47,7 +47,7 @@ def _parts_of_profile(profile: Profile) -> list[str | Table]:
 
 
 def module_table(profile: Profile, *, depth: int, sort: str | None, phase: Phase | None) -> Table:
-    """The modules of a profile as a table."""
+    """Return the modules of a profile as a table."""
     return _table(analyze(profile), depth=depth, sort=sort, phase=phase)
 
 

@@ -1,7 +1,7 @@
-"""Why a run or a profile is slow, as one bounded value for people, programs and agents.
+"""Explain why a run or a profile is slow, in one small value for people, programs and agents.
 
-`lflops.explain` and `lflops why` return it. It has the findings of the first screen, and those that
-only the ledger of the run shows: time between steps, and steps that are slow now and then.
+`lflops.explain` and `lflops why` return this value. It has the findings of the first screen, and
+findings from the ledger of the run: time between steps, and occasional slow steps.
 """
 
 import os
@@ -42,13 +42,16 @@ from lflops.report.text import counted, joined, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1
-"""The version of the explanation as JSON. Fields are added, never changed."""
+"""Version of the explanation as JSON.
+
+Later versions may add fields, but never change existing fields.
+"""
 
 LONGEST_TEXT = 240
-"""The most characters of a text."""
+"""Maximum number of characters of a text."""
 
 MOST_LINES = 6
-"""The most lines about ranks."""
+"""Maximum number of lines about ranks."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5
@@ -60,7 +63,7 @@ _NO_WINDOW = Verdict(
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """A module among those that take longest. Repeated ones are one, named like `layers.*`.
+    """One of the modules that take longest. Repeated modules are one entry, such as `layers.*`.
 
     Attributes:
         name: The name of the module, or the empty string for the root.
@@ -76,17 +79,18 @@ class Module(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, Displayed, frozen=True, kw_only=True):
-    """Why a run is slow, with the evidence. `None` is unknown.
+    """An explanation why a run is slow, with the evidence. `None` means unknown.
 
     Attributes:
-        status: "found" if there is an issue, "nothing found" if the steps are good enough to see
-            one and there is none, and otherwise "cannot tell".
-        said: How fast and how good a step is.
-        findings: Issues by cost, with overhead that costs more, then where else the time goes.
-        because: What the findings rest on, or why an issue would not be seen.
-        unseen: Why an issue would not be seen, or `None` if it would. Empty if no window was
-            profiled.
-        measured: What was measured, as texts by name.
+        status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
+            are good enough to show one. Otherwise "cannot tell".
+        said: Sentence with the time of a step and its efficiency.
+        findings: Issues by cost, with overhead that costs more, then findings that show where else
+            the time goes.
+        because: Evidence behind the findings, or reason why an issue would not be visible.
+        unseen: Reason why an issue would not be visible; `None` if it would be visible. Empty if no
+            window was profiled.
+        measured: Measured facts as texts, by name.
         modules: The modules that take longest.
         ranks: Lines about the ranks of a run with several ranks.
         figures: Numbers by name, in seconds, bytes and operations. Names of numbers of the whole
@@ -119,14 +123,14 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
 
 
 def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
-    """Explain why a run is slow, what that costs, and what to do next.
+    """Explain why a run is slow, how much each reason costs, and what to do next.
 
     Args:
         given: A profile, the ledger of a run, the file of a profile, or the folder of a run. For a
             folder, its last window and its ledger are read.
 
     Raises:
-        ProfileError: There is nothing to read there, or it cannot be read.
+        ProfileError: There is no profile or ledger at this path, or it cannot be read.
     """
     if isinstance(given, Profile):
         return _explained(given, None)
@@ -149,7 +153,7 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
 
 
 def last_window(folder: Path) -> Path | None:
-    """The file of a run's last profile, preferring profiles of training."""
+    """Return the file of a run's last profile; profiles of training are preferred."""
 
     def rank(file: Path) -> tuple[bool, float]:
         return file.name.startswith("train"), file.stat().st_mtime
@@ -158,10 +162,12 @@ def last_window(folder: Path) -> Path | None:
 
 
 def windows_in(folder: Path) -> list[Profile]:
-    """The profiles of a run's folder in the order of their steps, of the stage of the last one.
+    """Load the profiles in a run's folder, in the order of their steps.
+
+    Only profiles with the same stage as the last profile are returned.
 
     Raises:
-        ProfileError: There is none, or one cannot be read.
+        ProfileError: There is no profile, or a profile cannot be read.
     """
     last = profile_at(folder)
     of_stage = []
@@ -189,11 +195,13 @@ class IssueChange(Struct, frozen=True, kw_only=True):
     """An issue that at least one of two runs has.
 
     Attributes:
-        status: "new" if only the second run has the issue, "gone" if only the first one has it,
-            "still" if both have it, and "cannot tell" if the other run would not show it.
-        finding: The finding of the second run, or of the first run if only this has the issue.
-        before: What it costs a step of the first run in seconds. `None` is unknown or no issue.
-        after: What it costs a step of the second run in seconds.
+        status: "new" if only the second run has the issue, "gone" if only the first run has it,
+            "still" if both have it, and "cannot tell" if the issue would not be visible in the
+            other run.
+        finding: The finding of the second run, or of the first run if the second does not have the
+            issue.
+        before: Cost in seconds per step of the first run; `None` if unknown or not an issue.
+        after: Cost in seconds per step of the second run; `None` if unknown or not an issue.
     """
 
     status: ChangeStatus
@@ -203,7 +211,7 @@ class IssueChange(Struct, frozen=True, kw_only=True):
 
 
 def issue_changes(before: Analysis, after: Analysis) -> tuple[IssueChange, ...]:
-    """The issues of two runs, those of the second run first."""
+    """Compare the issues of two runs; the issues of the second run come first."""
     issues_before = _issues(before)
     issues_after = _issues(after)
     changes = []
@@ -230,7 +238,7 @@ def issue_changes(before: Analysis, after: Analysis) -> tuple[IssueChange, ...]:
 
 
 def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
-    """The issues of a run by rule and module."""
+    """Return the issues of a run, by rule and module."""
     issues = {}
     for finding in report_of(run).verdict.findings:
         if finding.is_issue:
@@ -239,9 +247,9 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
 
 
 def _would_show(analysis: Analysis, cause: str) -> bool:
-    """Whether a run shows that it does not have an issue.
+    """Return whether a run proves that it does not have an issue.
 
-    Its steps are good enough for any issue, or the phase is short in nearly all of them.
+    Its steps are good enough to show any issue, or the phase is short in nearly all steps.
     """
     if unseen_because(analysis) is None:
         return True
@@ -257,7 +265,7 @@ _CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "no longer"}
 
 
 def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
-    """Label and text of each change for a terminal."""
+    """Yield the label and text of each change for a terminal."""
     for change in changes:
         said = change.finding.sentence
         if change.status == "cannot tell":
@@ -287,7 +295,7 @@ def _explained(
     if unseen is None and was_preempted:
         unseen = PREEMPTED
     because = verdict.confidence
-    # Its last words are "N notes below", but here are no notes below.
+    # The caveat ends with "N notes below", but in this text there are no notes below.
     if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
@@ -316,7 +324,7 @@ def _explained(
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
-    """A sentence with the newest out-of-memory report, or the empty string."""
+    """Return a sentence about the newest out-of-memory report, or the empty string."""
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
     see = ""
@@ -329,7 +337,7 @@ def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
 
 
 def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None) -> str:
-    """How fast a step is, and the share of the run's time that was training."""
+    """Describe the time of a step, and the share of the run's time that was training."""
     if ledger is None:
         return verdict.said
     screen = first_screen(window, ledger)
@@ -406,7 +414,7 @@ def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
-    """Commands that show more, by their purpose."""
+    """Yield commands that show more, with their purpose."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
         yield "the modules", f"lflops show {file}"
@@ -430,7 +438,7 @@ def _short(text: str) -> str:
 
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
-    """Label and text of each line for a terminal."""
+    """Yield the label and text of each line for a terminal."""
     findings = []
     for finding in found.findings:
         sentence = finding.sentence + _track_record(finding)
@@ -439,14 +447,14 @@ def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _track_record(finding: Finding) -> str:
-    """How often such findings were right, in brackets after the sentence."""
+    """Format how often such findings were right, in brackets after the sentence."""
     if not finding.track_record:
         return ""
     return f" ({finding.track_record})"
 
 
 def markdown(found: Explanation) -> Iterator[str]:
-    """The explanation as Markdown, to paste into an issue or a chat."""
+    """Format the explanation as Markdown, for example to paste it into an issue or a chat."""
     yield f"**{found.said}** ({found.status})"
     yield ""
     for number, finding in enumerate(found.findings, 1):

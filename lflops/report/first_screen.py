@@ -1,8 +1,8 @@
-"""The first screen of a run, as one value that the page, the terminal and the log draw.
+"""Build the first screen of a run: one value that the page, the terminal and the log draw.
 
-Times and the data wait are those of all unprofiled steps of the run, from its ledger. Modules and
-work are those of the last window. Without a ledger, the unprofiled steps of the window stand for
-the run; without a window, only times are known.
+Times and the data wait cover all unprofiled steps of the run and come from its ledger. Modules and
+work come from the last window. Without a ledger, the unprofiled steps of the window are used
+instead. Without a window, only times are known.
 """
 
 import math
@@ -34,15 +34,18 @@ from lflops.report.verdict import unseen_because
 Level = Literal["high", "medium", "low"]
 
 MOST_CARDS = 6
-"""Cards of a screen. Drawings show the first `FIRST_CARDS`, and the others on request."""
+"""Maximum number of cards of a screen.
+
+Views show the first `FIRST_CARDS`, and the other cards on request.
+"""
 
 FIRST_CARDS = 3
 
 LEAST_SAVING = 0.01
-"""The smallest saving with a card, as a share of the step."""
+"""Smallest saving that has a card, as a share of the step."""
 
 LARGE_OVERHEAD = 0.05
-"""The share of the step above which overhead comes before a part of the computation."""
+"""Share of the training time without a CPU core above which other issues cannot be excluded."""
 
 PREEMPTED_SHARE = 0.05
 """The share of the training time without a CPU core above which no issue can be excluded."""
@@ -50,42 +53,45 @@ PREEMPTED_SHARE = 0.05
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
 PROVEN_SHARE = 0.65
-"""The share of such findings that were right at least, above which the confidence may be high."""
+"""Share of similar findings that must have been right, for a high confidence."""
 
 REGULAR_SHARE = 0.9
-"""The share of equal distances above which stalls are regular."""
+"""Share of equal distances above which long waits are regular."""
 
 FEWEST_STALLS = 3
-"""Stalls that show a rhythm."""
+"""Minimum number of long waits that show a rhythm."""
 
 NOT_SAVED = LAST | {"ideal_compute", "no_products"}
-"""Findings that name no time that a run could save."""
+"""Findings with a time that a run cannot save."""
 
 VIEWS = WORDS["views"]
-"""The view with the evidence of a finding, by its cause. Findings about modules have another."""
+"""The view with the evidence of a finding, by its cause.
+
+Findings about modules have a different view.
+"""
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """How reliable a value is, and why."""
+    """A level of confidence in a value, with the reasons."""
 
     level: Level
     why: tuple[str, ...] = ()
 
 
 class Card(Struct, frozen=True, kw_only=True):
-    """One thing to do next.
+    """A suggestion for one thing to do next.
 
     Attributes:
         cause: The name of the finding's rule.
-        title: What costs time, in a few words.
+        title: A few words that name the cause of the cost.
         seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
         text: These seconds as a saving, such as `−29.0 ms`.
-        action: What to do. Empty if there is no general advice.
+        action: Advice what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
         view: The view of the page that shows the evidence.
         module: The module that this view shows, if the finding is about a module.
-        confidence: How reliable the finding is.
-        is_issue: Whether this is an issue to fix. Otherwise it says where the time goes.
+        confidence: Confidence in the finding.
+        is_issue: Whether this is an issue to fix. If not, the card only shows where the time goes.
     """
 
     cause: str
@@ -101,14 +107,15 @@ class Card(Struct, frozen=True, kw_only=True):
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """The unprofiled steps that all times rest on.
+    """The unprofiled steps that all times are computed from.
 
     Attributes:
-        number: Their number.
-        mean: Their mean in seconds.
-        p50: Seconds that half of them do not exceed.
-        p95: Seconds that 95 % of them do not exceed.
-        source: "run" for all unprofiled steps of the run, "window" for those of the window.
+        number: Number of steps.
+        mean: Mean in seconds.
+        p50: Median in seconds.
+        p95: 95th percentile in seconds.
+        source: "run" for all unprofiled steps of the run, "window" for the unprofiled steps of the
+            window.
         said: Number, percentiles and source in words.
     """
 
@@ -121,11 +128,11 @@ class Steps(Struct, frozen=True, kw_only=True):
 
 
 class RankShown(Struct, frozen=True, kw_only=True):
-    """A rank as a dot.
+    """A rank, which is drawn as a dot.
 
     Attributes:
-        lost: Seconds per step that the other ranks wait for it.
-        said: What is known of it, in words.
+        lost: Seconds per step that the other ranks wait for this rank.
+        said: Text with the facts about this rank.
     """
 
     rank: int
@@ -135,21 +142,21 @@ class RankShown(Struct, frozen=True, kw_only=True):
 
 
 class FirstScreen(Struct, frozen=True, kw_only=True):
-    """What is known of a run, in the order in which it is read.
+    """The known facts about a run, in reading order.
 
     Attributes:
-        title: The class of the model, or what is known instead.
-        header: Steps, duration, chip and others.
-        confidence: How reliable the figures are.
+        title: The class of the model, or another description if it is unknown.
+        header: Facts such as steps, duration and chip.
+        confidence: Confidence in the figures.
         figures: At most four facts.
         trained: The share of the run's time that was training, as a sentence. Empty without a
             ledger.
         steps: The unprofiled steps, or `None` if no step was timed.
-        cards: What to do next, the most urgent first.
-        nothing: Why there is no card. Empty if there is one.
+        cards: Suggestions what to do next, the most urgent first.
+        nothing: Reason why there is no card. Empty if there are cards.
         phases: The mean step by phase; the parts add up to it.
-        hint: The one line that makes an unknown figure known. Empty if none is unknown.
-        ranks: The ranks of a run with several.
+        hint: A line of code that makes an unknown figure known. Empty if no figure is unknown.
+        ranks: The ranks, if the run has several.
     """
 
     title: str
@@ -166,25 +173,25 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
 
 
 class WindowSummary(Struct, frozen=True, kw_only=True):
-    """What the first screen needs of a window.
+    """The data of a window that the first screen needs.
 
     Attributes:
         title: The class of the model.
         device: The chips.
-        mean: Mean seconds of its unprofiled steps.
+        mean: Mean seconds of the unprofiled steps.
         phases: Mean seconds by phase, which add up to the mean.
-        recomputed: The share of backward that recomputes activations.
+        recomputed: Share of backward that recomputes activations.
         flops: FLOPs of matmuls in forward and backward, of one rank in one step.
-        peak: FLOP/s that MFU is a share of.
-        hint: How to make the peak known. Empty if it is known.
+        peak: Peak FLOP/s that MFU is relative to.
+        hint: Instruction how to make the peak known. Empty if it is known.
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
-        rates: Facts that stand for the time trained if there is no ledger.
-        findings: The findings about its step.
-        unseen: Why an issue would not be seen, or `None` if it would.
-        confidence: What the figures rest on.
+        rates: Facts that are shown instead of the training time if there is no ledger.
+        findings: The findings about the step.
+        unseen: Reason why an issue would not be visible; `None` if it would be visible.
+        confidence: Description of the data that the figures are computed from.
         ranks: The ranks, if there are several.
-        profile: The profile without modules: its run and its steps.
+        profile: The profile without modules, with only its run and its steps.
     """
 
     title: str
@@ -209,7 +216,7 @@ ready_for_threads(WindowSummary)
 
 
 def window_summary(analysis: Analysis) -> WindowSummary:
-    """What the first screen needs of a profile."""
+    """Extract the data that the first screen needs from a profile."""
     profile = analysis.profile
     report = report_of(analysis)
     times = analysis.step_times
@@ -263,7 +270,10 @@ def window_summary(analysis: Analysis) -> WindowSummary:
 
 
 def _hint(analysis: Analysis) -> str:
-    """How to make the peak known. Empty if it is known, or if nothing was counted or timed."""
+    """Describe how to make the peak known.
+
+    Empty if it is known, or if nothing was counted or timed.
+    """
     reached = analysis.utilization
     if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
         return ""
@@ -293,16 +303,16 @@ def _ranks(analysis: Analysis) -> Iterator[RankShown]:
 
 
 class _Times(NamedTuple):
-    """The unprofiled steps: the mean, seconds by phase, and the steps themselves."""
+    """Times of the unprofiled steps: the mean, seconds by phase, and the steps themselves."""
 
     steps: Steps
     phases: Mapping[str, float]
 
 
 def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstScreen:
-    """The first screen of a run, from its last window and its ledger.
+    """Build the first screen of a run from its last window and its ledger.
 
-    A ledger accounts for the steps of training, so a window of another stage stands alone.
+    A ledger only has training steps, so it is not used for a window of another stage.
     """
     if window is not None and window.profile.run.stage not in {None, "train"}:
         ledger = None
@@ -370,7 +380,7 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
 
 
 def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None:
-    """The times of all unprofiled steps of the run, or of the window."""
+    """Return the times of all unprofiled steps of the run, or of the window."""
     if ledger is not None and ledger.unprofiled:
         return _times_of_run(ledger.unprofiled, ledger, window)
     if window is None or window.mean is None:
@@ -387,7 +397,7 @@ def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None
 
 
 def _quantile(rising: Sequence[float], share: float) -> float | None:
-    """The value that a share of the values does not exceed."""
+    """Return the value that a share of the values does not exceed."""
     if not rising:
         return None
     place = max(int(-(-share * len(rising) // 1)) - 1, 0)
@@ -425,9 +435,10 @@ def _steps(
 
 
 def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) -> dict[str, float]:
-    """The phases of a step on a device: the data wait of the run, the rest as in the window.
+    """Return the phases of a step on a device.
 
-    The ledger has host times, which are launches of kernels.
+    The data wait comes from the run, and all other phases come from the window, because the host
+    times in the ledger only include kernel launches.
     """
     waited = phases.get("data", 0.0)
     rest = dict(window.phases)
@@ -447,7 +458,10 @@ _LAST = ("optimizer", "other")
 
 
 def _place(phase: str) -> tuple[int, str]:
-    """The place of a phase in a step. Phases that users name are before the optimizer."""
+    """Return a sort key: the place of a phase in a step.
+
+    Phases with names from the user come before the optimizer.
+    """
     if phase in _ORDER:
         return _ORDER.index(phase), ""
     if phase in _LAST:
@@ -456,7 +470,7 @@ def _place(phase: str) -> tuple[int, str]:
 
 
 def _parts(phases: Mapping[str, float]) -> Iterator[Part]:
-    """The phases as parts of the mean step, in the order of the step."""
+    """Yield the phases as parts of the mean step, in the order of the step."""
     mean = sum(phases.values())
     for name in sorted(phases, key=_place):
         seconds = phases[name]
@@ -549,7 +563,7 @@ def _of_memory(peak: int, usable: int | None) -> Fact:
 
 
 def trained_share(ledger: Ledger) -> float | None:
-    """The share of the run's time in usual steps of training."""
+    """Share of the run's time that was spent in usual training steps."""
     if not ledger.total:
         return None
     return ledger.by_group().get("training", 0.0) / ledger.total
@@ -586,7 +600,7 @@ def _confidence(window: WindowSummary | None, ledger: Ledger | None) -> Confiden
     if is_low:
         level = "low"
     elif len(doubts) > 1:
-        # The first text says how many steps were timed.
+        # The first text has the number of timed steps.
         level = "medium"
     return Confidence(level=level, why=tuple(why))
 
@@ -603,7 +617,10 @@ def _nothing(times: _Times | None, confidence: Confidence) -> str:
 
 
 def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
-    """The findings about a run, those about a phase with the seconds of all unprofiled steps."""
+    """Return the findings about a run.
+
+    Findings about a phase have the seconds of all unprofiled steps.
+    """
     profile = None
     of_step: Sequence[Finding] = ()
     of_window: Mapping[str, float] = {}
@@ -624,7 +641,7 @@ def _with_run_findings(
     of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
 ) -> list[Finding]:
     """Add the findings of the run, and drop those that another finding explains."""
-    # All steps of the run say more about the data wait than those of the window.
+    # All steps of the run show the data wait better than the steps of the window.
     step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
     run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
     of_run = findings_of_run(run)
@@ -647,13 +664,16 @@ def _with_run_findings(
 
 
 _PHASES = {"recomputed": "recompute"}
-"""The phase that a finding is about, if it does not have the name of the phase."""
+"""The phase that a finding is about, for findings with another name than their phase."""
 
 
 def _of_all_steps(
     finding: Finding, times: _Times, of_window: Mapping[str, float], ledger: Ledger
 ) -> Finding:
-    """A finding about a whole phase with the seconds of all unprofiled steps; others unchanged."""
+    """Replace the seconds of a finding about a whole phase by the mean of all unprofiled steps.
+
+    Other findings are not changed.
+    """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
     if seconds is None:
@@ -675,14 +695,17 @@ def _cost(share: float | None, seconds: float | None) -> str:
 
 
 def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
-    """Whether a finding is about all of a phase of the window."""
+    """Return whether a finding covers all of a phase of the window."""
     if finding.of != "step" or finding.rank is not None or not finding.seconds:
         return False
     return phase_seconds is not None and math.isclose(finding.seconds, phase_seconds)
 
 
 def _stalls(ledger: Ledger | None) -> str:
-    """How often the loop waits long for data, such as `every 3rd step`. Empty without stalls."""
+    """Describe how often the loop waits long for data, such as `every 3rd step`.
+
+    Empty without long waits.
+    """
     if ledger is None:
         return ""
     waits = [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
@@ -690,14 +713,14 @@ def _stalls(ledger: Ledger | None) -> str:
 
 
 def rhythm(seconds: Sequence[float]) -> str:
-    """How often a time that is usually short is long: `every 3rd step`, `in 7 of 90 steps`.
+    """Describe how often a usually short time is long: `every 3rd step`, `in 7 of 90 steps`.
 
-    Empty if it is about as long in all steps.
+    Empty if the time is similar in all steps.
     """
     if not seconds:
         return ""
     rising = sorted(seconds)
-    # A single step may have waited longer than all others.
+    # A single step may have a much longer wait than all other steps.
     longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
     long = [place for place, value in enumerate(seconds) if value > longest / 2]
     usual = rising[: len(rising) - len(long)]

@@ -1,4 +1,4 @@
-"""The first screen as lines, for a terminal and for the end of the log."""
+"""Format the first screen as lines, for a terminal and for the end of the log."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,10 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
 _BARS = "▁▂▃▄▅▆▇█"
 
 _MOST_BARS = 48
-"""Bars of the step times: the last steps, or in a long run the last groups of steps."""
+"""Maximum number of bars of the step times.
+
+They show the last steps; in a long run, the last groups of steps.
+"""
 
 _SEPARATOR = " · "
 
@@ -22,7 +25,10 @@ _SEPARATOR = " · "
 def first_screen_rows(
     screen: FirstScreen, ledger: Ledger | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Label and text of each row. A row without a label continues the one above."""
+    """Yield the label and text of each row.
+
+    A row with an empty label continues the previous row.
+    """
     yield "run", _SEPARATOR.join([screen.title, *screen.header])
     figures = []
     for fact in screen.figures:
@@ -53,7 +59,7 @@ def first_screen_rows(
 
 
 def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
-    """The first screen as Markdown, such as TensorBoard shows."""
+    """Format the first screen as Markdown, for example for TensorBoard."""
     yield f"**{_escaped(screen.title)}** {_SEPARATOR.join(map(_escaped, screen.header))}"
     yield ""
     yield "| | | |"
@@ -77,12 +83,12 @@ def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text without meaning in Markdown."""
+    """Escape characters that have a meaning in Markdown."""
     return _MARKUP.sub(r"\\\g<0>", plain(text))
 
 
 def _cards(screen: FirstScreen) -> Iterator[str]:
-    """The first cards: what each saves at most in a step, its cause and the action."""
+    """Format the first cards: the largest possible saving per step, the cause and the action."""
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
@@ -94,7 +100,7 @@ def _cards(screen: FirstScreen) -> Iterator[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars from 0 to the largest value."""
+    """Draw the values as bars from 0 to the largest value."""
     most = max(values)
     if not most:
         return ""

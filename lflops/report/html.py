@@ -1,6 +1,6 @@
-"""One HTML file that shows a profile, or compares several profiles.
+"""Write one HTML file that shows a profile, or compares several profiles.
 
-It opens from disk and makes no network request.
+The file opens from disk and makes no network request.
 """
 
 import base64
@@ -30,12 +30,12 @@ _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscr
 
 
 def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None = None) -> str:
-    """The text of the file.
+    """Return the text of the file.
 
     Args:
-        analyses: One profile, or several, the last of which is shown first.
-        names: The names of the files of several profiles, which are then shown as a comparison.
-            Without names, all profiles are windows of one run.
+        analyses: One or several profiles. The last profile is shown first.
+        names: The file names of several profiles that are compared. Without names, all profiles are
+            windows of one run.
         ledger: The ledger of this run.
     """
     data = []
@@ -66,19 +66,22 @@ def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None =
 
 
 MOST_WINDOWS = 12
-"""Windows of a run in one file."""
+"""Maximum number of windows of a run in one file."""
 
 MOST_ROWS = 20_000
-"""Modules and operators of all windows in one file. One window is there in any case."""
+"""Maximum number of modules and operators over all windows in one file.
+
+At least one window is always included.
+"""
 
 
 def rows_of(profile: Profile) -> int:
-    """The modules and operators of a profile, which its page has to list."""
+    """Count the rows of a profile's page: its modules and operators."""
     return len(profile.modules) + len(profile.op_counts)
 
 
 def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
-    """The text of a file with the last windows of a run and its ledger."""
+    """Return the text of a file with the last windows of a run and its ledger."""
     kept: list[Profile] = []
     rows = 0
     for profile in reversed(profiles):
@@ -90,14 +93,14 @@ def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
 
 
 def page_of_data(title: str, value: Any, entry: str) -> str:
-    """The text of a file for any value that a script of `page/entry/` draws."""
+    """Return the text of a file for any value that a script of `page/entry/` draws."""
     return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
 def save(analysis: Analysis, path: Path) -> None:
-    """Write the file of one profile, atomically, and the folders above it.
+    """Write the page of one profile, atomically, and create missing folders.
 
-    It has the ledger of the run if that is in the same folder and can be read.
+    The page includes the ledger of the run if it is in the same folder and can be read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = None
@@ -107,9 +110,9 @@ def save(analysis: Analysis, path: Path) -> None:
 
 
 def write(text: str, path: Path) -> None:
-    """Write a file that the user named, atomically, and the folders above it.
+    """Write a file to the user's path, atomically, and create missing folders.
 
-    A device or a pipe is written to.
+    If the path is a device or a pipe, the text is written to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -125,7 +128,10 @@ def _data(name: str, value: Any, attributes: str = "") -> str:
 
 
 def _window(profile: Profile, name: str) -> str:
-    """The attributes by which one of several windows is chosen. Windows of one run have no name."""
+    """Return the HTML attributes of a window, for choosing one of several windows.
+
+    Windows of one run have no name.
+    """
     run = profile.run
     step = run.step
     if step is None:
@@ -139,13 +145,14 @@ _DOCUMENT = _STYLE.with_name("document.html")
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
-    """An HTML document.
+    """Build an HTML document.
 
     Args:
         title: The title as text.
         body: The body as HTML.
-        script: The module that draws the page. No other script can run, whatever the data is.
-        style: CSS that follows the style sheet of all pages.
+        script: The module that draws the page. No other script can run, so data cannot contain
+            scripts.
+        style: Additional CSS, after the style sheet of all pages.
     """
     scripts = ""
     if script:

@@ -1,4 +1,4 @@
-"""A run's ledger as text."""
+"""Format a run's ledger as text."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,25 +15,26 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""The smallest loss that is worth a text, as a share of the run."""
+"""Smallest loss that is reported, as a share of the run."""
 
 LEAST_SECONDS = 1.0
-"""The smallest loss that is worth a text, in seconds."""
+"""Smallest loss that is reported, in seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""In a shorter run, only slow steps are a loss, because every program needs time to start."""
+"""Seconds below which only slow steps count as a loss, because every program needs time to start.
+"""
 
 WAITS = {"training/data", "training/wait"}
 """Phases of usual steps in which the run waits."""
 
 LONG_WAIT_SHARE = 0.1
-"""The share of the run above which a wait in usual steps is a loss."""
+"""Share of the run above which a wait in usual steps is a loss."""
 
 MOST_SLOW_STEPS = 10
 
 
 def has_losses(ledger: Ledger) -> bool:
-    """Whether the run lost enough time, or its memory grew enough, to be worth a text."""
+    """Return whether the run lost much time, or its memory grew much."""
     is_lost = any(_is_loss(ledger, name, seconds) for name, seconds in ledger.seconds.items())
     return is_lost or memory_growth(ledger) is not None
 
@@ -48,7 +49,7 @@ def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
 
 
 def headline(ledger: Ledger) -> str:
-    """How long the run is, and which rank measured it."""
+    """Describe the duration of the run, and the rank that measured it."""
     duration = units.long_duration(ledger.total)
     starts = counted(len(ledger.starts), "start")
     steps = counted(ledger.steps, "step")
@@ -60,7 +61,7 @@ def headline(ledger: Ledger) -> str:
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
-    """The seconds by category, the starts, and the slow steps that cost most."""
+    """Yield the seconds by category, the starts, and the most expensive slow steps."""
     yield headline(ledger)
     yield ""
     for group, total in ledger.by_group().items():
@@ -83,7 +84,7 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 
 
 def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
-    """The phases or causes of a category with their seconds, the longest first."""
+    """Yield the phases or causes of a category with their seconds, the longest first."""
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         of_group, _, part = name.partition("/")
         if of_group == group and part:

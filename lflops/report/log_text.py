@@ -1,4 +1,4 @@
-"""The text that a window writes to the log: at most about 40 lines.
+"""Format the text that a window writes to the log: at most about 40 lines.
 
 It has the verdict, the step, the modules with the most time, memory and ranks.
 """
@@ -20,37 +20,40 @@ from lflops.report.text import counted, labelled, shortened_name, times_mark
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
-"""The smallest width of the labels."""
+"""Smallest width of the labels."""
 
 _MODULES = 5
-"""Modules with a line."""
+"""Maximum number of modules that have a line."""
 
 _NAME = 60
 _LEAST_NAME = 30
 
 _REMARKS = 3
-"""Lines of notes, and of unsupported operators."""
+"""Maximum number of lines for notes, and for unsupported operators."""
 
 _RANK_LINES = 4
 
 _CHANGES = 2
-"""Sentences about the changes since the window before."""
+"""Maximum number of sentences about the changes since the previous window."""
 
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
 
-# Facts about speed that only `lflops show` has.
+# Facts about speed that only `lflops show` prints.
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """The text of a window, with the changes since the window before."""
+    """Format a window, with the changes since the previous window."""
     lines = [(label, plain(text)) for label, text in _lines(analysis, before)]
     return labelled(lines, least_width=_MARGIN)
 
 
 def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:
-    """Label and text of each line. A line without a label continues the one above."""
+    """Yield the label and text of each line.
+
+    A line with an empty label continues the previous line.
+    """
     report = report_of(analysis)
     yield from verdict_lines(report.verdict)
     if before is not None:
@@ -68,7 +71,7 @@ def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, st
 
 
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The modules that take longest, and all other modules in one line."""
+    """Yield the modules that take longest, and one line for all other modules."""
     modules = analysis.busiest
     if not modules:
         return
@@ -93,7 +96,10 @@ def _time(analysis: Analysis, seconds: float) -> str:
 
 
 def _named(modules: BusyModules) -> str:
-    """Name, number and class. A long name loses its first parts."""
+    """Format the name, number and class of modules.
+
+    A long name is shortened at its start.
+    """
     if not modules.name:
         return root_itself(modules.kind)
     after = f"{times_mark(modules.modules)}  {plain(modules.kind)}"
@@ -102,7 +108,7 @@ def _named(modules: BusyModules) -> str:
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
-    """The first lines of each remark, and the number of the other lines."""
+    """Yield the first lines of each remark, and the number of its other lines."""
     room = _RANK_LINES
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]

@@ -1,4 +1,4 @@
-"""The rows and columns of the table of modules, and the table as Markdown, LaTeX and CSV.
+"""Define the rows and columns of the table of modules, and format it as Markdown, LaTeX and CSV.
 
 The most important columns come first; the last ones can be left out. Markdown and LaTeX have the
 columns of the terminal. CSV has exact numbers in SI units.
@@ -25,7 +25,7 @@ class ModuleLine(NamedTuple):
 
     Attributes:
         row: The module, or one of several equal modules.
-        times: The number of modules that the line stands for. Its figures are those of all.
+        times: Number of modules in this line. Its figures are the sums over all these modules.
         path: The whole name, with both ends of repeated names, such as `layers.0…11.mlp`.
     """
 
@@ -44,12 +44,12 @@ class ModuleColumn(NamedTuple):
 def module_lines(
     rows: Iterable[ModuleRow], times: int = 1, above: str = ""
 ) -> Iterator[ModuleLine]:
-    """A line for each row of a tree; a row comes before the rows below it.
+    """Yield a line for each row of a tree; a row comes before the rows below it.
 
     Args:
-        rows: The rows below one row.
-        times: The number of modules that this row stands for.
-        above: The path of this row.
+        rows: The rows below a parent row.
+        times: Number of modules that the parent row stands for.
+        above: The path of the parent row.
     """
     for row in rows:
         path = row.name
@@ -60,7 +60,10 @@ def module_lines(
 
 
 def _last_part(row: ModuleRow) -> str:
-    """The last part of the name; for repeated rows both ends of a range, or up to three names."""
+    """Format the last part of the name.
+
+    Repeated modules have both ends of their range, or up to three names.
+    """
     if row.repeat is None:
         return row.label
     labels = []
@@ -76,7 +79,7 @@ def _last_part(row: ModuleRow) -> str:
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
-    """Columns of the time and work of a phase, or of all phases together."""
+    """Return the columns for the time and work of a phase, or of all phases together."""
     columns: list[ModuleColumn] = []
     if has_times(analysis.profile, phase):
         columns += _time(analysis, phase)
@@ -147,7 +150,10 @@ def _flops(phase: Phase | None) -> ModuleColumn:
 
 
 def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
-    """FLOP/s, marked if they exceed every peak."""
+    """Return the column of FLOP/s.
+
+    Values above every peak are marked.
+    """
     ceilings = analysis.roofline.ceilings
     peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
     peak = max(peaks, default=None)
@@ -166,7 +172,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def markdown_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table as GitHub Markdown, with all columns."""
+    """Format the table as GitHub Markdown, with all columns."""
     head, *lines = table_cells(analysis, rows, phase)
     written = _markdown_row(head) + _markdown_row(["---", "---", *["--:"] * (len(head) - 2)])
     for line in lines:
@@ -179,7 +185,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def latex_table(analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> str:
-    """The table as a LaTeX tabular with booktabs, with all columns."""
+    """Format the table as a LaTeX tabular with booktabs, with all columns."""
     head, *lines = table_cells(analysis, rows, phase)
     columns = "ll" + "r" * (len(head) - 2)
     parts = [
@@ -201,7 +207,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
-    """The table as CSV, with the exact counts and seconds of all modules of each line.
+    """Format the table as CSV, with the exact counts and seconds of all modules of each line.
 
     Unknown values are empty.
     """
@@ -257,7 +263,7 @@ def _without_formula(name: str) -> str:
 def table_cells(
     analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
 ) -> Iterator[list[str]]:
-    """The heading, then the cells of each line."""
+    """Yield the heading, then the cells of each line."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):

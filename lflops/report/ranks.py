@@ -1,4 +1,4 @@
-"""The ranks of a run as lines: which reported, which are slow and where, and what they wait for."""
+"""Describe the ranks of a run: which reported, which are slow and where, and how long ranks wait."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,20 +14,22 @@ from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted, label_first
 
 _WORST = 3
-"""Slow ranks, waits and collectives that have a line."""
+"""Maximum number of slow ranks, of waits and of collectives that have a line."""
 
 _LISTED = 12
-"""Ranks without a report that are listed by number."""
+"""Maximum number of ranks without a report that are listed by number."""
 
 _LONG_WAIT_SHARE = 0.05
-"""The share of the step above which a wait needs an explanation."""
+"""Share of the step above which a wait needs an explanation."""
 
 _SMALLEST_FACTOR = 10.0
-"""The ratio above which a factor is printed instead of a share."""
+"""Ratio above which a factor is printed instead of a share."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line. A line without a label continues the one above.
+    """Yield the label and value of each line.
+
+    A line with an empty label continues the previous line.
 
     A run with one rank has only lines about its collectives.
     """
@@ -40,7 +42,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if any(macs):
         uneven = ""
         least, most = units.count(min(macs)), units.count(max(macs))
-        # Equal texts say nothing, even if the numbers differ.
+        # Equal texts are not shown, even if the numbers differ.
         if least != most:
             uneven = f", {least} to {most} on each"
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
@@ -55,7 +57,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
-    """The number of ranks that reported, and the numbers of the other ranks."""
+    """Yield the number of ranks that reported, and the numbers of the other ranks."""
     fine = sum(rank.status == "ok" for rank in each)
     yield f"{fine} of {len(each)} reported"
     for status in ("failed", "late", "missing"):
@@ -68,7 +70,10 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
 
 
 def _position(rank: Rank) -> str:
-    """The coordinates and host of a rank, which are known even if it did not report."""
+    """Format the coordinates and host of a rank.
+
+    They are known even if the rank did not report.
+    """
     where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
     if rank.host:
         where.append(f"on {rank.host}")
@@ -95,7 +100,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
-    """The host of all slow ranks, or the empty string."""
+    """Return the common host of all slow ranks, or the empty string."""
     hosts = hosts_by_rank(analysis.profile)
     of_slow_ranks = {hosts.get(row.slow_rank, "") for row in found.rows}
     if len(of_slow_ranks) > 1 or "" in of_slow_ranks:
@@ -104,7 +109,7 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
-    """A sentence about each of the slowest ranks, by rank, module, phase and cause."""
+    """Describe each of the slowest ranks in a sentence, by rank, module, phase and cause."""
     sentences = {}
     for row in analysis.stragglers.rows[:_WORST]:
         key: Hashable = (row.slow_rank, row.module, row.phase, row.cause)
@@ -113,7 +118,7 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Stragglers, analysis: Analysis) -> str:
-    """Why no rank is the slow one."""
+    """Describe why no single rank is slow."""
     if found.too_few_steps is not None:
         steps = counted(found.too_few_steps, "step")
         return f"cannot tell: {steps} of all ranks to compare, and {ENOUGH} are needed"
@@ -160,7 +165,7 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
 
 
 def _slower(ratio: float | None) -> str:
-    """How much slower a rank is, as a share, or from ten times on as a factor."""
+    """Format how much slower a rank is: as a share, or as a factor if it is at least ten."""
     if ratio is None or ratio <= 1:
         return "slower"
     if ratio < _SMALLEST_FACTOR:
@@ -218,7 +223,7 @@ def _collective(each: Collective, *, in_group: bool) -> str:
 def _by_rank(
     each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """The smallest median, and the largest with its rank."""
+    """Yield the smallest median, and the largest median with its rank."""
     for label, of in lines.items():
         known: list[tuple[float, int]] = []
         for rank in each:

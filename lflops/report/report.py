@@ -1,8 +1,8 @@
-"""The report of a profile: every fact of the first screen, with its name, value, text and basis.
+"""Build the report of a profile: every fact with its name, value, text and basis.
 
-Terminal, log, page and loggers draw this value and compute nothing themselves. So a fact reads the
-same everywhere, and in every view parts add up to their whole: shares are shares of the summed
-unprofiled steps, and seconds are those of the mean unprofiled step.
+Terminal, log, page and loggers draw this value and compute nothing themselves. So a fact is the
+same everywhere, and in every view the parts add up to their whole: shares are relative to the
+summed unprofiled steps, and seconds are seconds of the mean unprofiled step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,41 +50,41 @@ _TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
 }
 
 _LISTED = 12
-"""Operators, modules and classes that are listed by name."""
+"""Maximum number of operators, modules and classes that are listed by name."""
 
 _UNCALLED = 4
-"""Modules that are listed as never called."""
+"""Maximum number of modules that are listed as never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""The share of the MACs above which recomputation has a line."""
+"""Share of the MACs above which recomputation has a line."""
 
 _SHORT_NAME = 60
-"""Characters of a listed module's name."""
+"""Maximum number of characters of a listed module's name."""
 
 _LEADING_MODULES = 3
-"""Modules that are listed for a part of the step."""
+"""Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Below this ratio the module-timing steps were faster than the unprofiled ones.
+"""Ratio below which module-timing steps were faster than unprofiled steps.
 
-Timing modules makes no step faster, so something else slowed the unprofiled steps.
+Timing modules cannot make a step faster, so something else slowed down the unprofiled steps.
 """
 
 _SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
-"""Remarks that the verdict's line about confidence expresses in other words."""
+"""Remarks that the confidence line of the verdict expresses in other words."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One fact.
+    """One fact of a report.
 
     Attributes:
         name: The name by which programs look the fact up.
         label: The name that readers see.
         value: The number in SI units. `None` if it is unknown, or if the fact is not a number.
         unit: The unit of the value.
-        text: The value as every drawing writes it.
-        remark: What the value rests on, and its spread.
-        of: The name of the fact that this one is a part of.
+        text: The formatted value, which is the same in all outputs.
+        remark: The basis of the value, and its spread.
+        of: The name of the fact that this fact is a part of.
         share: The share of the summed unprofiled steps.
         is_caveat: Whether the fact makes the figures less reliable.
     """
@@ -114,9 +114,9 @@ class Part(Struct, frozen=True, kw_only=True):
         seconds: Seconds of the mean unprofiled step.
         share: Share of the summed unprofiled steps.
         text: Share and seconds.
-        advice: What usually shortens it.
-        modules: The modules with the most of it and their shares of the step. Repeated modules
-            have one entry, named by their pattern.
+        advice: Usual ways to shorten the part.
+        modules: The modules with the largest shares of the part, and these shares of the step.
+            Repeated modules are one entry, named by their pattern.
     """
 
     name: str
@@ -129,19 +129,19 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What is known of a step, in the order in which it is read.
+    """The known facts about a step, in reading order.
 
     Attributes:
-        verdict: How fast the step is, why, what to do next, and how reliable that is.
-        subject: What was profiled, on what device, and its inputs.
-        speed: The step with its phases, rates, MFU, and the cost of timing it. Empty if no step was
+        verdict: The time of the step, its reasons, advice what to do next, and the confidence.
+        subject: The profiled model, the device, and the inputs.
+        speed: The step with its phases, rates, MFU, and the cost of timing. Empty if no step was
             timed.
         model: Memory, parameters and MACs; for an estimate, also the least time of a step and
             whether it fits.
         breakdown: The parts of the step, the largest first. Empty if the peak is unknown.
-        why_no_breakdown: Why the breakdown is empty.
-        remarks: Facts that are in no figure: the allocator, ranks, unsupported operators, modules
-            that were never called, notes.
+        why_no_breakdown: Reason why the breakdown is empty.
+        remarks: Further facts: the allocator, ranks, unsupported operators, modules that were never
+            called, and notes.
     """
 
     verdict: Verdict
@@ -153,24 +153,24 @@ class Report(Struct, frozen=True, kw_only=True):
     remarks: tuple[Fact, ...]
 
     def fact(self, name: str) -> Fact | None:
-        """The fact with this name, or `None` if there is none."""
+        """Return the fact with this name, or `None` if there is no such fact."""
         for fact in (*self.speed, *self.model, *self.subject):
             if fact.name == name:
                 return fact
         return None
 
     def value(self, name: str) -> float | None:
-        """The number of a fact, or `None` if it is unknown."""
+        """Return the number of a fact, or `None` if it is unknown."""
         fact = self.fact(name)
         return None if fact is None else fact.value
 
 
 _MADE: WeakKeyDictionary[Analysis, Report] = WeakKeyDictionary()
-"""The report of each analysis that is still in use, so that all drawings share one value."""
+"""The report of each analysis that is still in use, so that all views share one value."""
 
 
 def report_of(analysis: Analysis) -> Report:
-    """The report of a profile. It is made once."""
+    """Return the report of a profile, which is made only once."""
     made = _MADE.get(analysis)
     if made is None:
         made = _MADE[analysis] = _report(analysis)
@@ -205,7 +205,10 @@ def _fact(
     of: str = "",
     share: float | None = None,
 ) -> Fact:
-    """A fact with a number. By default, its label is its name, and its text is the number."""
+    """Make a fact with a number.
+
+    By default, its label is its name, and its text is the formatted number.
+    """
     return Fact(
         name=name,
         label=label or name,
@@ -256,7 +259,7 @@ def _several(unit: str) -> str:
 
 
 def _basis_of_step(analysis: Analysis) -> str:
-    """The steps that the mean step is computed from, and their median and spread."""
+    """Describe the steps that the mean step is computed from, with their median and spread."""
     times = analysis.step_times
     unit = analysis.evidence.unit
     if times.seconds is None or times.steps == 1:
@@ -276,7 +279,7 @@ def _basis_of_step(analysis: Analysis) -> str:
 
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
-    """The phases of the mean step, which add up to it, and the parts of forward and backward."""
+    """Yield the phases of the mean step, which add up to it, and the parts of forward and backward."""
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         yield _phase(times, name, seconds, of=unit)
         if name == "forward":
@@ -303,7 +306,7 @@ def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:
-    """FLOP/s and the shares of the peak."""
+    """Yield the achieved FLOP/s and the shares of the peak."""
     reached = analysis.utilization
     root = analysis.profile.modules[""]
     rate = reached.flops_per_second
@@ -321,12 +324,15 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
 
 
 def _is_more(hfu: float | None, mfu: float | None) -> bool:
-    """Whether activations are recomputed. Any fused attention recomputes a little."""
+    """Return whether activations are recomputed.
+
+    A small difference does not count, because any fused attention recomputes a little.
+    """
     return hfu is not None and mfu is not None and hfu >= (1 + _LEAST_RECOMPUTED) * mfu
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:
-    """The peak that MFU is a share of, or why it is unknown."""
+    """Describe the peak that MFU is relative to, or why it is unknown."""
     run = profile.run
     if reached.hardware is None:
         chips = device_names(profile)
@@ -377,7 +383,7 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
 
 
 def _no_memory_because(analysis: Analysis) -> str:
-    """Why the peak of live memory is unknown."""
+    """Describe why the peak of live memory is unknown."""
     if analysis.peak_bytes is not None:
         return ""
     if not analysis.profile.is_counted:
@@ -391,7 +397,7 @@ def _no_memory_because(analysis: Analysis) -> str:
 
 
 def _by_category(profile: Profile) -> str:
-    """The categories of the peak of live memory, the largest first."""
+    """List the categories of the peak of live memory, the largest first."""
     if profile.memory is None:
         return ""
     sizes = profile.memory.by_category
@@ -441,9 +447,9 @@ def _breakdown(analysis: Analysis) -> Iterator[Part]:
 
 
 def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """The modules with the most of a part of the step, and their shares of the step.
+    """Return the modules with the most of a part of the step, and their shares of the step.
 
-    Empty if the times of modules are unreliable.
+    Empty if module times are unreliable.
     """
     if part not in IN_MODULES or are_times_far_off(analysis.profile.notes):
         return []
@@ -490,12 +496,12 @@ def _subject(profile: Profile) -> Iterator[Fact]:
 def _shapes(run: Run) -> Iterator[str]:
     for name, shape in run.shapes.items():
         size = "×".join(map(str, shape)) or "scalar"
-        # Positional inputs are named by their number, which would read as another size.
+        # Positional inputs are named by a number, which would look like a size.
         yield size if name.isdecimal() else f"{name} {size}"
 
 
 def _units_of_batch(profile: Profile) -> str:
-    """The samples and tokens of a step with their sources, or how to pass them."""
+    """Describe the samples and tokens of a step with their sources, or how to pass them."""
     run = profile.run
     parts = []
     missing = []
@@ -507,7 +513,7 @@ def _units_of_batch(profile: Profile) -> str:
         sources = ", ".join(map(_input_name, run.tokens_from))
         parts.append(_with_source(run.tokens_per_step, "token", sources))
     elif any("embedding" in each.operator for each in profile.op_counts):
-        # Only a model with an embedding has tokens to miss.
+        # Only a model with an embedding has tokens.
         missing.append("tokens")
     if missing and run.kind in {"training", "measure"}:
         parts.append(f"{' and '.join(missing)} {units.UNKNOWN} (pass units=)")
@@ -520,12 +526,15 @@ def _with_source(number: int, unit: str, source: str) -> str:
 
 
 def _input_name(name: str) -> str:
-    """The name of an input; positional inputs are named by their number."""
+    """Return the name of an input; for a positional input, a name with its number."""
     return f"input {name}" if name.isdecimal() else name
 
 
 def _device(profile: Profile) -> str:
-    """The device that the figures are for. An estimate runs on none, and is for a chip."""
+    """Describe the device of the figures.
+
+    An estimate does not run on a device; it is for a chip.
+    """
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(device_names(profile))} on {run.host}"
@@ -540,7 +549,7 @@ def device_names(profile: Profile) -> list[str]:
 
 
 def _root(profile: Profile) -> str:
-    """The class of the root, or the classes directly below it if the root is not a module."""
+    """Return the class of the root, or the classes directly below it if the root is not a module."""
     root = profile.modules[""].class_name
     if root:
         return root
@@ -555,14 +564,15 @@ def _root(profile: Profile) -> str:
 
 
 def _passes(profile: Profile) -> str:
-    """How the profile was made."""
+    """Describe how the profile was made."""
     run = profile.run
     if run.kind == "training" and run.stage not in {None, "train"}:
         return f"training, {run.stage}"
     calls = profile.modules[""].calls
     if run.kind != "count" or calls == 1:
         return WORDS["kinds"][run.kind]
-    # A root with another number of calls was counted over several passes, or never called itself.
+    # If the root has more or fewer calls, it was counted over several passes or was never called
+    # itself.
     return f"counted, sum of {units.count(calls)} forward passes" if calls else "counted"
 
 
@@ -592,7 +602,7 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
 def unsupported_lines(
     operators: Sequence[UnsupportedOperator], most: int = _LISTED
 ) -> Iterator[str]:
-    """A line for each of the first operators without a formula, and one for the rest."""
+    """Yield a line for each of the first operators without a formula, and a line for the rest."""
     listed = operators[:most]
     width = max((len(operator.operator) for operator in listed), default=0)
     for operator in listed:
@@ -612,9 +622,9 @@ def unsupported_lines(
 
 
 def _never_called(analysis: Analysis) -> str:
-    """The uppermost modules that were never called, and the number of modules below them.
+    """List the uppermost modules that were never called, and the number of modules below them.
 
-    Repeated modules have one entry, named by their pattern.
+    Repeated modules are one entry, named by their pattern.
     """
     uncalled = set(analysis.uncalled)
     top = []
@@ -638,7 +648,10 @@ def _never_called(analysis: Analysis) -> str:
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
-    """Label and text of each fact. Parts are indented below their whole, and numbers aligned."""
+    """Yield the label and text of each fact.
+
+    Parts are indented below their whole, and numbers are aligned.
+    """
     if not facts:
         return
     whole = facts[0].label

@@ -1,4 +1,4 @@
-"""Words and sentences that several reports share."""
+"""Format words and sentences that several reports share."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +18,9 @@ WORDS = msgspec.toml.decode(
 )
 
 OVER = WORDS["over"]
-"""Why a point is above its roofline limit, as sentences."""
+"""Reasons why a point is above its roofline limit, as sentences."""
 
-# A name that was cut before a number.
+# A name that was shortened just before a number.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
 _NOISE = re.compile(
@@ -36,7 +36,10 @@ def joined(*parts: str | None, separator: str = ", ") -> str:
 
 
 def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
-    """Lines with their labels in a column. The label of the line above is not repeated."""
+    """Format lines with their labels in a column.
+
+    A label that is equal to the label of the previous line is left out.
+    """
     lines = list(lines)
     width = max((len(label) for label, _ in lines), default=0)
     width = max(width, least_width)
@@ -64,22 +67,22 @@ def times_mark(number: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, such as `3 calls`."""
+    """Format a number with its noun, such as `3 calls`."""
     return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def plus_minus(spread: float) -> str:
-    """The distance of steps from the median, as a share of the median."""
+    """Format the distance of steps from the median, as a share of the median."""
     return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
 def phase_label(phase: str) -> str:
-    """The label of a phase of a step, such as `data wait` for `data`."""
+    """Return the label of a phase of a step, such as `data wait` for `data`."""
     return WORDS["phases"].get(phase, phase)
 
 
 def shortened(name: str, width: int) -> str:
-    """The name, or its two ends if it is longer than the width."""
+    """Return the name, or its two ends if it is longer than the width."""
     if len(name) <= width:
         return name
     end = max(width - 1, 0) // 2
@@ -87,9 +90,9 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_name(name: str, width: int) -> str:
-    """A module's name, without its first parts if it is longer than the width.
+    """Return a module's name, without its first parts if it is longer than the width.
 
-    The last parts say most.
+    The last parts identify a module best.
     """
     parts = name.split(".")
     while len(parts) > 1 and (len(name) > width or _CUT_BEFORE_NUMBER.match(name)):
@@ -99,7 +102,7 @@ def shortened_name(name: str, width: int) -> str:
 
 
 def kernel_name(name: str) -> str:
-    """A kernel's name without its parameters and the namespaces of torch."""
+    """Return a kernel's name without its parameters and torch's namespaces."""
     if name.startswith(("Memcpy", "Memset")):
         return plain(name)
     bare = _PARAMETERS.sub("", _NOISE.sub("", name)).strip()
@@ -108,7 +111,10 @@ def kernel_name(name: str) -> str:
 
 
 def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Why the roofline has no limit for its points. Empty if it has one."""
+    """Describe why the roofline has no limit for its points.
+
+    Empty if it has a limit.
+    """
     if run.hardware is None:
         return (
             f"the peak of {run.device_name} is not known; run FlopsMonitor or lflops.measure with "
@@ -122,9 +128,9 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """The bytes that compiled code moves, compared with the bytes of its operators as dispatched.
+    """Compare the bytes that compiled code moves with the bytes of its dispatched operators.
 
-    Empty if they are unknown.
+    Empty if the bytes are unknown.
     """
     moved = sum(phase.bytes_moved for phase in phases)
     fused = sum(phase.fused_bytes for phase in phases)
@@ -146,7 +152,7 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """Ways to use less memory, with the most bytes that each saves, and its cost."""
+    """Yield ways to use less memory, each with the largest number of bytes saved, and its cost."""
     memory = analysis.profile.memory
     checkpointed = analysis.checkpointed
     for saving in memory_savings(memory, analysis.peak_moment, checkpointed, analysis.patterns):

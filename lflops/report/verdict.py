@@ -1,4 +1,4 @@
-"""The first lines of every report: how fast a step is, why, what to do, and how reliable that is."""
+"""Write the first lines of every report: the step time, its reasons, advice, and the confidence."""
 
 import math
 from collections import Counter
@@ -20,22 +20,25 @@ from lflops.report.text import counted, joined, plus_minus
 Status = Literal["found", "nothing found", "cannot tell"]
 
 SHOWN_FINDINGS = 3
-"""The number of findings in every report. `lflops why` has more."""
+"""Number of findings in every report.
+
+`lflops why` has more.
+"""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Findings that every report shows, however many there are."""
+"""Findings that are in every report, even if there are more than `SHOWN_FINDINGS`."""
 
 FEWEST_STEPS = 5
-"""Unprofiled steps that are needed to say that there is no issue."""
+"""Minimum number of unprofiled steps to conclude that there is no issue."""
 
 UNSTEADY_SHARE = 0.1
-"""How far the mean must be from the median step to be mentioned, as a share of the median."""
+"""Relative difference of mean and median step above which it is mentioned."""
 
 VARYING_SHARE = 0.3
-"""How far a quartile must be from the median step for steps that vary too much."""
+"""Relative distance of a quartile from the median step above which steps vary too much."""
 
 BUSY_SHARE = 0.05
-"""The smallest lost share of CPU time that is mentioned."""
+"""Smallest lost share of CPU time that is mentioned."""
 
 CAVEATS = {
     "busy": "other processes used the CPU",
@@ -49,26 +52,26 @@ CAVEATS = {
     ),
     "scaled": "the hooks that time modules changed the times too much",
 }
-"""Why nothing can be said about a module that seems slower than identical modules."""
+"""Reasons why a module that seems slower than identical modules cannot be judged."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """The first lines of every report.
 
     Attributes:
-        said: How fast and how good the step is. For an estimate, the least time of a step and
-            whether it fits.
-        status: "found" if there is an issue, "nothing found" if the steps are good enough to see
-            one and there is none, and otherwise "cannot tell".
-        judgement: That nothing was found, as a sentence. Empty if an issue was found, or if one
-            would not be seen.
-        findings: Issues by cost, then where else the time goes.
-        why: Sentences about the issues and about overhead that costs more, or about where the
-            time goes if there are no issues.
+        said: Sentence with the time of the step and its efficiency. For an estimate, the least time
+            of a step and whether it fits.
+        status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
+            are good enough to show one. Otherwise "cannot tell".
+        judgement: A sentence that nothing was found. Empty if an issue was found, or if an issue
+            would not be visible.
+        findings: Issues by cost, then findings that show where else the time goes.
+        why: Sentences about the issues and about overhead that costs more, or about where the time
+            goes if there are no issues.
         also: Sentences about where else the time goes, if there are issues.
-        next: How to reduce the costs, in the same order.
-        caveat: Why an issue would not be seen, if none was found.
-        confidence: What the figures rest on, how steady they are, and what is unknown.
+        next: Advice how to reduce the costs, in the same order.
+        caveat: Reason why an issue would not be visible, if no issue was found.
+        confidence: The basis of the figures, their spread, and what is unknown.
         caveats: The number of notes that make the figures less reliable.
     """
 
@@ -85,11 +88,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def verdict(analysis: Analysis, caveats: int) -> Verdict:
-    """The verdict on a profile.
+    """Return the verdict on a profile.
 
     Args:
         analysis: The analysis of the profile.
-        caveats: The number of notes that make its figures less reliable.
+        caveats: The number of notes that make the figures of the profile less reliable.
     """
     said = " ".join(_speed(analysis))
     confidence = "; ".join(_confidence(analysis, caveats))
@@ -103,13 +106,13 @@ def verdict(analysis: Analysis, caveats: int) -> Verdict:
 
 
 def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence: str) -> Verdict:
-    """The verdict that follows from findings.
+    """Return the verdict that follows from findings.
 
     Args:
-        said: How fast and how good the step is.
+        said: Sentence with the time of the step and its efficiency.
         findings: The findings, issues first.
-        unseen: Why an issue would not be seen, or `None` if it would.
-        confidence: What the figures rest on.
+        unseen: Reason why an issue would not be visible; `None` if it would be visible.
+        confidence: The basis of the figures.
     """
     leads = leading(findings)
     issues = tuple(finding.sentence for finding in leads)
@@ -133,7 +136,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
 
 
 def _caveat(status: Status, unseen: str | None) -> str:
-    """Why an issue would not be seen, if none was found."""
+    """Return the reason why an issue would not be visible, if no issue was found."""
     if status != "cannot tell":
         return ""
     because = f", because {unseen}" if unseen else ""
@@ -141,7 +144,7 @@ def _caveat(status: Status, unseen: str | None) -> str:
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
-    """How to reduce the costs of issues and, if they are large, of other findings."""
+    """Return advice how to reduce the costs of issues and, if they are large, of other findings."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
@@ -154,7 +157,7 @@ def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
 
 
 def unseen_because(analysis: Analysis) -> str | None:
-    """Why an issue would not be seen in these steps, or `None` if it would."""
+    """Describe why an issue would not be visible in these steps; `None` if it would be visible."""
     times = analysis.step_times
     if times.mean is None:
         return "nothing was timed"
@@ -175,11 +178,11 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""Disturbances of steps, with what helps against each."""
+"""Disturbances of steps, with advice against each of them."""
 
 
 def disturbed_by(profile: Profile) -> str:
-    """The most frequent disturbance of the steps, as text to append, or the empty string."""
+    """Describe the most frequent disturbance of the steps, as text to append; empty without one."""
     marks = Counter(mark for step in profile.steps for mark in step.marks if mark in DISTURBED_BY)
     if not marks:
         return ""
@@ -189,7 +192,10 @@ def disturbed_by(profile: Profile) -> str:
 
 
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
-    """Label and text of each line. The second line of a label has an empty label."""
+    """Yield the label and text of each line.
+
+    The second line of a label has an empty label.
+    """
     first = f"{said.said} {said.judgement}".strip()
     sections: dict[str, Sequence[str]] = {
         "verdict": [first],
@@ -205,7 +211,7 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _speed(analysis: Analysis) -> Iterator[str]:
-    """How fast and how good the step is, or what it needs if nothing ran."""
+    """Yield the time and efficiency of the step; if nothing ran, the time that it needs."""
     times = analysis.step_times
     if times.mean is None:
         if analysis.profile.is_counted:
@@ -235,7 +241,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
-    """What the figures rest on, then what makes them less reliable."""
+    """Yield the basis of the figures, then the facts that make them less reliable."""
     yield from _steadiness(analysis)
     yield from _reliability_of_modules(analysis)
     profile = analysis.profile
@@ -253,7 +259,7 @@ def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
-    """How many steps were timed, and how much they vary."""
+    """Yield the number of timed steps, and how much they vary."""
     times = analysis.step_times
     lost = lost_share(analysis.profile)
     if times.seconds is not None and times.mean is not None:
@@ -287,7 +293,7 @@ def _units_timed(analysis: Analysis) -> str:
 
 
 def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
-    """How reliable the times of modules are."""
+    """Describe how reliable module times are."""
     caveat = analysis.outliers.caveat
     if caveat and not analysis.outliers.found:
         reason = CAVEATS[caveat]

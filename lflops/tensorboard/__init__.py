@@ -1,4 +1,4 @@
-"""Profiles in TensorBoard: `log` writes them, and the LFLOPS tab shows them.
+"""Show profiles in TensorBoard: `log` writes them, and the LFLOPS tab shows them.
 
 `log` is imported when it is used, because TensorBoard loads the tab from this package.
 """

@@ -1,4 +1,4 @@
-"""A profile as TensorBoard events: a summary that the LFLOPS tab reads, and figures."""
+"""Write a profile as TensorBoard events: a summary for the LFLOPS tab, and figures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +27,9 @@ def log(
 ) -> None:
     """Write a profile for the LFLOPS tab, and as figures.
 
-    The figures are the roofline, if the peak is known, and live memory, if it was counted. All is
-    written through this writer, because TensorBoard reads one file of a folder at a time.
+    The figures are the roofline, if the peak is known, and live memory, if it was counted.
+    Everything is written with this writer, because TensorBoard reads one file of a folder at a
+    time.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, such as `TensorBoardLogger.experiment`.
@@ -48,7 +49,10 @@ def log(
 def summary_of(
     writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True
 ) -> Any:
-    """Make the summary that `log` writes, from an analyzed profile. Any thread may do this."""
+    """Make the summary that `log` writes, from an analyzed profile.
+
+    Any thread may call this function.
+    """
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(
@@ -64,7 +68,7 @@ def summary_of(
 
 
 def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
-    """The payload of the page, and its timeline if it has one."""
+    """Return the payload of the page, with its timeline if it has one."""
     shown = payload(analysis, folder)
     parts = [packed(json.encode(shown))]
     steps = timeline(analysis, shown.memory)
@@ -77,7 +81,7 @@ def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
         tensor=TensorProto(
             dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=dimensions), string_val=parts
         ),
-        # TensorBoard does not show a run with summaries of no class.
+        # TensorBoard does not show a run if its summaries have no data class.
         metadata=SummaryMetadata(plugin_data=plugin_data, data_class=DATA_CLASS_TENSOR),
     )
 

@@ -1,4 +1,4 @@
-"""A payload in an event file: deflated JSON, with the version of its format as metadata."""
+"""Store a payload in an event file: deflated JSON, with the version of its format as metadata."""
 
 import json
 import math
@@ -13,9 +13,12 @@ PLUGIN = "lflops"
 """The name under which TensorBoard stores the summaries of lflops."""
 
 LARGEST = 1 << 26
-"""The most bytes of a payload; larger payloads are rejected. 20,000 modules need a tenth of it."""
+"""Maximum size of a payload in bytes; larger payloads are rejected.
 
-# Ends of sentences about a summary.
+A payload of 20,000 modules has a tenth of this size.
+"""
+
+# The ends of error messages about a summary.
 _FOREIGN = "is not a summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
@@ -24,7 +27,10 @@ _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
 
 _BEGINNING = 1 << 16
-"""Bytes of a payload that are inflated for the list of windows. Its head is shorter."""
+"""Number of bytes of a payload that are decompressed for the list of windows.
+
+The head of a payload is shorter.
+"""
 
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
@@ -35,12 +41,15 @@ def packed(payload: bytes) -> bytes:
 
 
 def metadata_problem(content: bytes) -> str:
-    """Why a summary with this metadata cannot be read. Empty if it can be read."""
+    """Describe why a summary with this metadata cannot be read.
+
+    Empty if it can be read.
+    """
     return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
 
 
 def unpacked(value: object) -> bytes:
-    """The payload in a value of a summary.
+    """Return the payload in a value of a summary.
 
     Raises:
         ValueError: The value is not a payload, is damaged, or is too large.
@@ -51,7 +60,7 @@ def unpacked(value: object) -> bytes:
 
 
 def inflated(value: object) -> bytes:
-    """The text in a value of a summary.
+    """Return the decompressed text in a value of a summary.
 
     Raises:
         ValueError: The value is damaged, or too large.
@@ -64,7 +73,7 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """The entry of a summary's value in the list of windows, from the beginning of the payload.
+    """Return a summary's entry in the list of windows, from the beginning of the payload.
 
     Fields of another type are left out.
 
@@ -89,7 +98,7 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """The first bytes of a value, inflated, and the decompressor."""
+    """Return the first bytes of a value, decompressed, and the decompressor."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()
@@ -107,7 +116,7 @@ def _check_start(payload: bytes) -> None:
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a head that have the expected type."""
+    """Return the fields of a head that have the expected type."""
     known: dict[str, Any] = {"partial": given.get("partial") is True}
     for name in _WORDS:
         if isinstance(given.get(name), str):

@@ -1,4 +1,4 @@
-"""The files of traces that a payload names."""
+"""Find the trace files that a payload names."""
 
 import msgspec
 from msgspec import Raw, Struct
@@ -16,7 +16,7 @@ class _Trace(Struct):
 
 
 def trace_file(payload: bytes, index: int) -> str:
-    """The path under an index, or an empty text if the entry names no file.
+    """Return the path at an index of the trace list; empty if the entry has no file.
 
     Only the list of traces is decoded: the rest of a payload may be large.
 

@@ -1,6 +1,6 @@
-"""The LFLOPS tab: answers requests of the page from event files and the traces that they name.
+"""Serve the LFLOPS tab: answer requests of the page from event files and their traces.
 
-TensorBoard loads this file when it starts, outside any `try`. So it imports nothing except
+TensorBoard loads this file when it starts, outside any `try`. So the module imports only
 TensorBoard, and reads data only on a request.
 """
 
@@ -28,12 +28,12 @@ from lflops.tensorboard.payload_event import (
     unpacked,
 )
 
-# The page's script, with all modules that it imports, and its style sheet.
+# The page's script with all modules that it imports, and the page's style sheet.
 _ENTRY = "/entry/tensorboard.js"
 _STYLE = "/shell/style.css"
-# Steps of a summary to read: all that TensorBoard has kept.
+# Number of steps of a summary to read: all steps that TensorBoard has kept.
 _ALL = 1_000_000
-# Bytes of a trace that are sent at once.
+# Number of bytes of a trace that are sent at once.
 _CHUNK = 1 << 20
 # A window is logged as its payload, and its timeline if it has one.
 _PARTS = 2
@@ -47,7 +47,7 @@ _UNREADABLE = "422 Unprocessable Entity"
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
 _App = Callable[[dict[str, Any], _Start], _Answer]
-# Why a window cannot be shown, or an empty text; and its entry in the list of windows.
+# The reason why a window cannot be shown, or an empty text; and its entry in the list of windows.
 _Status = tuple[str, dict[str, Any]]
 
 
@@ -75,14 +75,14 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return {path: partial(_unless_foreign, app) for path, app in apps.items()}
 
     def is_active(self) -> bool:
-        """Return `False`: TensorBoard finds out from the data whether there is something to show."""
+        """Return `False`: TensorBoard itself finds out whether the data has something to show."""
         return False
 
     def frontend_metadata(self) -> Any:
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The windows, the latest last, and why other windows cannot be shown."""
+        """Return the windows, the latest last, and the reasons why other windows cannot be shown."""
         windows = []
         problems = []
         for run, tag, datum, (problem, shown) in self._logged(environ):
@@ -122,7 +122,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _part(
         self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start
     ) -> _Answer:
-        """The payload of one window, or its timeline."""
+        """Return the payload of one window, or its timeline."""
         window = self._requested(environ, _parameters(environ))
         if window is None:
             return _refused(start, _MISSING, _NOT_FOUND)
@@ -135,7 +135,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _compare(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The comparison of two windows.
+        """Return the comparison of two windows.
 
         The parameters are `before_run`, `before_tag` and `before_step` for the first window, and
         `run`, `tag` and `step` for the second.
@@ -162,7 +162,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _json(environ, start, comparison)
 
     def _run(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The run of a window: from the window, and the ledger in the run's folder."""
+        """Return the run of a window, from the window and the ledger in the run's folder."""
         # These load msgspec, which TensorBoard does not need to start.
         from lflops.ledger.run import ENDING
         from lflops.report.payload.payload import encoded_run
@@ -182,7 +182,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """A trace of a window. The request has its number, and no part of its path."""
+        """Return a trace of a window.
+
+        The request has the number of the trace, and no part of its path.
+        """
         parameters = _parameters(environ)
         window = self._requested(environ, parameters)
         if window is None or self._logdir is None:
@@ -211,14 +214,17 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _requested(
         self, environ: dict[str, Any], asked: Mapping[str, str]
     ) -> tuple[str, Any] | None:
-        """The run and the datum with this run, tag and step, or `None` if there is none."""
+        """Return the run and the datum for this run, tag and step, or `None`."""
         for run, datum in self._read(environ, asked.get("run", ""), asked.get("tag", "")):
             if str(datum.step) == asked.get("step"):
                 return run, datum
         return None
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """The data of a run and tag by step, each with its run. Empty if there is no such tag."""
+        """Return the data of a run and tag by step, each with its run.
+
+        Empty if the tag does not exist.
+        """
         logged = self._data.read_tensors(
             request_context.from_environ(environ),
             experiment_id=environ.get(experiment_id.WSGI_ENVIRON_KEY, ""),
@@ -234,7 +240,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
 
 def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answer:
-    """Answer a request, unless the browser says that a page of another site makes it."""
+    """Answer a request, unless the browser reports that it comes from a page of another site."""
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
         return app(environ, start)
     return _refused(start, _FORBIDDEN, "the request came from a page of another site")
@@ -287,7 +293,10 @@ def _answer(
 def _json(
     environ: dict[str, Any], start: _Start, body: bytes, deflated: bytes | None = None
 ) -> _Answer:
-    """JSON, deflated if the browser accepts that. `deflated` is the deflated body, if it exists."""
+    """Return JSON, deflated if the browser accepts it.
+
+    `deflated` is the deflated body, if it exists.
+    """
     if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
         body = packed(body) if deflated is None else deflated
         encoding = ("Content-Encoding", "deflate")
@@ -326,14 +335,15 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
 
     Raises:
         LookupError: The payload names no such trace, or the file does not exist.
-        ValueError: The file is not a trace, or it is elsewhere, directly or through a link.
+        ValueError: The file is not a trace, or it is outside the log folder, directly or through a
+            link.
     """
     file = _named(payload, index)
     try:
         path = (run / file).resolve(strict=True)
         inside = path.is_relative_to(logdir.resolve())
     except (OSError, RuntimeError, ValueError):
-        # It does not exist, its links are circular, or its name is not valid for a path.
+        # The file does not exist, its links are circular, or its name is not valid for a path.
         raise LookupError(
             "the trace does not exist, or not yet: it is written in the background"
         ) from None
@@ -347,7 +357,7 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
 
 
 def _named(payload: bytes, index: str) -> str:
-    """The path of the trace that a payload names under this index."""
+    """Return the path of the trace at this index of the payload."""
     # This loads msgspec, which TensorBoard does not need to start.
     from lflops.tensorboard.payload_traces import trace_file
 

@@ -1,4 +1,5 @@
-"""Seconds of modules and phases.
+"""Measure the seconds of modules and phases.
 
-Clocks, timestamps at module boundaries, the overhead of hooks, and scaling to unprofiled steps.
+This folder has clocks, timestamps at module boundaries, the overhead of hooks, and scaling to
+unprofiled steps.
 """

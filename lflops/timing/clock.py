@@ -1,4 +1,4 @@
-"""Clocks: the host clock for a CPU, and events on the stream for other devices.
+"""Define clocks: the host clock for a CPU, and events on the stream for other devices.
 
 A mark is cheap and waits for nothing. The seconds between two marks are read later, after one
 `settle`.
@@ -26,7 +26,7 @@ MUCH = 0.05
 
 
 class Clock(Protocol):
-    """Marks moments, and later gives the seconds between them."""
+    """Marks moments, and later returns the seconds between them."""
 
     def mark(self) -> Any:
         """Mark this moment."""
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's clock: on a CPU an operator is done when it returns.
+    """The host's clock, for a CPU, where an operator is done when it returns.
 
     A mark is a moment in nanoseconds.
     """
@@ -72,7 +72,7 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this thread has waited for a core for more than the share `MUCH` so far."""
+        """Return whether this thread has waited for a core for more than the share `MUCH` so far."""
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
@@ -124,11 +124,11 @@ class StreamMark(NamedTuple):
 class StreamClock:
     """Marks moments with events on a device's current stream.
 
-    The seconds between two events are stream time, however far ahead the host is.
+    The seconds between two events are stream time, even if the host is far ahead.
 
-    Events of two devices cannot be subtracted, so the device is fixed, whichever device is current
-    at a mark. If two marks are on different streams, the time is measured on the first mark's
-    stream.
+    Events of two devices cannot be subtracted, so the device is fixed, and the current device at a
+    mark does not matter. If two marks are on different streams, the time is measured on the first
+    mark's stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -165,7 +165,7 @@ class StreamClock:
 class WaitingClock:
     """A host clock that waits for the device at each mark.
 
-    It serves devices whose events have no times.
+    It is used for devices that cannot return the time between two events.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -210,7 +210,7 @@ def device_clock(device: torch.device) -> DeviceClock:
 def event_seconds(device: torch.device) -> float | None:
     """Seconds that an event costs on the host or on the stream, whichever is more.
 
-    `None` if the time between two events cannot be read. It waits for the device once.
+    `None` if the time between two events cannot be read. This function waits for the device once.
     """
     clock = StreamClock(device)
     host = HostClock()
@@ -301,7 +301,10 @@ class ThreadSchedule:
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
-        """Stop reading. Calling it twice is harmless."""
+        """Stop reading.
+
+        A second call does nothing.
+        """
         if self._file is not None:
             self._file = None
             self._close()

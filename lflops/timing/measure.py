@@ -1,12 +1,12 @@
 """Count one pass and time other passes: `measure` and `measure_generate`.
 
-Text generation has two parts: the cost of the prompt, and the cost of each further token.
+Text generation has two parts: the cost of the prompt, and the cost of each additional token.
 
-`CountAndTime` counts and times the same pass, for callers that have only one. Counting then takes
+`CountAndTime` counts and times the same pass, for callers with only one pass. Counting then takes
 most of the time. So the pass is stamped around every operator and every hook, and the time of
 counting is left out. The time that torch takes to call a hook or a mode is not stamped: a trial
-measures it, and it is subtracted. The result is close to the truth on a CPU. `observer_ratio` is
-the factor by which counting made the pass longer.
+measures it, and it is subtracted. On a CPU, the result is nearly exact. `observer_ratio` is the
+factor by which counting made the pass longer.
 """
 
 import functools
@@ -73,9 +73,9 @@ class Pass:
     """Describes how to run one pass.
 
     Attributes:
-        run: Runs the pass. It calls its argument where a further part begins.
+        run: Function that runs the pass. It calls its argument when the next part begins.
         first: Name of the first part.
-        prepare: Runs before each pass and is not timed.
+        prepare: Function that runs before each pass and is not timed.
     """
 
     run: Callable[[Divide], None]
@@ -97,9 +97,9 @@ class _Timed:
 
     Attributes:
         parts: Names of its parts.
-        marks: The begin of the pass, the marks between its parts, and its end.
+        marks: Marks at the beginning of the pass, between its parts, and at its end.
         cpu_before: User and system CPU seconds of the process when it began.
-        cpu_after: The same when it ended.
+        cpu_after: User and system CPU seconds of the process when it ended.
         stamps: Stamps of the parts of a hooked pass; `None` for an unprofiled pass.
         cpu_lost: Seconds that other processes took during a hooked pass.
     """
@@ -118,9 +118,9 @@ def time_passes(
     """Run `warmup` untimed passes, then `repeats` unprofiled passes and as many hooked passes.
 
     Half of the unprofiled passes run before the hooked passes and half after, so a machine that
-    slows down slows both kinds. An unprofiled pass comes first: code is compiled without hooks. The
-    first pass after the hooked passes runs with their caches, so it is discarded. Marks are read at
-    the end: nothing waits for a device.
+    slows down slows both kinds. An unprofiled pass comes first, because code must be compiled
+    without hooks. The first pass after the hooked passes runs with their caches, so it is
+    discarded. Marks are read at the end, so nothing waits for a device.
     """
     _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
@@ -217,22 +217,21 @@ def measure(
 ) -> Profile:
     """Count one pass, then time further passes.
 
-    Clean passes give the total time, and passes with hooks divide it over the modules.
+    Unprofiled passes give the total time, and passes with hooks divide it over the modules.
 
-    Afterwards the model's gradients, buffers and mode and the random number generators are as they
-    were before.
+    Afterwards, the model's gradients, buffers and mode and the random number states are restored.
 
     Args:
-        model: The model to measure, as in `count`; likewise `args`, `kwargs`, `backward`, `loss`
-            and `ignore`.
-        args: Positional arguments of the model; a single tensor may be passed as it is.
+        model: The model to measure. This argument and `args`, `kwargs`, `backward`, `loss` and
+            `ignore` are the same as in `count`.
+        args: Positional arguments of the model; a single tensor may be passed without a tuple.
         kwargs: Keyword arguments of the model.
         backward: Also run backward from `loss(output)`.
         loss: Function from the output to a scalar. By default, the sum of the floating-point
             outputs.
         warmup: Number of passes that run first and are discarded.
         repeats: Number of unprofiled passes, and of hooked passes, that are kept.
-        ignore: Names or classes of modules whose own work and time are left out of every total.
+        ignore: Names or classes of modules. Their self work and time are left out of every total.
         hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
             otherwise a chip by name or in a TOML file, your own figures, or `None`.
         units: Samples and tokens of the batch, for example `{"samples": 8, "tokens": 1024}`, or a
@@ -287,8 +286,8 @@ def measure_generate(
     """Measure `model.generate(*args, **kwargs)` as `measure` measures a forward pass.
 
     Prefill lasts until the end of the first call of the model itself; the rest is decode. A note
-    holds the work of both, and each step holds their times. A model that is called only once has
-    neither.
+    has the work of both parts, and each step has their times. If a model is called only once, it
+    has neither part.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
@@ -355,7 +354,7 @@ class CountAndTime:
     """Counts and times everything that runs inside a `with` block.
 
     Args:
-        model: The model whose modules are counted and timed.
+        model: The model. Its modules are counted and timed.
         ignore: Names or classes of modules that are left out of every total.
         clock: By default the clock of the model's device.
         overhead: Seconds that hooks and modes take outside the stamps. By default they are
@@ -501,9 +500,9 @@ class _StampingTracker(ModuleTracker):
         self.stamps.append((mark, module_phase, why))
 
     def _stamps_this_thread(self) -> bool:
-        """Check that this thread is stamped: the home thread, or a thread in backward.
+        """Return whether this thread is stamped: the home thread, or a thread in backward.
 
-        Stamps of two threads would cut each other's time short.
+        Stamps of two threads at once would make the times of both too short.
         """
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
@@ -528,7 +527,7 @@ class _StampingMode(CountingMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if self._tracker.between() == OUTSIDE:
-            # outside the model, for example in another model
+            # This call is outside the model, for example in another model.
             return function(*args, **(kwargs or {}))
         self._tracker.pause(OPERATOR)
         try:
@@ -579,7 +578,7 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
 
 
 def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
-    """The overhead, or zero if it would leave no module any time.
+    """Return the overhead, or zero if it would leave no time for some module.
 
     Such a large overhead was measured while the machine was busy.
     """

@@ -146,7 +146,7 @@ class ModuleTimer:
         self._resume_root_backward()
 
     def resume_forward(self) -> None:
-        """Resume the forward part, after a backward or excluded code."""
+        """Resume the forward part, after a backward pass or excluded code."""
         self._paused = False
         self._stamps = self._parts["forward"]
         self._forward.segment = next_sequence_number()
@@ -166,7 +166,7 @@ class ModuleTimer:
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
     def follows_this_thread(self) -> bool:
-        """Check that a part is running, on the home thread or in backward."""
+        """Return whether a part is running, on the home thread or in backward."""
         return not self._paused and (
             threading.get_ident() == self.home or backward_id() != NO_BACKWARD
         )
@@ -242,7 +242,7 @@ class ModuleTimer:
         stack.segment = end
 
     def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
-        """For each range of nodes, hook the newest node that the output leads back to."""
+        """Hook, for each range of nodes, the newest node that the output leads back to."""
         if not unhooked:
             return
         first = min(start for start, _, _ in unhooked)
@@ -280,10 +280,10 @@ class ModuleTimer:
                 after_backward(self._guard(self._end_segments))
 
     def _end_segments(self) -> None:
-        """Return to the root: every node has run.
+        """Return to the root, because every node has run.
 
-        Callbacks that the engine now calls belong to the root, such as the wait of DDP for the
-        gradients of all ranks.
+        The engine now runs callbacks, such as the wait of DDP for the gradients of all ranks. They
+        belong to the root.
         """
         if not self._paused:
             self._resume_root_backward()
@@ -305,9 +305,9 @@ _NO_OUTPUT = object()
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """The newest node numbered from `start` to before `end`, and its number.
+    """Return the newest node numbered from `start` to before `end`, and its number.
 
-    Without such a node, `None` and `start - 1`.
+    Without such a node, returns `None` and `start - 1`.
     """
     newest = None
     best = start - 1

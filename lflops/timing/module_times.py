@@ -33,7 +33,7 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, the module and phase that run from there on (`None` is the observer), and the reason."""
+"""A mark, the module and phase that run after it (`None` for lflops itself), and the reason."""
 
 ENTERS = "enters"
 """The reason of a stamp at which a module is entered."""
@@ -106,7 +106,10 @@ class PassTimes:
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """Times between settled stamps. The last stamp only ends the time of the previous stamp."""
+    """Compute the times between settled stamps.
+
+    The last stamp only ends the time of the previous stamp.
+    """
     times = PassTimes()
     running: ModulePhase | None = None
     entering = False
@@ -128,7 +131,7 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
 
 
 def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
-    """Seconds of each module and all modules below it, in each phase."""
+    """Return the seconds of each module and all modules below it, in each phase."""
     totals: defaultdict[ModulePhase, float] = defaultdict(float)
     for (fqn, phase), seconds in self_seconds.items():
         for above in ancestry(fqn):
@@ -293,8 +296,8 @@ def _times_the_overhead(
 def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
     """Statistics of each module and phase over the passes.
 
-    A module that runs only in some of them, such as the discriminator of a GAN, counts with its
-    usual time multiplied by the share of passes in which it runs.
+    If a module runs only in some passes, such as the discriminator of a GAN, its usual time is
+    multiplied by the share of passes in which it runs.
     """
     seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
     for self_seconds in passes:
@@ -311,7 +314,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""The least relative difference between hooked and unprofiled passes that a note reports."""
+"""Smallest relative difference between hooked and unprofiled passes that a note reports."""
 
 
 def attach_module_times(
@@ -323,8 +326,8 @@ def attach_module_times(
     """Divide the time of the unprofiled steps over the modules as in the module-timing steps.
 
     Returns the profile with the time of its modules, and the self seconds of the modules in each
-    module-timing step as stamped. Ranks are compared by these: hooks cost the same on all ranks,
-    whereas a separate factor for each rank would look like a slow rank.
+    module-timing step as stamped. Ranks are compared by these self seconds, because hooks cost the
+    same on all ranks. A separate scaling factor for each rank would make some ranks look slow.
     """
     unprofiled, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
     hooked_steps = [step for step in profile.steps if step.kind == "module_timing"]
@@ -365,12 +368,15 @@ def attach_module_times(
 
 
 def ignored_modules(profile: Profile) -> set[str]:
-    """Names of the modules whose self work and time are left out of every total."""
+    """Return the names of the ignored modules.
+
+    Their self work and time are left out of every total.
+    """
     return {note.subject for note in notes_with("ignored", profile.notes)}
 
 
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
-    """Seconds of the usual module-timing step divided by those of the usual unprofiled step."""
+    """Seconds of the usual module-timing step, divided by the seconds of the usual unprofiled step."""
     slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
     fast = [step.seconds for step in unprofiled if step.seconds]
     if not slow or not fast:
@@ -423,7 +429,7 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
     """The parts of a hooked step with the wait for other ranks as a separate part.
 
-    The delay of other ranks says nothing about the modules.
+    The delay of other ranks shows nothing about the modules.
     """
     root = ModulePhase("", "backward")
     backward = parts.get("backward", PassTimes())

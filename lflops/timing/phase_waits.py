@@ -64,7 +64,10 @@ class PhaseWaits:
         self._record(WAIT)
 
     def end_step(self, number: int, start: Any, end: Any) -> None:
-        """Keep the waits of a step, from its first to its last moment. Steps arrive in order."""
+        """Keep the waits of a step, from its first to its last moment.
+
+        Steps must arrive in order.
+        """
         self._by_step[number] = self._of_step(start, end)
         if len(self._by_step) > MOST_STEPS:
             del self._by_step[next(iter(self._by_step))]
@@ -72,7 +75,7 @@ class PhaseWaits:
     def of_step(self, number: int) -> Mapping[str, float] | None:
         """Return the seconds of waiting in a step by phase; phases without waiting are left out.
 
-        `None` if the step is unknown, or if the system has no counters.
+        Returns `None` if the step is unknown, or if the system has no counters.
         """
         return self._by_step.get(number)
 

@@ -4,10 +4,10 @@
     other         ^^^^^^^^                            ^                                 ^^^^^
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
-A phase is the time from the mark at its beginning to the mark at its end, less the phases within
-it. Time in no phase is other. Time in no phase between backward and the optimizer has a separate
-name: a custom loop clips gradients there, and no hook reports it. Marks are read later. On a device
-they are events on the stream, so the time of a phase is time on the stream.
+A phase is the time from the mark at its beginning to the mark at its end, without the phases inside
+it. Time in no phase has the name `other`. Time in no phase between backward and the optimizer has a
+separate name: a custom loop clips gradients there, and no hook reports it. Marks are read later. On
+a device they are events on the stream, so the time of a phase is time on the stream.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class StepPhases:
         return steps
 
     def end(self) -> PhaseMarks:
-        """End the step and begin the next."""
+        """End the current step and begin the next step."""
         self.end_step()
         return self.steps()[-1]
 
@@ -95,7 +95,7 @@ class StepPhases:
         raise NotImplementedError
 
     def has_come(self, step: PhaseMarks) -> bool:
-        """Check that the marks of the step can be read without waiting for a device."""
+        """Return whether the marks of the step can be read without waiting for a device."""
         query = getattr(step[-1], "query", None)
         return query is None or bool(query())
 
@@ -196,7 +196,7 @@ class MarkedPhases(StepPhases):
         """Mark the phases of one step in `every`."""
         super().__init__(clock)
         self._every = every
-        # steps since the last step whose phases were marked
+        # steps since the last step with marked phases
         self._unmarked = 0
         self._stack: list[str] = []
 
@@ -260,7 +260,10 @@ def split_steps(
 
 
 def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], list[str]]:
-    """Drop moments that were not marked: their time belongs to the previous phase."""
+    """Drop moments that were not marked.
+
+    Their time belongs to the previous phase.
+    """
     if None not in marks:
         return marks, phases
     known = [place for place, mark in enumerate(marks) if mark is not None]

@@ -1,1 +1,1 @@
-"""Every private name of torch that lflops uses, by subject, and a check of what they mean."""
+"""Contain every private name of torch that lflops uses, by subject, with a check of each name."""

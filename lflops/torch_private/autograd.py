@@ -1,4 +1,4 @@
-"""Autograd: numbers of nodes and backward passes, leaves of a graph, and autograd's profiler."""
+"""Access autograd: numbers of nodes and passes, leaves of a graph, and autograd's profiler."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,16 +25,19 @@ ACCUMULATES_GRADIENT = 1 << 62
 """Nodes that write `.grad` have at least this sequence number; no forward operator built them."""
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
-"""The number of the next autograd node that this thread builds."""
+"""Returns the number of the next autograd node that this thread builds."""
 
 backward_id: Callable[[], int] = _current_graph_task_id
-"""The number of the backward pass that this thread is running; later passes have higher numbers."""
+"""Returns the number of the backward pass that this thread is running.
+
+Later passes have higher numbers.
+"""
 
 current_node: Callable[[], Any] = _current_autograd_node
-"""The autograd node that this thread is running, or `None`."""
+"""Returns the autograd node that this thread is running, or `None`."""
 
 profiler_is_recording: Callable[[], bool] = _profiler_enabled
-"""Whether one of torch's profilers is recording."""
+"""Returns whether one of torch's profilers is recording."""
 
 
 def wrap_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
@@ -55,8 +58,8 @@ def wrap_backward(
     """Call functions before and after each backward pass that writes gradients.
 
     `begins` receives the tensors that the pass starts from, and `ends` the result of `begins`.
-    `ends` is not called if `begins` returned `None`, or after an exception. Torch has no hook for
-    that, so the function that calls the engine is wrapped until `undo` is closed.
+    `ends` is not called if `begins` returned `None`, or after an exception. torch has no hook for
+    this, so the function that calls the engine is wrapped until `undo` is closed.
     """
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
@@ -75,12 +78,18 @@ def wrap_backward(
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the running backward pass, before later callbacks."""
+    """Call a function at the end of the running backward pass.
+
+    It is called before callbacks that are registered later.
+    """
     Variable._execution_engine.queue_callback(callback)
 
 
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
-"""The number of an autograd node. Each thread numbers nodes in the order of their creation."""
+"""Returns the number of an autograd node.
+
+Each thread numbers nodes in the order of their creation.
+"""
 
 
 def node_name(node: Any) -> str:
@@ -89,7 +98,7 @@ def node_name(node: Any) -> str:
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors whose `.grad` a backward pass from these tensors would write."""
+    """Return the tensors with a `.grad` that a backward pass from these tensors would write."""
     found = [tensor for tensor in tensors if tensor.is_leaf]
     for node in nodes_behind(tensor.grad_fn for tensor in tensors):
         if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):

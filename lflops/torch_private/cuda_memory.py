@@ -1,4 +1,4 @@
-"""The history that CUDA's allocator keeps, and its snapshot."""
+"""Access the history that CUDA's allocator keeps, and its snapshot."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def is_recording_memory() -> bool:
-    """Whether the allocator records its history already; a build without CUDA never does."""
+    """Return whether the allocator records its history already; a build without CUDA never does."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
 

@@ -1,4 +1,4 @@
-"""The data loader: calls of functions before and after each fetch of a batch."""
+"""Call functions before and after each fetch of a batch from a data loader."""
 
 import functools
 from collections.abc import Callable

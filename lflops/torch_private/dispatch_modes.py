@@ -1,4 +1,4 @@
-"""Dispatch modes, and the stack of them that each thread has."""
+"""Access dispatch modes, and the stack of modes of each thread."""
 
 import contextlib
 import sys
@@ -18,14 +18,14 @@ with known_torch():
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _python_dispatch._disable_current_modes
 )
-"""A context in which no dispatch mode receives the operators that run."""
+"""Makes a context in which no dispatch mode receives the operators that run."""
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """A context for trials of lflops in the user's process.
+    """Return a context for trials of lflops in the user's process.
 
-    On this thread no mode, default device or saved-tensor hook of the user takes part. Gradients
+    On this thread, no mode, default device or saved-tensor hook of the user is active. Gradients
     are recorded, and autocast on the CPU is off. Settings of the whole process stay, because other
     threads may be training: the default dtype, anomaly mode, deterministic algorithms. So a trial
     names the dtype of its tensors, and calls only operators that these settings do not affect.
@@ -84,12 +84,12 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Whether torch.compile can ignore a mode, if the mode requests that."""
+    """Return whether torch.compile can ignore a mode, if the mode requests that."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 def is_tracing() -> bool:
-    """Whether operators are traced into a graph, as the backward of `torch.cond` is."""
+    """Return whether operators are traced into a graph, as the backward of `torch.cond` is."""
     proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxies is not None and proxies._CURRENT_MAKE_FX_TRACER is not None
 
@@ -104,7 +104,7 @@ def push_mode(mode: TorchDispatchMode) -> None:
 
 @contextlib.contextmanager
 def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
-    """A context in which `push_mode` has put a mode on top of this thread's stack."""
+    """Put a mode on top of this thread's stack with `push_mode`, inside the context."""
     push_mode(mode)
     try:
         yield
@@ -136,7 +136,7 @@ def without_own_modes() -> Iterator[list[InternalMode]]:
 
 
 def end_mode(mode: Any) -> None:
-    """Remove a mode for good. Calling it twice is harmless.
+    """Remove a mode permanently. A second call does nothing.
 
     After a backward pass, torch restores the stack of modes from before the pass. So a mode that is
     removed in backward is marked and does nothing from then on. `sweep_modes` removes it after the

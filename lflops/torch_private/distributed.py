@@ -1,4 +1,4 @@
-"""Process groups, their store, and the flat parameters of the first FSDP."""
+"""Access process groups, their store, and the flat parameters of FSDP1."""
 
 import contextlib
 from collections.abc import Iterator
@@ -39,21 +39,21 @@ def flat_parts(module: Any) -> Iterator[FlatPart]:
 
 
 def group_named(name: str) -> Any:
-    """The process group of that name, or `None`."""
+    """Return the process group with this name, or `None`."""
     with contextlib.suppress(AttributeError, RuntimeError):
         return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
     return None
 
 
 def wait_operator() -> Any:
-    """The operator that waits for a collective's result, and returns it."""
+    """Return the operator that waits for a collective's result and returns it."""
     return torch.ops._c10d_functional.wait_tensor.default
 
 
 def receive_operator() -> Any:
-    """The operator that receives tensors of another rank, and writes them.
+    """Return the operator that receives tensors of another rank and writes them.
 
-    `None` in a torch without process groups.
+    Returns `None` if torch has no process groups.
     """
     return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
 
@@ -66,7 +66,7 @@ _STAGES = str(Path("distributed", "pipelining", "stage.py"))
 
 
 def is_pipeline_vote() -> bool:
-    """Whether the stages of a torch pipeline are agreeing on whether their shapes are known."""
+    """Return whether stages of a torch pipeline are voting on whether their shapes are known."""
     for frame, _ in walk_stack(currentframe()):
         code = frame.f_code
         if code.co_name in _VOTES and code.co_filename.endswith(_STAGES):
@@ -83,9 +83,9 @@ def group_store() -> Any:
 
 @contextlib.contextmanager
 def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
-    """A process group of one rank and others that do not exist.
+    """Create a process group of one real rank and other ranks that do not exist.
 
-    Collectives return at once, with results of the right shape.
+    Collectives return immediately, with results of the right shape.
     """
     # registers the backend
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -33,12 +33,12 @@ MODULES = "nn_module_stack"
 """The metadata key of a node for the modules around it."""
 
 RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""The metadata key of a checkpointed region whose user chooses what is recomputed."""
+"""The metadata key of a checkpointed region if its user chooses the recomputed operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGraph:
-    """A graph as dynamo passed it to its backend.
+    """A copy of a graph that dynamo passed to its backend.
 
     It keeps no tensor of the model or a batch alive.
 
@@ -104,7 +104,7 @@ _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
 """The objects that need the graphs, by id.
 
-While there are any, dynamo's call of its backend is wrapped.
+While this dictionary is not empty, dynamo's call of its backend is wrapped.
 """
 
 
@@ -127,7 +127,10 @@ def keep_graphs(user: object) -> None:
 
 
 def release_graphs(user: object) -> None:
-    """Stop copying graphs for one user. Calling it twice is harmless."""
+    """Stop copying graphs for one user.
+
+    A second call does nothing.
+    """
     _release(id(user))
 
 
@@ -192,7 +195,10 @@ def with_control_flow_compiled() -> Iterator[None]:
 
 
 def _keep(module: fx.GraphModule, output: Any) -> None:
-    """Keep a graph. After an error it is unknown, and the user's compilation continues."""
+    """Keep a graph.
+
+    After an error, the graph is unknown, and the user's compilation continues.
+    """
     with contextlib.suppress(Exception):
         name = module.meta.get("backend_id")
         if name is not None:

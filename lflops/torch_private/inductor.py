@@ -76,8 +76,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
     def uuid(self) -> Any:
         """The part of the cache key for this pass: the record's format and the graph's modules.
 
-        Without the modules, two layers of equal code would share a graph whose record names only
-        one of them.
+        Without the modules, two layers with equal code would share a graph, and its record would
+        name only one of the layers.
         """
         graph = _graph_of_key()
         modules = [] if graph is None else [_own_module(node) for node in graph.graph.nodes]
@@ -143,7 +143,7 @@ def record_graphs() -> Callable[[], None]:
 
 
 def is_recording() -> bool:
-    """Whether graphs that this thread compiles are recorded."""
+    """Return whether graphs that this thread compiles are recorded."""
     return (
         isinstance(getattr(config, _FUSION_HOOK), RecordGraph)
         and getattr(config, _LEVEL) > 0
@@ -152,12 +152,15 @@ def is_recording() -> bool:
 
 
 def keys_have_graphs() -> bool:
-    """Whether inductor passes the graph to the code that creates its key."""
+    """Return whether inductor passes the graph to the code that creates its key."""
     return _GRAPH in inspect.signature(FxGraphHashDetails.__init__).parameters
 
 
 def _graph_of_key() -> fx.GraphModule | None:
-    """The graph whose key inductor is creating, which it does not pass to `RecordGraph.uuid`."""
+    """The graph for which inductor is creating a key.
+
+    inductor does not pass this graph to `RecordGraph.uuid`.
+    """
     creates_key = FxGraphHashDetails.__init__.__code__
     for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is creates_key:
@@ -169,7 +172,7 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """Yield the live graphs with these keys, as far as a search of one second finds them."""
+    """Yield the live graphs with these keys that a search of one second finds."""
     wanted = set(keys)
     with contextlib.suppress(SearchTimeout):
         for graph in alive((CompiledFxGraph,)):
@@ -223,8 +226,8 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
     """The name and class of a node's module.
 
     A matmul that inductor fused from a matmul and a sum has no module, or has the module of the
-    sum, such as a residual connection around a layer without a bias. It belongs to the module whose
-    weight it uses.
+    sum, such as a residual connection around a layer without a bias. It belongs to the module that
+    owns the weight.
     """
     module = _own_module(node)
     if node.target not in _MATMULS:
@@ -245,7 +248,10 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _is_view_of_input(node: fx.Node) -> bool:
-    """Whether a node is a view of an input of the graph, such as a weight, and not of a result."""
+    """Return whether a node is a view of an input of the graph, such as a weight.
+
+    Views of results do not count.
+    """
     while getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
         if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""The error for a torch whose internals differ from the internals that lflops supports."""
+"""Raise an error if torch's internals differ from the internals that lflops supports."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
+"""Access modules: the registries of children, buffers and global hooks, and compilation."""
 
 import contextlib
 import inspect
@@ -81,7 +81,7 @@ def _unpacked(packed: Any) -> list[Tensor]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling the module runs it under torch.compile."""
+    """Return whether calling the module runs it under torch.compile."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
@@ -108,7 +108,7 @@ def compiled_wrapper(module: nn.Module) -> nn.Module:
 
 
 def compiles_its_hooks(module: nn.Module) -> bool:
-    """Whether the module was compiled in place, so that hooks on it are compiled with it."""
+    """Return whether the module was compiled in place, so that hooks on it are compiled with it."""
     return module._compiled_call_impl is not None
 
 
@@ -146,7 +146,7 @@ def without_global_hooks(
 class InternalModule(nn.Module):
     """A module of lflops for trials in the user's process.
 
-    Creating and calling it runs no global hooks except those of `hooked`.
+    Creating and calling it runs no global hooks except the hooks of `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:
@@ -212,7 +212,7 @@ class Compilations:
 
     @property
     def listens(self) -> bool:
-        """Whether the functions are registered with torch.compile."""
+        """Return whether the functions are registered with torch.compile."""
         handler = self._handler
         return handler is not None and self._heard in handler.start_callbacks
 
@@ -226,8 +226,8 @@ class Compilations:
     def listen_again(self) -> None:
         """Register again, if necessary.
 
-        Call it from time to time: torch.compile may be loaded later, and `torch.compiler.reset()`
-        removes the registration.
+        Call this repeatedly, because torch.compile may be loaded later, and
+        `torch.compiler.reset()` removes the registration.
         """
         handler = self._handler
         if handler is not None and self._heard not in handler.start_callbacks:
@@ -235,7 +235,10 @@ class Compilations:
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Stop listening. Calling it twice is harmless."""
+        """Stop listening.
+
+        A second call does nothing.
+        """
         handler = self._handler
         if handler is None:
             return
@@ -258,21 +261,24 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
-            # The removal in torch leaves the first of these entries behind.
+            # torch's own removal leaves the first of these entries in place.
             _global_forward_hooks_with_kwargs.pop(number, None)
             _global_forward_hooks_always_called.pop(number, None)
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Whether a global hook after optimizer steps is the last one.
+    """Return whether a global hook after optimizer steps is the last hook.
 
-    Only the last one may add and remove such hooks while it runs.
+    Only the last hook may add and remove such hooks while it runs.
     """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Move a global hook after optimizer steps to the end. Call it while no such hook runs."""
+    """Move a global hook after optimizer steps to the end.
+
+    Call this only while no such hook runs.
+    """
     for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
         _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
 
@@ -321,7 +327,10 @@ class HiddenHooks:
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """Stop. Hooks that are hidden stay removed. Calling it twice is harmless."""
+        """Stop hiding hooks.
+
+        Hooks that are hidden stay removed. A second call does nothing.
+        """
         self._before.clear()
         self._compilations.stop()
 

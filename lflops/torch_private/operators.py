@@ -1,4 +1,4 @@
-"""Operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
+"""Access operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
 
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ def overloads_of(operator: Any) -> list[Any]:
 
 
 def decomposes(operator: Any) -> bool:
-    """Whether an operator is defined by other operators, but reaches the modes undecomposed.
+    """Return whether an operator is defined by other operators, but reaches the modes undecomposed.
 
     This happens under inference mode. Only the dispatcher's kernels count: torch also has Python
     decompositions of a few kernels (`upsample_nearest2d`), which do not run here. An operator with
@@ -134,7 +134,7 @@ def call_without_overrides(operator: Any) -> Any:
 
 
 def has_nested_kernel(operator: OpOverload) -> bool:
-    """Whether any device has a kernel of this operator for nested tensors."""
+    """Return whether any device has a kernel of this operator for nested tensors."""
     return any(_has_kernel(operator, keys[0]) for keys in NESTED.values())
 
 
@@ -152,7 +152,7 @@ def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
 
 
 def has_list_argument(operator: OpOverload) -> bool:
-    """Whether an argument is a list of tensors."""
+    """Return whether an argument is a list of tensors."""
     types = [str(each.type) for each in operator._schema.arguments]
     return any("Tensor" in kind and "List[" in kind for kind in types)
 
@@ -169,14 +169,14 @@ def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def makes_storage(operator: OpOverload) -> bool:
-    """Whether the operator returns a new tensor, rather than one of its arguments or a view."""
+    """Return whether the operator returns a new tensor, rather than one of its arguments or a view."""
     return any(each.alias_info is None for each in operator._schema.returns)
 
 
 def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
     """The attention kernels that torch chooses from on CUDA, best first.
 
-    Kernels that this torch lacks or that the user disabled are left out.
+    Kernels that this version of torch does not have or that the user disabled are left out.
     """
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Tries each private name of torch on a case whose result is known.
+"""Test each private name of torch on a case with a known result.
 
 If torch has changed, counting fails with an error instead of wrong numbers.
 """
@@ -174,7 +174,7 @@ def check_cuda_memory(device: torch.device) -> None:
 
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
-    """Whether a snapshot has a block in use, and an allocation with its line of code.
+    """Return whether a snapshot has a block in use, and an allocation with its line of code.
 
     Both must have all fields that lflops reads.
     """
@@ -228,7 +228,7 @@ class _Operators(dispatch_modes.TorchDispatchMode):
 def _numbering() -> dict[str, bool]:
     """Check how autograd nodes are numbered, with two matmuls of one input.
 
-    Their gradient is the case that naive attribution gets wrong.
+    A simple attribution of their gradients would be wrong.
     """
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)
@@ -283,7 +283,7 @@ def _numbering() -> dict[str, bool]:
 
 
 def _are_profilers_seen() -> bool:
-    """Whether the start of a profiler is reported.
+    """Return whether the start of a profiler is reported.
 
     No profiler is started, because that would stop another one that is recording.
     """
@@ -378,7 +378,7 @@ class _Subclass(torch.Tensor):
 
 
 def _constructs_under_a_mode(x: torch.Tensor) -> bool:
-    """Whether a constructor runs without the modes of lflops, which are restored afterwards."""
+    """Return whether a constructor runs without the modes of lflops, which are restored afterwards."""
     mode = dispatch_modes.InternalMode()
     with CleanupStack() as undo, dispatch_modes.on_stack(mode):
         tensor_constructors.construct_without_modes(undo)
@@ -400,7 +400,7 @@ def _hears_compilations() -> bool:
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
-    """Whether hooks without effect are found: on a module, on an optimizer, and global hooks."""
+    """Return whether hooks without effect are found on modules, on optimizers, and globally."""
     # The constructor of an optimizer would load torch.compile.
     optimizer = Optimizer.__new__(Optimizer)
     optimizer._optimizer_step_pre_hooks = OrderedDict()
@@ -428,7 +428,7 @@ def _are_hooks_found(module: nn.Module) -> bool:
 
 
 def _hides_hooks(module: nn.Module) -> bool:
-    """Whether a hook is hidden from TorchScript, and from torch.compile if that is loaded."""
+    """Return whether a hook is hidden from TorchScript, and from torch.compile if that is loaded."""
     modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
@@ -444,7 +444,7 @@ def _hides_hooks(module: nn.Module) -> bool:
 
 
 def _are_own_hooks_called() -> bool:
-    """Whether a module of lflops calls its hooks as torch calls global hooks."""
+    """Return whether a module of lflops calls its hooks as torch calls global hooks."""
     called: list[tuple[Any, ...]] = []
 
     class Own(modules.InternalModule):

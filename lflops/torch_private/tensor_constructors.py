@@ -1,4 +1,4 @@
-"""Constructors of tensor subclasses, which fail while a dispatch mode is on the stack.
+"""Run constructors of tensor subclasses, which fail while a dispatch mode is on the stack.
 
 A call of the class creates an alias of its argument with an operator, and then creates a Python
 object of that class for the alias. Under a dispatch mode the alias already has a Python object,
@@ -41,7 +41,10 @@ class _HiddenConstructor:
         self._new = new
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the wrapper. Dynamo gets the constructor itself, which it compares by identity."""
+        """Return the wrapper.
+
+        For dynamo, return the constructor itself, because dynamo compares it by identity.
+        """
         reader = sys._getframe(1).f_globals.get("__name__", "")
         return self._constructor if reader.startswith("torch._dynamo.") else self._new
 

@@ -1,4 +1,4 @@
-"""Tensors: storages, local parts of DTensors, sparse values, fake tensors."""
+"""Access tensors: storages, local parts of DTensors, sparse values, fake tensors."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable
@@ -39,26 +39,26 @@ NO_FAKE_KERNEL = UnsupportedOperatorException
 
 
 has_torch_function: Callable[[Any], bool] = _has_torch_function
-"""Whether a `__torch_function__` of a mode or of an argument's class would run.
+"""Returns whether a `__torch_function__` of a mode or of an argument's class would run.
 
 Lists in the arguments are not searched.
 """
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of times that a tensor was written to."""
+    """Return the number of times that a tensor was written to."""
     return tensor._version
 
 
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
-"""A context in which no `__torch_function__` of a tensor's class or of a mode runs.
+"""Makes a context in which no `__torch_function__` of a tensor's class or of a mode runs.
 
 For example, `torch.set_default_device` uses such a mode.
 """
 
 
 def is_overridden(args: Any) -> bool:
-    """Whether a `__torch_function__` of a mode, or of an argument or list entry, would run."""
+    """Return whether a `__torch_function__` of a mode, or of an argument or list entry, would run."""
     if has_torch_function(args):
         return True
     return any(type(each) is list and has_torch_function(each) for each in args)
@@ -97,7 +97,7 @@ _dtype: Callable[[Tensor], Any] = _base.dtype.__get__
 _is_nested: Callable[[Tensor], bool] = _base.is_nested.__get__
 
 node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
-"""The autograd node that computed a tensor, or `None`."""
+"""Returns the autograd node that computed a tensor, or `None`."""
 
 
 def shape_key(tensor: Tensor) -> Hashable:
@@ -117,7 +117,7 @@ def shape_key(tensor: Tensor) -> Hashable:
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor is a dense tensor of integers or truth values."""
+    """Return whether a tensor is a dense tensor of integers or truth values."""
     is_dense = _layout(tensor) is torch.strided and not _is_nested(tensor)
     return is_dense and _dtype(tensor) in _INTEGERS
 
@@ -144,7 +144,10 @@ def storage_key(tensor: Tensor) -> tuple[Any, int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor. Any other tensor is returned unchanged."""
+    """Return this rank's part of a DTensor.
+
+    Any other tensor is returned unchanged.
+    """
     if type(tensor) in PLAIN:
         return tensor
     try:
@@ -168,7 +171,7 @@ def stored_elements(tensor: Tensor) -> int:
 
 
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
-    """Whether operators compute only shapes: a tensor is fake, or a fake mode is active."""
+    """Return whether operators compute only shapes: a tensor is fake, or a fake mode is active."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
         isinstance(local_part(each), FakeTensor) for each in tensors
@@ -178,7 +181,8 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
 """The operator that reads a tensor's device.
 
-Torch dispatches it whenever code reads the device of a fake tensor: two of three calls.
+torch dispatches it whenever code reads the device of a fake tensor. Two of three calls are of this
+kind.
 """
 
 

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: in memory, in files, annotated and converted.
+"""Record, read, annotate and convert traces of torch.profiler.
 
 `record/` records traces, and `analysis/` explains them.
 """

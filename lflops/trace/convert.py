@@ -1,8 +1,8 @@
 """Copies a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
 
 In the copy, names that 0.4.3 does not support are replaced by names that it supports. Calls of
-modules are written as Python calls, which 0.4.3 reads as modules. Other readers would misread such
-a trace, so the copy is in a separate folder.
+modules are written as Python calls, which 0.4.3 reads as modules. Other readers would read such a
+trace incorrectly, so the copy is in a separate folder.
 
 torch's arrows from forward to backward stay unchanged. Because of these arrows, 0.4.3 drops all
 parts of backward that are in no module from its tables. Therefore the parts of backward are written
@@ -84,7 +84,10 @@ class _Event(Struct):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Start and end in parts of a microsecond. Equal times stay equal; the order stays."""
+        """Start and end as multiples of a part of a microsecond.
+
+        Equal times stay equal, and the order of times does not change.
+        """
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
 

@@ -1,4 +1,4 @@
-"""Device states: a device computes, only communicates, only copies, or is idle.
+"""Find device states: a device computes, only communicates, only copies, or is idle.
 
 Computing takes precedence over communication, and communication over copies, so the four states add
 up to the window exactly.

@@ -18,7 +18,10 @@ _BEGIN = 1 << 16
 
 _AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
-"""Infinite or undefined numbers. C++ writes them for a division by 0, but JSON lacks them."""
+"""Infinite or undefined numbers.
+
+C++ writes them for a division by 0, but JSON does not have them.
+"""
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
 """Errors from reading a damaged event."""

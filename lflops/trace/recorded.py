@@ -1,8 +1,8 @@
-"""The contents of a recorded trace: device work, host calls and named spans.
+"""Define the contents of a recorded trace: device work, host calls and named spans.
 
 All times are integers in nanoseconds. A trace file has microseconds as decimal text, which is never
-converted to a float: Kineto counts time from the start of the quarter, and from the 51st day on,
-neighbouring floats are 1/1024 µs apart. Times computed from such floats would be off by a
+converted to a float: Kineto counts time from the start of a quarter of the year. After the 51st
+day, neighbouring floats are 1/1024 µs apart. Times computed from such floats would be wrong by a
 nanosecond, and a slice could end before a slice that it contains.
 """
 

@@ -82,10 +82,10 @@ def test_a_field_of_a_later_minor_version_is_taken(schema: dict[str, Any], tmp_p
 
 def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
     """Objects by their properties, arrays by their items."""
-    assert "What was profiled" in schema["$defs"]["Run"]["description"]
+    assert "Facts about the profiled run" in schema["$defs"]["Run"]["description"]
     assert schema["$defs"]["Work"]["properties"]["macs"]["description"].startswith(
         "Multiply-accumulates"
     )
     moment = schema["$defs"]["Moment"]["prefixItems"]
     assert list(profile_builders.Moment.__struct_fields__) == [item["title"] for item in moment]
-    assert any("most bytes alive" in item.get("description", "") for item in moment)
+    assert any("Most bytes alive" in item.get("description", "") for item in moment)

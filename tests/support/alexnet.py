@@ -1,4 +1,4 @@
-"""A model that everybody starts from."""
+"""AlexNet, a model that many users try first."""
 
 import torch
 from torch import Tensor, nn

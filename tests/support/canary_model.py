@@ -1,4 +1,4 @@
-"""The model that is counted to see what that does to it, and its batch."""
+"""A model and its batch for tests that counting does not change a model."""
 
 import contextlib
 import random

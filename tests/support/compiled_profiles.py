@@ -1,4 +1,4 @@
-"""A profile with compiled code, made by hand: small enough to check with a pencil."""
+"""A handmade profile with compiled code, small enough to check by hand."""
 
 from msgspec.structs import replace
 

@@ -1,9 +1,7 @@
-"""A training that is compiled twice, without a record of its graphs and with one.
+"""Compile and train a model twice: without and with a record of its graphs.
 
-A script for a process of its own.
-
-It prints as JSON what came of both, what traces say, and what was left behind. Its argument is a
-folder for inductor's caches.
+This script runs in a separate process. It prints as JSON the results of both runs, the contents of
+traces, and anything that was left behind. Its argument is a folder for inductor's caches.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A compiler to give to torch.compile."""
+"""A compiler backend for torch.compile."""
 
 from collections.abc import Callable
 from typing import Any

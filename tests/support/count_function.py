@@ -1,4 +1,4 @@
-"""A function as a model, and what is counted of it."""
+"""Wrap a function as a model, and count it."""
 
 from collections.abc import Callable
 from typing import Any

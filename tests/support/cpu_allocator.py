@@ -1,4 +1,4 @@
-"""The CPU allocator's own word on how much was alive at once."""
+"""Measure the peak of live memory with the CPU allocator's own statistics."""
 
 import gc
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Kernels of GPUs that stand in on the CPU.
+"""CPU stand-ins for GPU kernels.
 
-Each gives results of the right shape, so that torch's own functions above them run here.
+Each returns results of the right shape, so that torch's functions that call the kernel run here.
 """
 
 from collections.abc import Callable, Iterator

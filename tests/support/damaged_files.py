@@ -1,18 +1,17 @@
-"""Damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations.
+"""Damage files with a seed: traces, snapshots, profiles, tables of chips, configurations.
 
-A file is damaged in its bytes, or in one value of what it holds. Each is read as a user would: by a
-command. What may come of it:
+The damage is in the bytes of a file, or in one of its values. Each file is read by a command, as a
+user would do. The possible results are:
 
 - refused: exit status 2 and one line
-- remarked: read, and the output says that something is left out
-- same: read, and every number is that of the whole file
-- less: the same, and some are not there
-- other: read, with the numbers that the file now says, as where one of its digits was changed, or a
-  kernel's name
+- remarked: the file is read, and the output reports that something is left out
+- same: the file is read, and every number is equal to the number of the undamaged file
+- less: like `same`, but some numbers are missing
+- other: the file is read, with the numbers that it now contains, for example if a digit or the name
+  of a kernel was changed
 
-A silent wrong number is an *other* where the damaged value cannot be one: it has another type, or
-is missing. So is a number that can be none, as a negative size, or a part that is larger than its
-whole.
+A result *other* is a silent wrong number if the damaged value cannot be valid: it has another type,
+it is missing, or it is impossible, such as a negative size or a part that is larger than its whole.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Prints how densely the package is written, next to the goal.
+"""Print how dense the code of the package is, next to the goal.
 
-Size is counted in AST nodes, because they do not depend on where lines are broken. Nothing fails on
-these figures: they show where to look, and readers judge.
+Size is counted in AST nodes, because they do not depend on line breaks. No test fails because of
+these figures. They only show where to look, and readers decide.
 
 `python -m tests.support.density` prints the package; `--rooms` adds a line for each folder.
 """

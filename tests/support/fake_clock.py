@@ -1,4 +1,7 @@
-"""Clocks for tests: one that stands still until the test advances it, and one that goes on by a second whenever it is read."""
+"""Clocks for tests.
+
+One clock stands still until the test advances it, and one advances by a second on each reading.
+"""
 
 import pytest
 

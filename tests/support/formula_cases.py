@@ -1,4 +1,4 @@
-"""A case with a pencil's answer for every formula: what it is called with, and what it has to say."""
+"""A case with an answer calculated by hand for every formula: its arguments and the expected cost."""
 
 from itertools import product
 from typing import Any, NamedTuple

@@ -1,6 +1,6 @@
-"""Cases with a pencil's answer for the further families.
+"""Cases with answers calculated by hand for further families of operators.
 
-Whole layers as one kernel, packed weights, transforms, distances.
+They are whole layers as one kernel, packed weights, transforms, and distances.
 """
 
 from lflops.formulas.table import Cost

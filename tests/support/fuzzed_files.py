@@ -1,4 +1,4 @@
-"""Files with damaged bytes for every reader of lflops, and what each reader makes of them.
+"""Make files with damaged bytes for every reader of lflops, and record how the readers respond.
 
 A reader may accept a file, or refuse it with one line and exit status 2. A traceback, more time or
 more memory than allowed is a defect.

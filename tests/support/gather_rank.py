@@ -1,6 +1,6 @@
-"""A script that is run once for each of four ranks, as torchrun would.
+"""A script that runs once for each of four ranks, as with torchrun.
 
-Rank 0 writes what it gathered to the file that is named.
+Rank 0 writes the gathered profile to the named file.
 
 `sys.argv` is as in `python -c "..." RANK PORT FILE two_meshes|one_killed`.
 """

@@ -1,4 +1,4 @@
-"""What installs hooks, for the time of a `with`."""
+"""Context managers that install hooks."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""Ctrl-C at every line of lflops that runs inside of a training.
+"""Raise KeyboardInterrupt at every line of lflops that runs during training.
 
-What comes out of it, and what is left.
+Records the exception that reaches the user, and anything that remains.
 
-A trace function of Python's raises KeyboardInterrupt where a line is about to run. Each training is
-a function that trains from the beginning to the end; it is run once to learn which lines it runs,
-and once for each of them.
+A Python trace function raises KeyboardInterrupt when a line is about to run. Each training run is a
+function. It is run once to find the lines that it executes, and then once for each of these lines.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Kineto's events by hand, as `recorded` takes them."""
+"""Handmade Kineto events, in the form that `recorded` accepts."""
 
 from typing import NamedTuple
 

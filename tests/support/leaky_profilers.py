@@ -1,4 +1,4 @@
-"""What badly behaved profilers leave behind, one trace at a time, so that every check can be seen to fail."""
+"""Profilers that each leave one trace behind, so that every check can be seen to fail."""
 
 import atexit
 import contextlib

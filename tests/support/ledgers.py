@@ -1,4 +1,4 @@
-"""Ledgers of runs that are written by hand, in seconds."""
+"""Handmade ledgers of runs, in seconds."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small trainings with Lightning, silent but for what a test looks at."""
+"""Small training runs with Lightning, without any output that a test does not need."""
 
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,11 +1,11 @@
-"""Small trainings, each in a process that gets no more memory than it is allowed.
+"""Small training runs, each in a process with a memory limit.
 
-The kernel refuses, and nothing of ours counts.
+The operating system enforces the limit, so no code of lflops is involved.
 
 `RLIMIT_DATA` bounds the private memory of a process. Every tensor of 32 KiB or more is mapped by
-itself, and unmapped when it is freed. So the limit is one on live tensors. It is relative to what
-the process has after the same training without a limit, so that it does not include what libraries
-keep.
+itself, and unmapped when it is freed. So the limit applies to live tensors. It is relative to the
+memory of the process after the same training run without a limit, so it does not include the memory
+of libraries.
 """
 
 import ctypes

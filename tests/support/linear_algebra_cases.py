@@ -1,4 +1,7 @@
-"""Pencil's answers for factorisations, at sizes where every third is whole, and for the losses that are one kernel."""
+"""Answers calculated by hand for factorisations and for losses that are one kernel.
+
+The sizes are chosen so that every third is a whole number.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Names that would do something if anybody took them for markup or for code."""
+"""Names that would do harm if they were interpreted as markup or as code."""
 
 from typing import Any
 

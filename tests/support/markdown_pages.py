@@ -1,11 +1,12 @@
-"""Runs what a page of documentation shows.
+"""Run the code blocks of a documentation page.
 
-Python blocks one after the other in one namespace, shell lines through lflops' own `main`.
+Python blocks run one after the other in one namespace. Shell lines run through the `main` of
+lflops.
 
 * A Python block whose first line is `# name.py` is written to that file.
-* `<!-- setup … -->` is Python that the page's readers have of their own.
+* `<!-- setup … -->` has Python code that readers of the page already have.
 * `<!-- not run: reason -->` before a block leaves it out.
-* A text block with `title="output"` is what the block before it printed, to the letter.
+* A text block with `title="output"` must be exactly the output of the previous block.
 """
 
 import contextlib

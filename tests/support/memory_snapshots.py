@@ -1,4 +1,4 @@
-"""Snapshots of CUDA memory written by hand, in the containers of `torch.cuda.memory._snapshot`."""
+"""Handmade snapshots of CUDA memory, in the structure of `torch.cuda.memory._snapshot`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,6 +1,6 @@
-"""Logs as Nsight Compute writes them, written by hand in its documented format.
+"""Handmade logs in the documented format of Nsight Compute.
 
-No GPU made them, and the numbers are round on purpose.
+No GPU was used, and the numbers are round on purpose.
 """
 
 from collections.abc import Mapping

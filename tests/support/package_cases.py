@@ -1,4 +1,4 @@
-"""Pencil's answers for kernels of other packages, operators and functions."""
+"""Answers calculated by hand for operators and functions of other packages."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Operators of packages that cannot be installed here, by the schemas under which these register them; what they return is not looked at.
+"""Stand-ins for operators of packages that cannot be installed here, with the same schemas.
 
-Read from the packages' sources as of summer 2026, and xformers 0.0.30; its CUTLASS operators are
-those of earlier releases.
+Their results are not used. The schemas come from the packages' sources as of summer 2026, and from
+xformers 0.0.30. Its CUTLASS operators come from earlier releases.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Pencil's answers for attention as its kernels take it.
+"""Answers calculated by hand for attention kernels.
 
-Sequences of one length, and packed ones whose lengths may be unknown.
+The sequences have one length, or they are packed and their lengths may be unknown.
 """
 
 import contextlib

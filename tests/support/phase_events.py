@@ -1,4 +1,4 @@
-"""The events of a training run, appended to a log as the integrations and the ledger append them."""
+"""Append the events of a training run to a log, in the same way as the integrations and the ledger."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""A pipeline of two stages under a Trainer.
+"""Train a pipeline of two stages with a Trainer.
 
-Each rank has its own module, and activations and gradients go from one to the other.
+Each rank has a different module. Activations and gradients are sent from one rank to the other.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ports for groups of processes that the tests start."""
+"""Find ports for groups of processes that the tests start."""
 
 import fcntl
 import os

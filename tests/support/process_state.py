@@ -1,4 +1,4 @@
-"""All that a profiler could leave behind, taken down as named facts, so that before and after can be compared."""
+"""Record everything that a profiler could leave behind, as named facts to compare before and after."""
 
 import atexit
 import builtins

@@ -1,4 +1,7 @@
-"""Running elsewhere: a scenario, a function without arguments that gives a profile, in other processes; backward on another thread."""
+"""Run a function without arguments that returns a profile in other processes.
+
+Also runs backward on another thread.
+"""
 
 import datetime as dt
 import multiprocessing

@@ -1,6 +1,6 @@
-"""Profiles made by hand, for tests that need one.
+"""Handmade profiles for tests.
 
-Consistent, and small enough to check with a pencil.
+They are consistent, and small enough to check by hand.
 """
 
 from collections.abc import Iterable, Mapping

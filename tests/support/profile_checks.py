@@ -1,4 +1,4 @@
-"""What holds of every profile, and short ways to ask one for its rows."""
+"""Check the rules that every profile must follow, and read rows of a profile with short functions."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Profiles of two runs to compare, made by hand: modules that take as long as they are told."""
+"""Handmade profiles of two runs to compare, with chosen times of modules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

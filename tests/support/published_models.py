@@ -1,4 +1,4 @@
-"""Models whose memory others published, each written from its publication in plain torch."""
+"""Models with published memory figures, each written in plain torch from its publication."""
 
 import math
 from collections.abc import Iterable

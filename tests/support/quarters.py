@@ -1,6 +1,6 @@
-"""Traces at other times of a quarter, with which Kineto's times begin.
+"""Move traces to other times within the quarter of a year at which Kineto's times begin.
 
-Exact, by decimals, and not by the package's own reader.
+Times are calculated exactly with decimals, and without the trace reader of the package.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Ways to spread a model over ranks, each with its estimate and with what a real rank's storages hold."""
+"""Ways to distribute a model over ranks, each with its estimate and the real storages of a rank."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping

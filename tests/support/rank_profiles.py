@@ -1,4 +1,4 @@
-"""Merged profiles of ranks that were told of by hand."""
+"""Merged profiles of ranks with handmade times."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
-"""What lflops counts of other packages that are really installed.
+"""Count kernels of other packages that are really installed.
 
-Each function runs in its own process: in others, stand-ins may have the same names.
+Each function runs in a separate process, because stand-ins with the same names may exist in other
+processes.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""What each drawing of a report claims, read back from the drawing itself.
+"""Read the claims of each view of a report back from the view itself.
 
-And where a claim is not the report's one value.
+Also finds claims that differ from the value in the report.
 """
 
 import csv

@@ -1,8 +1,9 @@
-"""Run the notebook of the examples without Jupyter, and write its outputs anew.
+"""Run the example notebook without Jupyter, and write its outputs again.
 
     python -m tests.support.run_notebook
 
-A cell's output is its last expression: as text, and as HTML if the value has some.
+The output of a cell is the value of its last expression: as text, and as HTML if the value has an
+HTML form.
 """
 
 import ast

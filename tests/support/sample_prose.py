@@ -1,8 +1,8 @@
-"""Prints random docstrings, comments, messages and sentences of the documentation, for readers.
+"""Print random docstrings, comments, messages and sentences of the documentation, for readers.
 
 `python -m tests.support.sample_prose docstrings 100 --seed 7` prints a hundred docstrings. A reader
-marks those that need a second reading; at most five of a hundred may. The seed makes the sample
-repeatable, and another seed gives another sample.
+marks the docstrings that need a second reading. At most five of a hundred may need it. The seed
+makes the sample repeatable, and another seed gives another sample.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Screens of the commands, from profiles made by hand: what a terminal of a given width shows.
+"""Draw the screens of the commands from handmade profiles, for a terminal with a given width.
 
-`python -m tests.support.screens` draws them all anew into `tests/golden/`.
+`python -m tests.support.screens` draws all of them again into `tests/golden/`.
 """
 
 import io

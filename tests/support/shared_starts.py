@@ -1,4 +1,7 @@
-"""What tests share that takes long to start: their files run on one worker, and begin first."""
+"""List test files that share a slow start.
+
+The files of a group run on one worker, and begin first.
+"""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,4 +1,7 @@
-"""Tables of the steps of many ranks that wait for each other, with noise as on a cluster, and planted find_stragglers."""
+"""Simulate tables of the steps of many ranks that wait for each other, with planted stragglers.
+
+The steps have noise as on a cluster.
+"""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Models small enough to count with a pencil.
+"""Models that are small enough to count by hand.
 
-Every product of theirs is one of `square`, `up` and `down`.
+Each of their matmuls is one of `square`, `up` and `down`.
 """
 
 import torch

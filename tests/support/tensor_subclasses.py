@@ -1,4 +1,4 @@
-"""Tensor subclasses that are built as packages build theirs, and losses that are computed with them."""
+"""Tensor subclasses like those of other packages, and losses that are computed with them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

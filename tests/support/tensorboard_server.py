@@ -1,6 +1,7 @@
-"""A TensorBoard in a process of its own.
+"""Start a TensorBoard in a separate process.
 
-With the LFLOPS tab, where nothing that training needs can be loaded, or torch-tb-profiler's.
+It has the LFLOPS tab, in a process that cannot load packages for training, or the tab of
+torch-tb-profiler.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""A profile as a terminal shows it."""
+"""Render a profile as on a terminal."""
 
 from io import StringIO
 from typing import Any

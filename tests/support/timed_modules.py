@@ -1,4 +1,4 @@
-"""Modules that take as long as they are told, on a clock that the test advances."""
+"""Modules that take a chosen time, on a clock that the test advances."""
 
 from typing import Any
 

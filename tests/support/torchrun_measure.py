@@ -1,6 +1,6 @@
 """A script that torchrun starts on each rank.
 
-It measures its own batch, and saves what it measured in the folder that is named.
+It measures a separate batch on each rank, and saves the profile in the named folder.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Traces written by hand, event by event, late in a quarter.
+"""Write traces by hand, event by event, late in a quarter of a year.
 
-Nanoseconds in, a file as torch.profiler writes it out.
+The input is times in nanoseconds, and the output is a file in the format of torch.profiler.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Trainings whose files cannot be written, or not all of them, each in a process that has nothing else to do."""
+"""Training runs that cannot write some or all of their files, each in a separate process."""
 
 import resource
 import warnings

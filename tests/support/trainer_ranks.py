@@ -1,6 +1,6 @@
-"""Processes of one group that run Trainers, and what they train.
+"""Train with Trainers in the processes of one group.
 
-As a script: a training that Lightning itself starts the ranks of.
+As a script, it is a training run for which Lightning itself starts the ranks.
 
 python trainer_ranks.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""Trainings of groups whose store has no second connection, or that have none that anybody could reach."""
+"""Training runs in groups with a store that other connections cannot reach, or without a store."""
 
 import contextlib
 import os

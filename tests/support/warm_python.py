@@ -1,10 +1,10 @@
-"""Python for scripts that each want a process to themselves.
+"""Run scripts that each need a separate process, without importing torch each time.
 
-One loads torch, and each script begins in a fork of it.
+One process imports torch, and each script begins in a fork of this process.
 
-To the script that is a fresh interpreter that has imported torch and run nothing. It begins in
-milliseconds, where torch takes seconds, and ends as every program does, with all that its libraries
-do then. `python -m tests.support.warm_python` is that one, and reads requests.
+For the script, this is like a new interpreter that has imported torch and run nothing else. It
+starts in milliseconds instead of seconds, and ends like any other program, with the exit handlers
+of its libraries. `python -m tests.support.warm_python` starts the process that reads requests.
 """
 
 import gc

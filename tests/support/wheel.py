@@ -1,4 +1,4 @@
-"""What pip would lay down of lflops, with the entry points that others ask for."""
+"""Install the files of lflops as pip would, with the entry points that other packages use."""
 
 import subprocess
 import sys

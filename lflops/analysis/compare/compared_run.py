@@ -1,6 +1,6 @@
-"""One run as a comparison reads it, made from a profile or from the page's tables of a profile.
+"""Extract the data of one run that a comparison needs, from a profile or from the page's tables.
 
-Also has the sides of a module in two runs, and the comparison of its figures.
+Also pairs the figures of a module in two runs and compares them.
 """
 
 import statistics
@@ -33,12 +33,12 @@ FACTS = (
     "tokens_per_step",
     "accumulation",
 )
-"""Fields of a profile's `run` that are listed if two runs differ in them."""
+"""Fields of a profile's `run` that are reported if they differ between two runs."""
 
 Fact = str | int | None
 
 _WORK = ("macs", "flops", "bytes_moved")
-# Prefixes of the columns with submodules and without.
+# Column prefixes: figures with submodules have none, figures without submodules have `self_`.
 _INCLUSIVE_AND_SELF = ("", "self_")
 
 
@@ -51,10 +51,9 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         phases_ran: Phases in which anything ran.
         step: Time of the unprofiled steps.
         phases: Times of the phases of the unprofiled steps.
-        samples_per_second: Over the unprofiled steps, as `tokens_per_second`.
-        has_reliable_times: Whether the profile has no note that its module times are unreliable.
-        cpu_lost: Share of the CPU time that other processes took; `None` also on a GPU, which does
-            not share its time.
+        samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
+        has_reliable_times: Whether no note of the profile reports that module times are unreliable.
+        cpu_lost: Share of the CPU time that other processes took; always `None` on a GPU.
     """
 
     facts: Mapping[str, Fact]
@@ -80,9 +79,9 @@ class ComparedRun(NamedTuple):
         columns: Lists with a value for each module, by the names of the payload's columns:
             `parameters`, `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so
             on. `PASS_PHASES` also have `forward.seconds`, `forward.error` in seconds, and
-            `forward.calls`. A time with calls and without seconds is unknown, or belongs to
-            recomputation within backward; without calls and seconds there is none. Figures without
-            submodules are `forward.self_macs`.
+            `forward.calls`. If a phase has calls but no seconds, its time is unknown or part of the
+            recomputation within backward. If it has neither, it did not run. Columns without
+            submodules have names such as `forward.self_macs`.
     """
 
     figures: RunFigures
@@ -92,9 +91,9 @@ class ComparedRun(NamedTuple):
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
-        """Read back the payload's columns.
+        """Build a run from the columns of the page's payload.
 
-        The payload stores a column of equal values as that value, and large counts as text.
+        The payload stores a column of equal values as one value, and large counts as text.
 
         Raises:
             ValueError: A column is missing or has wrong values, or the names are no module tree.
@@ -131,7 +130,7 @@ class ComparedRun(NamedTuple):
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise an error unless every module has the module above it."""
+    """Raise an error unless the parent of every module is in the list too."""
     known = set(names)
     parents = {name.rpartition(".")[0] for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
@@ -145,7 +144,10 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 
 
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
-    """Read the data of a comparison from a profile, and its figures unless they are passed."""
+    """Extract the data of a comparison from a profile.
+
+    Computes the figures of the whole run unless they are passed.
+    """
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {}
     for field in ("parameters", "self_parameters", "peak_bytes"):
@@ -192,7 +194,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """The columns of times: seconds, errors in seconds, and operator calls."""
+    """Columns of seconds, errors in seconds, and operator calls, by column name."""
     columns: dict[str, list[Any]] = {}
     for phase in PASS_PHASES:
         works = [module.work(phase) for module in profile.modules.values()]
@@ -216,28 +218,31 @@ def error_of(stats: TimingStats | None) -> float | None:
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A figure before and after; `None` if it is unknown or there is no such module."""
+    """A figure before and after.
+
+    `None` if the figure is unknown or the run does not have the module.
+    """
 
     before: float | None
     after: float | None
 
     @property
     def ratio(self) -> float | None:
-        """After over before."""
+        """The figure after, divided by the figure before."""
         return ratio(self.after, self.before)
 
     @property
     def differs(self) -> bool:
-        """Whether it changed; false if a side is unknown."""
+        """Return whether the figure changed; false if a side is unknown."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
 class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work and time of a module in both runs.
 
-    The work is that of all phases that both runs have, and the time is that of forward, backward
-    and recomputation. The time is judged if MACs and FLOPs of each of these phases are the same. If
-    the MACs differ, it is compared per MAC without a verdict.
+    The work covers all phases that both runs have. The time covers forward, backward and
+    recomputation. It gets a verdict only if each of these phases has the same MACs and FLOPs in
+    both runs. If the MACs differ, the time is compared per MAC, without a verdict.
     """
 
     macs: Change
@@ -248,7 +253,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the work or the parameters differ."""
+        """Return whether the work or the number of parameters differs."""
         return (
             self.macs.differs
             or self.flops.differs
@@ -302,7 +307,7 @@ class SharedPhases:
         for phase in phases:
             rows = self._rows([phase], f"{prefix}seconds", f"{prefix}error", f"{prefix}calls")
             for times, (seconds, error, calls) in zip(found, rows, strict=True):
-                # The recomputation of fused attention has calls, but its time is within backward.
+                # Recomputed fused attention has calls, but its time is part of backward.
                 is_unknown = calls and phase != "recompute"
                 if seconds is not None or is_unknown:
                     times.append((seconds, error))
@@ -317,12 +322,12 @@ def _prefix(*, own: bool) -> str:
 
 
 class ModuleSide(NamedTuple):
-    """A module in one of the runs.
+    """A module in one of the two runs.
 
     Attributes:
-        of: The run.
+        of: The run's shared phases.
         rows: Positions in the columns of the module's wrappers and the module, outermost first.
-            Inclusive figures are those of the first row, self figures are summed over all rows.
+            Inclusive figures come from the first row; self figures are summed over all rows.
     """
 
     of: SharedPhases
@@ -342,7 +347,7 @@ class ModuleSide(NamedTuple):
         return [sum(values) for values in zip(*rows, strict=True)]
 
     def time(self, *, own: bool) -> Measured | None:
-        """Sum of the phases that ran."""
+        """Sum of the times over the phases that ran."""
         times = self.of.times[_prefix(own=own)]
         parts: list[tuple[float | None, float | None]] = []
         for row in self._rows(own=own):
@@ -350,7 +355,7 @@ class ModuleSide(NamedTuple):
         return total(parts)
 
     def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
-        """The `seconds` or `macs` in a phase."""
+        """The seconds or the MACs of one phase; `field` is `seconds` or `macs`."""
         if field == "macs" and not self.of.counted:
             return None
         column = self.of.run.columns[f"{phase}.{_prefix(own=own)}{field}"]
@@ -391,7 +396,7 @@ class ModulePair(NamedTuple):
         return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        """The times before and after."""
+        """The module's times before and after."""
         before = after = None
         if self.before is not None:
             before = self.before.time(own=own)
@@ -410,7 +415,7 @@ class ModulePair(NamedTuple):
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
         """Compare the work and the time, and judge the time if possible.
 
-        `explained` are the seconds of the change that submodules explain.
+        `explained` is the part of the change in seconds that submodules explain.
         """
         prefix = _prefix(own=own)
 

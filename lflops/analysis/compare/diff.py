@@ -49,7 +49,7 @@ _WRAPPERS = frozenset(
 )
 """Names under which wrappers register the single module that they wrap.
 
-The wrappers are those of DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
+The wrappers are DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
 """
 
 _Key = Callable[["ModuleNode"], Hashable]
@@ -96,19 +96,19 @@ NodePair = tuple[ModuleNode | None, ModuleNode | None]
 def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
     """Pair the modules of two runs: modules of the first run in its order, then added modules.
 
-    A wrapper and the wrapped module count as one. So do a module, such as a LightningModule, and
-    the whole model in one of its attributes. The children of a pair are paired by one key after the
-    other:
+    A wrapper and the wrapped module count as one module. A LightningModule and the whole model in
+    one of its attributes count as one module as well. The children of a pair are paired by these
+    keys, in order:
 
     1. Label and work, where work is the classes, parameters and forward MACs all the way down.
-    2. Label and class, if the label is no number.
+    2. Label and class, if the label is not a number.
     3. Work.
     4. Label and class, if the label is a number.
     5. All classes below, if both sides have equally many modules of them.
     6. Label.
 
-    Of several children with the same key, the first is paired with the first. A module without a
-    partner may have moved. It is searched for anywhere, by label and work.
+    If several children have the same key, they are paired in order. A module without a partner may
+    have moved, so the whole tree is searched for its label and work.
     """
     first = _root(before)
     second = _root(after)
@@ -131,7 +131,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
-    """Pair two nodes and, by `_KEYS`, the nodes below them."""
+    """Pair two nodes; then pair the nodes below them, with the keys in `_KEYS`."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()
@@ -159,7 +159,7 @@ def _depth(name: str) -> int:
 
 
 def _root(run: ComparedRun) -> ModuleNode:
-    """Make the tree of a run, with wrappers merged into the modules that they wrap."""
+    """Build the tree of a run, with wrappers merged into the modules that they wrap."""
     nodes: dict[str, ModuleNode] = {}
     for row in sorted(range(len(run.names)), key=lambda row: _depth(run.names[row])):
         name = run.names[row]
@@ -183,9 +183,9 @@ def _absorb(node: ModuleNode, child: ModuleNode) -> None:
 
 
 def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
-    """Merge a root with its child if the child is the whole model of the other run.
+    """Merge a root with its child if that child is the whole model of the other run.
 
-    A LightningModule, for instance, has the whole model in one of its attributes.
+    For instance, a LightningModule has the whole model in one of its attributes.
     """
     most = _shared(before, after)
     best = None
@@ -238,8 +238,8 @@ def _same(
 ) -> Iterator[tuple[ModuleNode, ModuleNode]]:
     """Yield the pairs of nodes with the same key, in order.
 
-    With `as_many` both sides must have equally many nodes of the key: else the pairs would be a
-    guess.
+    With `as_many`, a key is only used if both sides have equally many nodes with it; otherwise the
+    pairs would be a guess.
     """
     by_key = grouped(right, key)
     for value, nodes in grouped(left, key).items():
@@ -249,7 +249,7 @@ def _same(
 
 
 def _label_and_class(node: ModuleNode) -> Hashable:
-    """Label and class; a number as label says nothing."""
+    """Label and class as a key; `None` if the label is a number, which identifies no module."""
     if node.label.isdecimal():
         return None
     return node.label, node.kind
@@ -263,7 +263,10 @@ _KEYS: tuple[tuple[_Key, bool], ...] = (
     (attrgetter("build"), True),
     (attrgetter("label"), False),
 )
-"""Keys that pair the children of a pair, surest first; with `as_many` of `_same`."""
+"""Keys for pairing the children of a pair, the most reliable key first.
+
+The second value is the argument `as_many` of `_same`.
+"""
 
 
 Side = Literal["before", "after"]
@@ -276,11 +279,11 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         before: Name before; `None` if it was added. A wrapper and the module that it wraps are one
             module, with the name of the wrapper.
         after: Name after; `None` if it was removed.
-        kind: Class, of the second run if it is there.
+        kind: Class in the second run, or in the first run if it was removed.
         pattern: Name with `*` for the numbers of repeated modules.
         self_work: Figures without submodules.
-        inclusive: Figures with submodules. The time is judged by the change that no submodule
-            explains.
+        inclusive: Figures with submodules. The verdict on the time considers only the change that
+            no submodule explains.
         peak_bytes: Most bytes alive while it ran.
     """
 
@@ -301,7 +304,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def time_ratio(self) -> float | None:
-        """The ratio of the times in `news`; `None` if the time before is close to 0."""
+        """The ratio of the times in `news`; `None` if the time before is almost 0."""
         is_own = self.news is self.self_work.time
         whole = self.inclusive.time.before
         if is_own and _is_tiny(self.news.before, whole):
@@ -310,7 +313,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def macs_ratio(self) -> float | None:
-        """The ratio of the self MACs; of all MACs if the self MACs before are close to 0."""
+        """Ratio of the self MACs, or of the inclusive MACs if the self MACs before are almost 0."""
         own = self.self_work.macs
         whole = self.inclusive.macs
         if _is_tiny(own.before, whole.before):
@@ -319,7 +322,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def news(self) -> Timing:
-        """The self time if it is slower, faster or costs more for other work; else the inclusive."""
+        """The self time if it changed or is for different work; otherwise the inclusive time."""
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         if own.verdict in CHANGED or costs_more:
@@ -328,7 +331,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""The share of a module below which its self figures are no base of a ratio."""
+"""If the self figures of a module are below this share of the module, no ratio is based on them."""
 
 
 def _is_tiny(own: float | None, whole: float | None) -> bool:
@@ -339,18 +342,18 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
     """The changes from one run to another. `None` means unknown.
 
     Attributes:
-        facts: Circumstances that differ, such as device, dtype or samples per step: before and
-            after. `phases` are the phases that ran; figures leave out phases of only one run, such
-            as the optimizer.
-        whole: Factor by which all modules are slower or faster, as on a slower machine. It is taken
-            out of module times before they are judged.
-        step: Time of the unprofiled steps; judged with nothing taken out.
-        phases: Times of the phases of unprofiled steps; judged as the modules are.
-        mfu: As a share of 1.
-        samples_per_second: Over the unprofiled steps, as `tokens_per_second`.
+        facts: Circumstances that differ, such as device, dtype or samples per step, before and
+            after. The fact `phases` lists the phases that ran. Phases that only one run has, such
+            as the optimizer, are in no other figure.
+        whole: Factor by which all modules are slower or faster, for example on a slower machine.
+            Module times are divided by it before they are judged.
+        step: Time of the unprofiled steps; judged without this division.
+        phases: Times of the phases of unprofiled steps; judged in the same way as module times.
+        mfu: Model FLOPs utilization before and after, as a share of 1.
+        samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
         peak_bytes: Most bytes alive.
-        unreliable: The runs whose profile says that its module times are unreliable: then no module
-            is judged.
+        unreliable: The runs with unreliable module times, according to their profiles. If there are
+            any, no module is judged.
         cpu_lost: Share of the CPU time that other processes took, in each run.
         modules: Modules of the first run in its order, the root first, then added modules.
     """
@@ -369,7 +372,10 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step; `cannot tell` if it has times that `step.caveat` forbids to judge."""
+        """Verdict on the step time.
+
+        `cannot tell` if the times are known, but `step.caveat` gives a reason not to judge them.
+        """
         if self.step.verdict is None and self.step.caveat is not None:
             return "cannot tell"
         return self.step.verdict
@@ -400,7 +406,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """A diff, and the sides of each of its modules."""
+    """A diff, and both sides of each of its modules."""
 
     diff: Diff
     pairs: Sequence[ModulePair]
@@ -432,7 +438,7 @@ def _compared_run(run: Profile | str | PathLike[str]) -> ComparedRun:
 
 
 def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
-    """Compare two runs, as `diff` does."""
+    """Compare the extracted data of two runs, in the same way as `diff`."""
     first = before.figures
     second = after.figures
     nodes = matched(before, after)
@@ -485,9 +491,9 @@ def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
 
 
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
-    """The phases whose work is compared: those that ran in both runs.
+    """Return the phases to compare: the phases that ran in both runs.
 
-    Recomputation in only one of two runs with a backward is a change, so it is compared too.
+    If both runs have a backward pass but only one recomputes, recomputation is compared too.
     """
     shared = {*first.phases_ran} & {*second.phases_ran}
     if "backward" in shared:
@@ -539,9 +545,9 @@ def _modules(
     patterns_before: Mapping[str, str],
     patterns_after: Mapping[str, str],
 ) -> tuple[ModuleDiff, ...]:
-    """Compare all modules from the leaves upwards.
+    """Compare all modules, from the leaves to the root.
 
-    So an inclusive time can be judged by the change that no submodule explains.
+    In this order, the change that submodules explain is known when an inclusive time is judged.
     """
     explained: dict[ModuleNode | None, float] = {}
     modules = []
@@ -575,7 +581,7 @@ def _modules(
 
 
 def _lost(time: Timing) -> float:
-    """The seconds that a time lost or gained, if it changed by more than noise."""
+    """Seconds that a time gained or lost, or 0 if the change is within the noise."""
     if time.verdict not in CHANGED:
         return 0.0
     return time.lost or 0.0
@@ -586,10 +592,10 @@ class Limit(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of the limit.
-        allowed: Largest allowed figure, or for MFU the smallest.
+        allowed: Largest allowed figure; for MFU, the smallest.
         found: Figure of the second run; `None` if unknown.
         is_broken: Whether the limit is broken; `None` if unknown.
-        caveat: Why `is_broken` cannot be decided although the figure is known.
+        caveat: Reason why `is_broken` is unknown although the figure is known.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]
@@ -610,8 +616,8 @@ def limits(
 
     Args:
         diff: The comparison.
-        max_regress: Largest relative slowdown of the step. A slowdown within the noise passes; a
-            slower machine breaks the limit, unless other processes made it slow.
+        max_regress: Largest relative slowdown of the step. A slowdown within the noise passes. A
+            slower machine breaks the limit, unless other processes slowed it down.
         min_mfu: Smallest MFU, as a share of 1.
         max_memory: Largest number of bytes alive at once.
     """
@@ -656,8 +662,8 @@ def _mfu_limit(mfu: float | None, lost: float, allowed: float) -> Limit:
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-# Ratios of work that differ by less are the same: a batch of twice the size does not do twice the
-# work of the loss.
+# Ratios of work that differ by less than this count as equal: a batch of twice the size does not
+# double the work of the loss exactly.
 _SAME_RATIO = 0.02
 
 
@@ -665,14 +671,14 @@ class DiffCause(Struct, frozen=True, kw_only=True):
     """A change that explains, or may explain, a change of the step's time.
 
     Attributes:
-        kind: `phase` for a phase of another length; for modules `slower`, `faster`, `work` if they
-            do other work, `added` or `removed`.
+        kind: `phase` for a phase with a changed time. For modules `slower`, `faster`, `work` (they
+            do different work), `added` or `removed`.
         name: Name of the phase or module, with `*` for the numbers of repeated modules, or the
             class of modules with several names.
         modules: Number of modules; 0 for a phase.
-        seconds: Seconds that a step lost; a gain is negative, `None` means unknown.
-        ratio: Ratio of the times; for other work the ratio of the MACs, or of the FLOPs if there
-            are no MACs. `None` means unknown.
+        seconds: Seconds that the step became longer; negative if shorter, `None` if unknown.
+        ratio: Ratio of the times; for different work, the ratio of the MACs, or of the FLOPs if
+            there are no MACs. `None` means unknown.
         low: Lower end of the interval of a time's ratio.
         high: Upper end of the interval of a time's ratio.
     """
@@ -687,7 +693,7 @@ class DiffCause(Struct, frozen=True, kw_only=True):
 
 
 class BatchChange(Struct, frozen=True, kw_only=True):
-    """Another number of samples per step.
+    """A change of the number of samples per step.
 
     Attributes:
         explains_work: Whether the work changed by the same factor.
@@ -728,9 +734,10 @@ def causes(diff: Diff) -> tuple[DiffCause, ...]:
 
 
 def _phase_changes(diff: Diff) -> Iterator[DiffCause]:
-    """Changed phases that are not shown by modules, as they were measured.
+    """Yield the phases with changed times that no module explains.
 
-    The common factor of the modules is not taken out: it does not apply to a data wait.
+    Their times are used as measured. They are not divided by the modules' common factor, because it
+    does not apply to, for example, a data wait.
     """
     for name, time in diff.phases.items():
         is_shown_by_modules = diff.whole is not None and name in PASS_PHASES
@@ -774,7 +781,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
 
 
 def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
-    """The ratio of the self MACs, or of all MACs if the self MACs before are close to 0."""
+    """Ratio of the self MACs, or of the inclusive MACs if the self MACs before are almost 0."""
     own = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
     before = sum_known(change.before for change in own)
@@ -786,7 +793,7 @@ def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
 def _interval(
     times: Sequence[Timing], whole: CommonFactor | None
 ) -> tuple[float | None, float | None]:
-    """The interval around all ratios, including the common factor of the whole run."""
+    """The range of the modules' intervals, multiplied by the common factor of the whole run."""
     factor = 1.0
     if whole is not None:
         factor = whole.ratio
@@ -801,7 +808,7 @@ def _interval(
 
 
 def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
-    """Return whether the module's work changed, by another factor than that of the batch."""
+    """Return whether the module's work changed by another factor than the batch size."""
     own = module.self_work
     if not own.differs:
         return False
@@ -812,7 +819,7 @@ def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
 def _placed(
     kind: Literal["added", "removed"], diff: Diff, modules: Sequence[ModuleDiff]
 ) -> Iterator[DiffCause]:
-    """The uppermost of the added or removed modules."""
+    """Yield the uppermost added or removed modules, grouped."""
     names = {module.name for module in modules}
     uppermost: list[tuple[CauseKind, ModuleDiff]] = []
     for module in modules:
@@ -833,8 +840,8 @@ def _grouped(
 ) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
     """Group the changes of modules by pattern, with a name for each group.
 
-    Modules that were added or removed, or that do other work without any matmuls such as dropouts,
-    are grouped by class instead.
+    Added and removed modules are grouped by class instead. So are modules that do different work
+    but have no matmuls, such as dropouts.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
@@ -852,7 +859,7 @@ def _grouped(
 
 
 def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
-    """A name for a group: the module, the class, the whole pattern, or the names spelled out."""
+    """A name for a group: the module, its class, the whole pattern, or the pattern spelled out."""
     first = modules[0]
     if len(modules) == 1:
         return first.name or first.kind

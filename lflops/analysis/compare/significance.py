@@ -1,25 +1,26 @@
 """Decide whether a change of a time is more than noise.
 
-What a slower machine does to all modules is taken out before a module is judged.
+A slower machine slows down all modules. This common factor is divided out before a module is
+judged.
 
 The error of a median comes from the quartiles. If the times of the steps are normal, the quartiles
 are 1.349 standard deviations apart. The error of the median of n steps is then 1.2533 / sqrt(n)
-standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few steps are closer
-together than those of many, about as (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is
-used here, and a single step has no error. The times of several phases are added up, and so are
-their errors, as if they were fully correlated.
+standard deviations, or 0.93 x (high - low) / sqrt(n). With few steps, the quartiles are closer
+together, by a factor of about (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is used here,
+and a single step has no error. The times of several phases are added up, and so are their errors,
+as if they were fully correlated.
 
-The common factor is the median ratio of the large modules: the largest modules that have 90 % of
-the time together. Ratios of small modules vary too much.
+The common factor is the median ratio of the large modules, which are the largest modules that
+together have 90 % of the time. Ratios of small modules vary too much.
 
 The error of a ratio of two medians is the root of the sum of the squares of both relative errors.
-It has two lower bounds. The first is the error of the typical module, as a few steps can agree by
-chance. The second is the scatter of the modules' ratios around their median: 1.4826 x the median
-absolute deviation, which is a standard deviation if they are normal. It contains the differences
-between two runs of the same code that the steps of a single run do not show. Large and small
-modules have separate bounds. The error of the common factor, 1.2533 / sqrt(modules) of such a
-bound, is added as a square. The interval is wide enough that noise alone puts any of the judged
-times outside in only one of a thousand comparisons.
+It has two lower bounds. The first is the error of the typical module, because a few steps can agree
+by chance. The second is the scatter of the modules' ratios around their median: 1.4826 x the median
+absolute deviation, which is a standard deviation if they are normal. This scatter includes
+differences between two runs of the same code, which the steps of a single run do not show. Large
+and small modules have separate bounds. The error of the common factor is such a bound times 1.2533
+/ sqrt(modules), and its square is added. The interval is wide enough that noise alone puts any of
+the judged times outside in only one of a thousand comparisons.
 """
 
 import math
@@ -34,37 +35,41 @@ from lflops.profile.records import TimingStats
 from lflops.profile.series import robust_deviation, sum_known
 
 LEAST_CHANGE = 0.03
-"""The smallest relative change of a time that counts.
+"""The smallest relative change of a time that counts as a change.
 
-Two runs of the same code place their tensors differently in memory, which changes times by some
+Two runs of the same code place their tensors differently in memory, and this changes times by a few
 per cent.
 """
 
 LEAST_SHARE = 0.005
-"""The smallest change of a time that counts, as a share of the step."""
+"""The smallest change of a time that counts as a change, as a share of the step."""
 
 LARGE = 0.9
-"""Share of the time that the large modules have together; their ratios make the common factor."""
+"""Share of the time that the large modules have together.
+
+The common factor is computed from their ratios.
+"""
 
 LEAST_MODULES = 3
-"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
+"""Minimum number of modules: with fewer, a slower module looks like a slower machine."""
 
 LEAST_IN_COMMON = 1 / 3
-"""Smallest share of the modules' time in modules with the same work.
+"""Smallest share of the modules' time that must be in modules with the same work.
 
-A few shared layers are not enough to judge a run by.
+A few shared layers are not enough to judge a run.
 """
 
 WIDEST = 2.0
 """Widest useful interval: from half of the ratio to twice the ratio."""
 
 CHANCE = 0.001
-"""Probability that any interval misses in a comparison of two runs of the same code."""
+"""Probability that an interval is wrong, over all intervals of a comparison of equal code."""
 
 LOST_COUNTS = 3.0
-"""Threads wait for the thread that lost its CPU.
+"""Exponent for the delay of a step by other processes.
 
-So a step is longer by up to this power of the factor by which a lost share stretches CPU time.
+Other threads wait for the thread that lost its CPU. If lost CPU time makes CPU work longer by a
+factor, a step is longer by up to this power of the factor.
 """
 
 Verdict = Literal["slower", "faster", "same"]
@@ -73,7 +78,7 @@ CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 """Verdicts of a time that changed by more than noise."""
 
 Caveat = Literal["busy", "few_steps", "varied"]
-"""Why a time is not judged.
+"""Reasons why a time is not judged.
 
 Other processes had the CPU, fewer than two steps were timed, or the steps vary too much.
 """
@@ -104,11 +109,11 @@ class Timing(Struct, frozen=True, kw_only=True):
         beyond: The ratio divided by the common factor. For a step it is the ratio itself.
         low: Lower end of the interval of `beyond`.
         high: Upper end of the interval of `beyond`.
-        lost: Seconds lost beyond the common factor; a gain is negative. For different work it is
-            known only if it is more than noise.
+        lost: Seconds lost beyond the common factor; a gain is negative. For different work, `None`
+            unless it is more than noise.
         verdict: `same` if the change is within the noise, too small to matter, or, for an inclusive
-            time, explained by submodules. `None`, without an interval, if it cannot be decided.
-        caveat: Why it cannot be decided.
+            time, explained by submodules. `None`, without an interval, if there is no verdict.
+        caveat: Reason why there is no verdict.
     """
 
     before: float | None
@@ -131,15 +136,15 @@ class Measured(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """The figures that the times of two runs are judged by.
+    """Compares times of two runs, with the common factor and the errors of these runs.
 
     Attributes:
-        whole: The common factor that is taken out; `None` to take out nothing.
-        large: Seconds before, from which a time is large.
+        whole: The common factor to divide out; `None` for no common factor.
+        large: Smallest time before, in seconds, that counts as large.
         least_error: Lower bound of the error of a large time's ratio.
         least_error_of_small: Lower bound of the error of a small time's ratio.
-        reach: Half the width of an interval, in errors.
-        step: Seconds of the step before, which changes are compared to.
+        reach: Half the width of an interval, as a multiple of the error.
+        step: Seconds of the step before; changes are compared with it.
         lost: Shares of the CPU time that other processes took, before and after.
     """
 
@@ -154,9 +159,9 @@ class Judge(NamedTuple):
     def timing(
         self, before: Measured | None, after: Measured | None, explained: float = 0.0
     ) -> Timing:
-        """Judge a time, if both sides and their errors are known.
+        """Compare two times, with a verdict if both times and their errors are known.
 
-        `explained` are the seconds of the change that submodules explain.
+        `explained` is the part of the change in seconds that submodules explain.
         """
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
@@ -218,7 +223,7 @@ class Judge(NamedTuple):
         return replace(given, lost=lost)
 
     def _common_factor(self) -> tuple[float, float]:
-        """The ratio and the error of the common factor."""
+        """The ratio and the error of the common factor; 1 and 0 without a common factor."""
         if self.whole is None:
             return 1.0, 0.0
         return self.whole.ratio, self.whole.error
@@ -236,7 +241,7 @@ class Judge(NamedTuple):
 
 
 def slowed_by(lost: float) -> float:
-    """The largest factor by which a step may be longer if other processes took this CPU share."""
+    """Largest factor by which a step may become longer if other processes take this CPU share."""
     if lost >= 1:
         return math.inf
     return math.pow(1 - lost, -LOST_COUNTS)
@@ -263,7 +268,10 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
-    """Two times without a verdict; `macs` is the ratio of their MACs."""
+    """Two times without a verdict.
+
+    `macs` is the ratio of their MACs.
+    """
     ratio = None
     per_mac = None
     if before is not None and after is not None and before.seconds:
@@ -287,7 +295,7 @@ def judge_of(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge | None:
-    """Compute the common factor and the errors.
+    """Compute the common factor and the errors of two runs.
 
     Args:
         pairs: Self times before and after of each module that did the same work in both runs.
@@ -297,7 +305,8 @@ def judge_of(
         lost: Shares of the CPU time that other processes took, before and after.
 
     Returns:
-        The judge, or `None` if too few modules, or too little of the time, can be compared.
+        The judge. `None` if too few modules can be compared, or modules with too little of the
+        time.
     """
     known = []
     for before, after in pairs:
@@ -327,7 +336,10 @@ def judge_of_steps(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge:
-    """A judge of the times of the step and its phases, by the modules' common factor and errors."""
+    """Make a judge for the times of the step and its phases.
+
+    It uses the common factor and the errors of the modules.
+    """
     judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
     return judge._replace(reach=_reach(times), step=step.seconds if step else 0.0, lost=lost)
 
@@ -341,7 +353,7 @@ class _Ratio(NamedTuple):
 
 
 def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
-    """The number of modules that have `LARGE` of the time together, at least `LEAST_MODULES`."""
+    """Number of large modules: together they have `LARGE` of the time. At least `LEAST_MODULES`."""
     all_seconds = sum(ratio.seconds for ratio in longest_first)
     seconds = 0.0
     number = 0
@@ -361,7 +373,7 @@ def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
 
 
 def _reach(times: int) -> float:
-    """Half the width of an interval in errors, if so many times are judged together."""
+    """Half the width of an interval, as a multiple of the error, for this number of judged times."""
     return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
 
 

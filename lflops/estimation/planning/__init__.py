@@ -1,1 +1,1 @@
-"""Plans before a run: searches over estimates, as for what to recompute."""
+"""Plan a run before it starts, by a search over estimates, for example for checkpointing."""

@@ -1,4 +1,4 @@
-"""`best_checkpointing`: the cheapest checkpointing of each block for a budget of bytes.
+"""`best_checkpointing`: find the cheapest checkpointing of each block for a memory budget.
 
 A few estimates show the bytes and the cost of each choice.
 """
@@ -40,8 +40,8 @@ class Alternative(Struct, frozen=True, kw_only=True):
         peak_bytes: Peak of live tensors.
         estimated: Whether the peak is from an estimate of the whole step. Otherwise it is computed
             from the blocks of other estimates.
-        flops: FLOPs that run once more.
-        seconds: The least time of these FLOPs on the chip; `None` if no chip is known.
+        flops: FLOPs that are recomputed.
+        seconds: The least time of these FLOPs on the chip; `None` if the chip is unknown.
     """
 
     policy: str
@@ -52,18 +52,19 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointingPlan(Struct, frozen=True, kw_only=True):
-    """The checkpointing of each block with which a step fits into a budget at the least cost.
+    """The cheapest checkpointing of each block with which a step fits into a budget.
 
     Attributes:
         policies: The policy of each block, in the order of their forward.
         memory_bytes: The budget for live tensors.
         fits: Whether the estimate of the step with these policies is within the budget. If not,
-            they have the lowest peak that was found.
-        predicted_bytes: The peak, computed from the bytes of the blocks.
-        alternatives: The same policy for every block, and last the plan.
+            these policies have the lowest peak that was found.
+        predicted_bytes: The peak memory, computed from the bytes of the blocks.
+        alternatives: One entry for each policy applied to every block; the last entry is the plan.
         profile: The estimate of the step with these policies.
         estimates: Number of estimates that were made.
-        memory_fit: What the step needs of the chip, if the memory of the chip is the budget.
+        memory_fit: The memory that the step needs on the chip, if the budget is the memory of the
+            chip.
     """
 
     policies: Mapping[str, Policy]
@@ -105,7 +106,10 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
-        """Return the last line of the table, with the same verdict as the estimate of a chip."""
+        """Return the last line of the table.
+
+        Its verdict is the same as in an estimate for the chip.
+        """
         lowest = ""
         if not self.fits:
             lowest = ", this is the lowest peak"
@@ -134,7 +138,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def _recomputed(self, policy: str) -> str:
-        """Return how many blocks recompute under a policy."""
+        """Describe how many blocks recompute under a policy."""
         if policy == "none":
             return "0"
         if policy != "best":
@@ -190,11 +194,12 @@ def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
         yield f'    recompute(model.get_submodule(f"{block}"){argument})'
 
 
-# How often the budget of the search is lowered by the bytes by which an estimate exceeds it.
+# Number of retries. Each retry lowers the budget of the search by the bytes that the last estimate
+# was above the budget.
 REPAIRS = 3
 
-# How far a folded model's prediction may be off the estimate of the whole model, as a share.
-# Beyond it, the whole model is tried.
+# Largest relative difference between a folded model's prediction and the estimate of the whole
+# model. If it is larger, the search uses the whole model.
 EXACT = 0.001
 
 
@@ -219,17 +224,17 @@ def best_checkpointing(
     `code()` of the plan returns the lines that apply it.
 
     Args:
-        model: A module, or a function that builds one, as in `estimate`. Its code must not use
+        model: A module, or a function that builds a module, as in `estimate`. Its code must not use
             checkpointing.
         args: Positional arguments of the model, or a single tensor.
         kwargs: Keyword arguments of the model.
-        memory_bytes: The budget for live tensors. With `None`, it is the memory of the chip
-            `hardware` that a step may use with the verdict `fits`.
+        memory_bytes: The budget for live tensors in bytes. The default `None` uses the most memory
+            of the chip `hardware` that a step with the verdict `fits` may use.
         loss: Function from the output to a scalar, as in `estimate`.
         optimizer: Function from a list of parameters to an optimizer, as in `estimate`.
-        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time on it,
-            otherwise FLOPs.
-        mesh: Ranks by dimension, as in `estimate`. It needs a function that builds the model.
+        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time on the
+            chip; otherwise, it minimizes FLOPs.
+        mesh: Ranks by dimension, as in `estimate`. It requires a function that builds the model.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
@@ -251,7 +256,7 @@ def best_checkpointing(
     )
     make: Callable[[], nn.Module] = partial(built, model)
     if not mesh:
-        # Sharding changes the model, so only models that are not sharded are built once.
+        # Sharding changes the model, so a model is only reused if it is not sharded.
         make = cache(make)
     return search(
         estimator,
@@ -270,7 +275,7 @@ def search(
 ) -> CheckpointingPlan:
     """Return the plan for the step that an estimator runs.
 
-    The estimator must run a backward. `held` is as in `Estimator.run`.
+    The estimator must run a backward. `held` means the same as in `Estimator.run`.
     """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
@@ -286,7 +291,10 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Choose policies from estimates of a folded model, or of the whole model if they disagree."""
+    """Choose policies from estimates of a folded model.
+
+    If its prediction is not exact, use estimates of the whole model.
+    """
     try:
         chain = trials.chain(fold=True)
     except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
@@ -302,7 +310,7 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Return the cheapest choice whose estimate is within the budget, or else the lowest peak."""
+    """Return the cheapest choice with an estimate within the budget, otherwise the lowest peak."""
     allowed = budget
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):

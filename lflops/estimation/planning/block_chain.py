@@ -1,9 +1,9 @@
-"""The peak memory of a chain of blocks for every choice of checkpointing, from a few estimates.
+"""Compute the peak memory of a chain of blocks for every choice of checkpointing.
 
-A block keeps bytes from its forward to its backward, and has a peak in both. These bytes depend on
-the checkpointing of the block and of the block before it, because either of the two may keep the
-tensor between them. So an estimate shows one pair of choices for every two neighbours, and equal
-blocks share what any of them shows.
+A few estimates are enough. A block keeps bytes from its forward to its backward, and has a peak in
+each. These bytes depend on the checkpointing of the block and of the previous block, because either
+block may keep the tensor between them. So one estimate shows one pair of choices for every two
+neighbours. A result for one block applies to all equal blocks.
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -23,12 +23,12 @@ from lflops.profile.records import Phase
 
 
 class Key(NamedTuple):
-    """What the bytes of a block depend on.
+    """The facts that determine the bytes of a block.
 
     Attributes:
-        kind_before: Kind of the block before it, or `None` for the first block.
+        kind_before: Kind of the previous block, or `None` for the first block.
         kind: Kind of the block. Blocks of one kind run the same operators.
-        choice_before: Checkpointing of the block before it, or `None` for the first block.
+        choice_before: Checkpointing of the previous block, or `None` for the first block.
         choice: Checkpointing of the block.
     """
 
@@ -68,8 +68,8 @@ class Trial(Struct, frozen=True, kw_only=True):
     Attributes:
         choices: Checkpointing of each block.
         flops: FLOPs that each block recomputed.
-        times: Femtoseconds of the recomputation of each block, integers so that equal sums are
-            equal; `None` if the chip is unknown.
+        times: Time of the recomputation of each block in femtoseconds; `None` if the chip is
+            unknown. Integers, because sums of equal integers are exactly equal.
         reading: Bytes of the blocks.
     """
 
@@ -83,7 +83,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     """The bytes of a block under one key.
 
     Attributes:
-        grows: Difference between its start and the next one.
+        grows: Bytes alive at the start of the next block, minus the bytes at the start of this
+            block.
         forward: Peak in its forward, above its start.
         backward: Peak in its backward, above the next start; `None` without a backward.
     """
@@ -100,8 +101,8 @@ class Chain(Struct, frozen=True, kw_only=True):
         kinds: Kind of each block, in the order of their forward.
         base: Bytes alive before the first block.
         fixed: Peak outside the blocks.
-        offsets: Bytes alive before the backward of each block that no block keeps, such as the
-            gradients of later blocks.
+        offsets: Bytes that are alive before the backward of each block and belong to no block, such
+            as the gradients of later blocks.
         terms: Bytes of a block by its key.
         heads: Peak between forward and backward, above the last start, by the choice of the last
             block.
@@ -109,7 +110,8 @@ class Chain(Struct, frozen=True, kw_only=True):
             choice of the first block. A variable in the model may hold this input during the
             forward, and a block that recomputes holds it longer.
         flops: Recomputed FLOPs above the first estimate, by kind and choice.
-        times: The same in femtoseconds; empty if the chip is unknown.
+        times: Time of the recomputation above the first estimate in femtoseconds, by kind and
+            choice; empty if the chip is unknown.
     """
 
     kinds: tuple[int, ...]
@@ -128,7 +130,7 @@ class Chain(Struct, frozen=True, kw_only=True):
         return self.times or self.flops
 
     def terms_at(self, index: int, before: str | None, choice: str) -> Terms:
-        """Return the bytes of a block at its place in the chain."""
+        """Return the bytes of a block in its place in the chain."""
         terms = self.terms[key_of(self.kinds, index, before, choice)]
         if terms.backward is None:
             return terms
@@ -219,8 +221,8 @@ def read(
             live = timeline[first].live_bytes
             entered.append(live - starts[number + 1])
             backward_peak = _highest(timeline, first, until[first]) - live
-            # The bytes of equal blocks may differ in backward, where memory that other blocks
-            # share is freed. Their peaks do not differ.
+            # The bytes of equal blocks may differ in backward, where memory that other blocks share
+            # is freed. The peaks do not differ.
             backward_trace = tuple(moment.operator for moment in timeline[first:last])
         else:
             entered.append(None)
@@ -252,7 +254,10 @@ def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
-    """Combine estimates into a chain. The first estimate recomputes nothing."""
+    """Combine estimates into a chain.
+
+    The first estimate must recompute nothing.
+    """
     first = trials[0]
     plain = first.reading
     chain = Chain(
@@ -266,7 +271,8 @@ def chain_of(trials: Sequence[Trial]) -> Chain:
         flops={},
         times={},
     )
-    # Trials in which a later block recomputes nothing show the held input, and overwrite others.
+    # Trials in which a later block recomputes nothing show the held input. They come last and
+    # overwrite the results of other trials.
     for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:]):
         chain.held_input[trial.choices[0]] = held_input_of(trial, plain) or 0
     for trial in trials:
@@ -296,8 +302,8 @@ def _add_trial(chain: Chain, trial: Trial, first: Trial) -> None:
 def held_input_of(trial: Trial, plain: Reading) -> int | None:
     """Return the bytes that the choice of the first block keeps alive after the forward.
 
-    They show at a later block that recomputes nothing, as in `plain`. `None` if there is no such
-    block.
+    These bytes are visible at a later block that recomputes nothing, as in `plain`. Returns `None`
+    if there is no such block.
     """
     if len(trial.choices) == 1:
         return 0
@@ -310,7 +316,7 @@ def held_input_of(trial: Trial, plain: Reading) -> int | None:
 
 
 def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
-    """Return the key of a block, from its choice and the choice of the block before it."""
+    """Return the key of a block, from its choice and the choice of the previous block."""
     if index == 0:
         return Key(None, kinds[0], None, choice)
     return Key(kinds[index - 1], kinds[index], before, choice)
@@ -333,7 +339,7 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """Return the first operator of each unit in some phases, and the operator after its last."""
+    """Return the first operator of each unit in some phases, and the operator after the last."""
     number_of = unit_numbers(units)
     spans: dict[int, tuple[int, int]] = {}
     for index, moment in enumerate(timeline):
@@ -352,7 +358,8 @@ def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
     )
 
 
-# Most partial choices that are kept. Of more, one is kept in each of equal steps of bytes.
+# Largest number of partial choices that are kept. If there are more, bytes are divided into equal
+# steps, and one choice is kept per step.
 MOST_STATES = 4096
 
 
@@ -361,8 +368,8 @@ class _State(NamedTuple):
 
     Attributes:
         start: Bytes alive after these blocks.
-        cost: Cost of what they recompute.
-        changes: How often the choice differs from the choice of the block before.
+        cost: Cost of the recomputation of these blocks.
+        changes: Number of blocks with another choice than the previous block.
         choices: The choice of each block.
     """
 
@@ -373,13 +380,13 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest choice of each block whose peak is within a budget of bytes.
+    """Return the cheapest choices for all blocks with a peak within a budget of bytes.
 
-    Among equally cheap ones it has the fewest changes between neighbours. `None` if no choice is
-    within the budget.
+    Among equally cheap choices, returns the choice with the fewest changes between neighbours.
+    `None` if no choice is within the budget.
     """
-    # Later bytes depend on earlier choices only through the start. So of two partial choices with
-    # the same last block, the one with more bytes and a higher cost is dropped.
+    # Later bytes depend on earlier choices only through the start. So among partial choices with
+    # the same last block, a choice with more bytes and a higher cost than another is dropped.
     if chain.fixed > budget:
         return None
     ends: list[_State] = []
@@ -392,11 +399,11 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
 def _ends(
     chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False
 ) -> list[_State]:
-    """Return the candidates for the choices of all blocks, if the first block has this choice.
+    """Return the candidates for the choices of all blocks, with `first` for the first block.
 
-    With `free`, all choices cost the same.
+    With `free`, all choices have the same cost.
     """
-    # The candidates for the blocks so far, by the choice of the last one.
+    # The candidates for the blocks so far, by the choice of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
     for index, kind in enumerate(chain.kinds):
         following: dict[str | None, list[_State]] = {}
@@ -425,14 +432,14 @@ def _ends(
 
 
 def _rise(terms: Terms, held_input: int) -> int:
-    """Return the higher peak of a block's forward and backward, above its start."""
+    """Return the larger peak of a block's forward and backward, above its start."""
     if terms.backward is None:
         return terms.forward
     return max(terms.forward, terms.grows + held_input + terms.backward)
 
 
 def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
-    """Return the smallest budget that some choice is within."""
+    """Return the smallest budget that any choice fits into."""
     uniform = min(chain.peak([choice] * len(chain.kinds)) for choice in choices)
 
     def is_enough(budget: int) -> bool:
@@ -443,7 +450,7 @@ def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
 
 
 def _undominated(states: list[_State]) -> list[_State]:
-    """Drop states that have more bytes than another state, and cost no less."""
+    """Drop states that have more bytes than another state but do not cost less."""
     kept: list[_State] = []
     for state in sorted(states, key=lambda state: state[:3]):
         if not kept or (state.cost, state.changes) < (kept[-1].cost, kept[-1].changes):

@@ -1,6 +1,6 @@
-"""Estimates of a model with different checkpointing, and the chain of blocks that they show.
+"""Estimate a model with different checkpointing, and build its chain of blocks.
 
-A deep model is estimated with fewer of its equal blocks.
+If a model has many equal blocks, a model with fewer blocks is estimated.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from lflops.profile.profile import Memory, OpCount, Profile
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """Insert copies of block `after` behind it.
+    """Insert copies of block `after` into the chain, after this block.
 
     Args:
         chain: The chain of the folded model.
@@ -40,7 +40,7 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
         fixed: Bytes that each copy adds to the peak outside the blocks.
 
     Returns:
-        The longer chain, or `None` if the block and the next one did not run the same operators.
+        The longer chain, or `None` if the block and the next block did not run the same operators.
     """
     if chain.kinds[after] != chain.kinds[after + 1]:
         return None
@@ -62,7 +62,7 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
     )
 
 
-# Seconds are compared as whole femtoseconds, so that equal sums are equal.
+# Times are compared as whole femtoseconds, because sums of equal integers are exactly equal.
 FEMTO = 1e-15
 
 
@@ -103,7 +103,7 @@ class BlockTrials:
 
         Args:
             policies: Checkpointing by block. All other blocks recompute nothing.
-            folds: The runs of blocks to shorten; `None` shortens all that are long enough.
+            folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
         """
         self.made += 1
         caller = self._estimator.caller
@@ -125,8 +125,8 @@ class BlockTrials:
     def chain(self, *, fold: bool) -> Chain | None:
         """Estimate each pair of policies for every two kinds of neighbours, and build the chain.
 
-        With `fold`, the estimates are of a model without most of its equal blocks. The result is
-        then `None` if there are no such blocks, or if they did not run the same operators.
+        With `fold`, most of the model's equal blocks are removed for the estimates. Then the result
+        is `None` if there are no equal blocks, or if they did not run the same operators.
         """
         folds: list[Fold] = []
         if fold:
@@ -256,7 +256,7 @@ def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> 
 
 
 def memory_of(profile: Profile) -> Memory:
-    """Return the memory of an estimate, which is never `None`."""
+    """Return the memory of an estimate; an estimate always has it."""
     if profile.memory is None:
         raise CountError("the estimate has no memory")
     return profile.memory
@@ -274,7 +274,7 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
 def _next_choices(
     kinds: Sequence[int], wanted: set[Key], last_choices: set[Policy]
 ) -> tuple[Policy, ...]:
-    """Choose for each block so that many of the wanted keys and last choices are shown."""
+    """Choose policies for all blocks that show many of the wanted keys and last choices."""
     left = set(wanted)
     choices: list[Policy] = []
     for index, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""`lflops plan`: training configurations that fit on some GPUs, by predicted step time."""
+"""`lflops plan`: list the training configurations that fit on some GPUs, by predicted step time."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from lflops.report.text import counted
 if TYPE_CHECKING:
     from lflops.estimation.planning.plan import Configuration, Plan
 
-# Samples of a GPU if no batch is passed.
+# Samples per GPU if no batch is passed.
 _SAMPLES_PER_GPU = 16
 
 
@@ -188,7 +188,7 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
 
 
 def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
-    """For each mesh without a predicted configuration, the one with the lowest bound."""
+    """Yield a table with the lowest bound of each mesh that has no predicted configuration."""
     predicted = {each.name for each in found.configurations}
     best: dict[str, Configuration] = {}
     for each in found.not_predicted:
@@ -197,7 +197,7 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
     if not best:
         return
     rows = sorted(best.values(), key=lambda each: each.least_seconds or 0.0)[:top]
-    # Reasons that differ in a number are shown once.
+    # Reasons that differ only in a number are shown once.
     reasons: dict[str, str] = {}
     for each in rows:
         if each.why_not:

@@ -1,8 +1,8 @@
-"""`plan`: the fastest mesh, micro batch and activation checkpointing that fit into memory.
+"""`plan`: find the fastest mesh, micro batch and activation checkpointing that fit into memory.
 
 A pipeline stage is treated as a model with fewer blocks under the 1F1B schedule. Within a stage,
-FSDP2 keeps its weights gathered for the whole step (`reshard_after_forward=False`), and its
-gradients are unsharded until the end of the step.
+FSDP2 keeps the weights gathered for the whole step (`reshard_after_forward=False`), and the
+gradients stay unsharded until the end of the step.
 """
 
 import contextlib
@@ -46,9 +46,10 @@ class Stage(NamedTuple):
     Attributes:
         runs_before: Whether it runs the part of the model before the blocks.
         runs_after: Whether it runs the part of the model after the blocks.
-        share: Its share of the parameters outside the blocks.
-        in_flight: Most micro batches that are between their forward and backward at a time.
-        buffers: How many outputs of a micro batch are allocated to be sent or received.
+        share: The stage's share of the parameters outside the blocks.
+        in_flight: Largest number of micro batches that are between forward and backward at the same
+            time.
+        buffers: Number of micro-batch outputs that are allocated for sending and receiving.
     """
 
     runs_before: bool
@@ -140,7 +141,7 @@ def stage_peak(
     for key, value in sheet.items():
         if isinstance(key, MomentKey) and not key.with_gradients and stage.runs(key.place):
             passes_peak = max(passes_peak, value)
-    # The gradients of the block at work are part of `passes_peak` already.
+    # The gradients of the running block are already part of `passes_peak`.
     unsharded = (blocks - 1) * (gathered * weights + gradients) + stage.share * none["gradients"]
     in_flight = (stage.in_flight - 1) * blocks * activations + stage.buffers * sent
     elsewhere = missing * (none["parameters"] + none["optimizer_state"])
@@ -154,17 +155,17 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "16-true": ("fp16", None),
     "32-true": (None, None),
 }
-"""By Lightning's precision: the dtype of parameters, and of matmuls if it differs."""
+"""The dtype of parameters, and the dtype of matmuls if it differs, by Lightning's precision."""
 
 Mesh = Mapping[str, int]
-# Meshes whose ranks do the same work on parts of different sizes.
+# Meshes with ranks that do the same work on parts of different sizes.
 Family = Sequence[Mesh]
 
-# Most configurations that are estimated as a whole model.
+# Largest number of configurations that are estimated as a whole model.
 CHECKED = 3
-# Two predictions are a tie if they share at least this part of the shorter interval.
+# Two predictions are a tie if they overlap in at least this share of the shorter interval.
 TIE = 0.8
-# Causes that take less than this share of a step are not named.
+# A cause that takes less than this share of a step is not mentioned.
 MINOR = 0.02
 _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipeline stages"
 
@@ -173,9 +174,9 @@ class Corners(NamedTuple):
     """The meshes of a family that are estimated.
 
     Attributes:
-        low: Many shards, and the fewest ranks of tensor parallelism.
-        few_shards: Few shards, and the fewest ranks of tensor parallelism.
-        wide: Many shards, and the most ranks of tensor parallelism.
+        low: The mesh with many shards and the fewest ranks of tensor parallelism.
+        few_shards: The mesh with few shards and the fewest ranks of tensor parallelism.
+        wide: The mesh with many shards and the most ranks of tensor parallelism.
     """
 
     low: Mesh
@@ -187,22 +188,22 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """One way to train the global batch.
 
     Attributes:
-        name: For example `HSDP 8x8`, replicas before shards.
+        name: For example `HSDP 8x8`; replicas come before shards.
         mesh: Ranks by dimension, as `lflops.estimate` accepts them.
         checkpointing: The activation checkpointing of every block.
         micro_batch: Samples that a rank processes at once.
         accumulation: Micro batches of a step.
-        memory_fit: The memory that it needs, and whether the chip has it.
+        memory_fit: The memory that the configuration needs, and whether it fits on the chip.
         predicted: Time of a step with all its micro batches, or `None` if no rates were fitted.
-        why_not: Why no time is predicted.
+        why_not: Reason why no time is predicted.
         least_seconds: A lower bound of the step time.
-        tensor_seconds: Part of the lower bound in collectives of tensor parallelism, at the
-            bandwidth of the links. Nothing overlaps them.
+        tensor_seconds: Part of the lower bound that is spent in collectives of tensor parallelism,
+            at the bandwidth of the links. They overlap with nothing.
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
             work under 1F1B.
-        reason: The time that it spends on anything besides the model's work, in words; empty if
-            that is little.
-        place: Its place by predicted time. Ties share a place. 0 if no time is predicted.
+        reason: Text that names the time spent on anything except the model's work; empty if this
+            time is short.
+        place: Place in the order of predicted time. Ties share a place. 0 if no time is predicted.
     """
 
     name: str
@@ -228,11 +229,11 @@ class Plan(Struct, frozen=True, kw_only=True):
         gpus: Number of GPUs.
         batch: Samples of a step, over all GPUs.
         configurations: Configurations with a predicted time, the fastest first.
-        not_predicted: All other configurations that fit, by their lower bound.
-        left_out: Why a mesh or configuration does not fit or does not run, by its name.
+        not_predicted: All other configurations that fit, lowest bound first.
+        left_out: Reasons why meshes or configurations do not fit or do not run, by their names.
         estimates: Number of estimates that were made.
         profile: Estimate of one micro batch of the whole model, for the first configuration that
-            fits and is no pipeline. `None` if there is none.
+            fits and is not a pipeline. `None` if there is no such configuration.
     """
 
     hardware: str
@@ -261,9 +262,9 @@ def plan(
 
     A configuration is a mesh, a micro batch and the activation checkpointing of all blocks. Meshes
     are DDP, FSDP2 and HSDP. If the model has a `tp_plan`, FSDP2 and HSDP are also combined with
-    tensor parallelism, and if its blocks are equal, with a pipeline. A few estimates of models
-    with fewer blocks cover all configurations. The first configuration that fits and is no
-    pipeline is then estimated as a whole model. Nothing is allocated.
+    tensor parallelism, and if its blocks are equal, with a pipeline. A few estimates of models with
+    fewer blocks cover all configurations. The first configuration that fits and is not a pipeline
+    is then estimated as a whole model. Nothing is allocated.
 
     Args:
         build: Function from a number of samples to `(model, batch)` or `(model, batch, loss)`, as
@@ -272,15 +273,15 @@ def plan(
             accumulates their gradients.
         gpus: Number of GPUs.
         hardware: The chip, as in `estimate`. Its memory must be known.
-        optimizer: A name, or a function from a list of parameters to an optimizer, as in
-            `estimate`.
+        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer, as
+            in `estimate`.
         precision: A precision of Lightning: `bf16-mixed`, `16-mixed`, `bf16-true`, `16-true` or
             `32-true`. With a mixed precision, FSDP2 computes in that dtype and reduces in float32,
             and all other ranks use autocast.
         network: Bandwidth of a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
         devices_per_host: Number of GPUs in a host. Tensor parallelism stays within a host.
-        progress: Called with the number of estimates before each of them.
+        progress: Function that is called before each estimate, with the number of estimates so far.
 
     Raises:
         CountError: An argument is wrong, no mesh divides the batch, or some code needs the value of
@@ -373,7 +374,7 @@ class _Search:
         self._accumulated: dict[tuple[str, Policy, int], float] = {}
 
     def plan(self) -> Plan:
-        # Raises if the memory of the chip is unknown.
+        # `_room` raises an error if the memory of the chip is unknown.
         self._room(0)
         found: list[Configuration] = []
         for family in self._families():
@@ -417,7 +418,7 @@ class _Search:
         return families
 
     def _divides(self, ranks: int) -> bool:
-        """Return whether tensor parallelism can divide the model; note the reason if it cannot."""
+        """Return whether tensor parallelism can divide the model; if not, record the reason."""
         if ranks == 1:
             return True
         if not self._sheets.has_tensor_plan:
@@ -432,7 +433,7 @@ class _Search:
         return True
 
     def _cuts(self, stages: int) -> bool:
-        """Return whether the model has enough blocks; note the reason if it has not."""
+        """Return whether the model has enough blocks for the stages; if not, record the reason."""
         depth = self._sheets.depth
         if stages <= max(depth, 1):
             return True
@@ -445,8 +446,8 @@ class _Search:
     def _of_family(self, family: Family) -> list[Configuration]:
         """Return the configurations of the meshes that divide the batch.
 
-        While the model fails under tensor parallelism, the meshes of the highest degree are left
-        out.
+        If the model fails under tensor parallelism, the meshes of the highest degree are left out,
+        and the rest is tried again.
         """
         meshes: list[Mesh] = []
         for mesh in family:
@@ -565,7 +566,7 @@ class _Search:
     def _tensor_seconds(self, call: Communication) -> float:
         """Return the time of a collective of tensor parallelism at the bandwidth of the links.
 
-        It is 0 for all other collectives, which may overlap with computation.
+        Returns 0 for all other collectives, which may overlap with computation.
         """
         link = self._chip.link_bytes_per_second
         ranks = call.group_size
@@ -580,7 +581,7 @@ class _Search:
     ) -> Sheet:
         """Return the sheet of a mesh for any number of samples.
 
-        When only weights are sharded, a sample adds the same on any number of ranks.
+        If only weights are sharded, a sample adds the same work and memory on any number of ranks.
         """
         sheet = self._one_mesh(corners, policy, 1, mesh, depth)
         if samples == 1:
@@ -594,10 +595,10 @@ class _Search:
     def _one_mesh(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None
     ) -> Sheet:
-        """Return the sheet of a mesh, on the plane through the sheets of the corners.
+        """Return the sheet of a mesh, interpolated between the sheets of the corners.
 
-        The plane is linear in one over the ranks of tensor parallelism, which share an operator,
-        and in one over the ranks that share a weight.
+        The interpolation is linear in 1 / (ranks of tensor parallelism), which share an operator,
+        and in 1 / (ranks that share a weight).
         """
         low = corners.low
         few_shards = corners.few_shards
@@ -620,14 +621,14 @@ class _Search:
     def _peak(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool
     ) -> float:
-        """Return the peak bytes, for a pipeline those of the stage that needs the most."""
+        """Return the peak bytes; for a pipeline, of the stage with the highest peak."""
         if "pipeline" not in mesh:
             return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
         blocks = -(-self._sheets.depth // mesh["pipeline"])
         sheet = self._sheet(corners, policy, samples, mesh, blocks)
         one = self._sheet(corners, policy, samples, mesh, 1)
         none = self._sheet(corners, policy, samples, mesh, 0)
-        # With full checkpointing a block keeps its input alone.
+        # With full checkpointing, a block keeps only its input.
         keeps_least = POLICIES[-1] if self._sheets.blocks else POLICIES[0]
         kept_by_one = self._sheet(corners, keeps_least, 1, mesh, 1)["activations"]
         kept_by_two = self._sheet(corners, keeps_least, 1, mesh, 2)["activations"]
@@ -658,9 +659,10 @@ class _Search:
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """Estimate the whole model in the configurations that are no pipeline, until one fits.
+        """Estimate the whole model in configurations without a pipeline, until one of them fits.
 
-        Those that do not fit after all are removed from the list. At most three are estimated.
+        Configurations that turn out not to fit are removed from the list. At most three are
+        estimated.
         """
         candidates = [each for each in configurations if "pipeline" not in each.mesh]
         for each in candidates[:CHECKED]:
@@ -687,7 +689,7 @@ class _Search:
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
     """Return the meshes of FSDP2 and HSDP.
 
-    In a stage of one rank FSDP2 has nothing to shard, and only computes in its dtype.
+    In a stage with one rank, FSDP2 has nothing to shard. It only computes in its dtype.
     """
     meshes: list[Mesh] = []
     for sizes in product(stages, _divisors(gpus), _divisors(gpus), tensors):
@@ -731,7 +733,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def name_of(mesh: Mesh) -> str:
-    """Name a mesh, such as `HSDP 8x8`, replicas before shards, or `PP 2 x FSDP2 8 x TP 8`."""
+    """Return the name of a mesh, such as `HSDP 8x8` or `PP 2 x FSDP2 8 x TP 8`.
+
+    In `HSDP 8x8`, replicas come before shards.
+    """
     parts: list[str] = []
     if "pipeline" in mesh:
         parts.append(f"PP {mesh['pipeline']}")
@@ -751,7 +756,7 @@ def name_of(mesh: Mesh) -> str:
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
     """Sort configurations by predicted time, and set their places.
 
-    A configuration shares the place of the first one whose interval is nearly the same.
+    A configuration shares the place of the first configuration with nearly the same interval.
     """
     ranked: list[Configuration] = []
     first: Prediction | None = None
@@ -771,7 +776,7 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
 
 
 def _bound_reason(tensor: float, bubble: float) -> str:
-    """Name the parts of a lower bound besides the model's work."""
+    """Name the parts of a lower bound other than the model's work."""
     parts = []
     if bubble:
         parts.append(f"at least {units.duration(bubble)} of pipeline bubble")
@@ -781,7 +786,7 @@ def _bound_reason(tensor: float, bubble: float) -> str:
 
 
 def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
-    """Name the parts of a predicted time besides the model's work, the longest first."""
+    """Name the parts of a predicted time other than the model's work, the longest first."""
     parts = [(predicted.by_kind.get("communication", 0.0), "exposed communication")]
     if recomputes:
         parts.append((predicted.recomputed, "recomputation"))

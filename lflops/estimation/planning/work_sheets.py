@@ -1,9 +1,9 @@
-"""Work and memory of a rank for any batch, depth and mesh, interpolated from a few small estimates.
+"""Interpolate the work and memory of a rank, for any batch, depth and mesh, from few estimates.
 
-FLOPs, bytes and peak memory are linear in the batch, in the number of blocks, and in one over the
-number of ranks. Estimates of one and two samples, of a model with few of its equal blocks, and on
-few and on many ranks fix these lines. Any other case is a point on them. Memory is the peak of
-each part of the step, so that the overall peak may move from one part to another.
+FLOPs, bytes and peak memory are linear in the batch, in the number of blocks, and in 1 / (number of
+ranks). The lines are fixed by estimates of one and two samples, of models with few of their equal
+blocks, and on few and many ranks. Any other case is a point on these lines. Memory is stored as the
+peak of each part of the step, because the overall peak may move from one part to another.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCou
 from lflops.profile.records import Phase
 from lflops.profile.series import gathered
 
-# Blocks that a folded model keeps of a run of equal blocks. A second, shorter model keeps one less.
+# Number of blocks that a folded model keeps in a run of equal blocks. A second, shorter model keeps
+# one block less.
 KEPT = 5
 
 
@@ -36,7 +37,7 @@ class Role(NamedTuple):
 
     Attributes:
         first: Name of the first block in the whole model, or of the module.
-        blocks: Number of consecutive blocks from `first` on.
+        blocks: Number of consecutive blocks, including `first`.
     """
 
     first: str
@@ -52,8 +53,9 @@ class InBlock(NamedTuple):
 
     Attributes:
         role: The block's role.
-        number: Position of the block in its role, or that position minus the number of blocks.
-        run: How often the same operator ran in the block before.
+        number: Position of the block in its role, counted from the start, or from the end as a
+            negative number.
+        run: Number of earlier runs of the same operator in the block.
     """
 
     role: Role
@@ -62,11 +64,11 @@ class InBlock(NamedTuple):
 
 
 class OutsideBlocks(NamedTuple):
-    """A moment outside the blocks, located by the block that ran before it.
+    """A moment outside the blocks, located by the block that ran before.
 
     Attributes:
-        after_blocks: Whether the block before it is the last block of the model.
-        role: The role of the block before it, or `None` before the first block.
+        after_blocks: Whether the previous block is the last block of the model.
+        role: The role of the previous block, or `None` before the first block.
         from_first: Position of that block in its role.
         from_last: The same position, minus the number of blocks in the role.
     """
@@ -81,7 +83,7 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 
 
 class OpKey(NamedTuple):
-    """Key of one field of an `OpCount`, added up over the blocks of a role."""
+    """Key of one field of an `OpCount`, summed over the blocks of a role."""
 
     role: Role
     module: str
@@ -92,7 +94,7 @@ class OpKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """Key of the calls or bytes of a collective, added up over the blocks of a role."""
+    """Key of the calls or bytes of a collective, summed over the blocks of a role."""
 
     role: Role
     collective: str
@@ -132,12 +134,12 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of a folded model that fix the lines in the number of blocks.
+    """Sheets of folded models, which fix the lines in the number of blocks.
 
     Attributes:
         longer: The sheet of the folded model.
         shorter: For each run of equal blocks, its length in the whole model, and the sheet of the
-            folded model with one block less of that run.
+            folded model with one block less in this run.
     """
 
     longer: Sheet
@@ -164,14 +166,14 @@ class WorkSheets:
 
     Args:
         estimator: Creates the estimator of a mesh.
-        make: Creates the model and the batch of a number of samples.
+        make: Creates the model and a batch with this number of samples.
         context: Creates the context in which the ranks of a mesh run.
-        progress: Called with the number of estimates before each of them.
+        progress: Function that is called before each estimate, with the number of estimates so far.
 
     Attributes:
         blocks: Names of the blocks that can recompute.
-        depth: Number of blocks if they are a single run of equal blocks that is long enough to be
-            folded, else 0.
+        depth: Number of blocks, if all blocks form a single run that is long enough to be folded;
+            otherwise 0.
         heads: Numbers of attention heads, by their description.
         has_tensor_plan: Whether the model has a `tp_plan`.
         estimates: Number of estimates so far.
@@ -205,7 +207,7 @@ class WorkSheets:
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
         """Return the sheet of a case for the whole model.
 
-        With `depth` it is the memory alone, of a model with that many blocks in its only run.
+        With `depth`, returns only the memory, of a model with this many blocks in its only run.
         """
         key = repr(case)
         if key not in self._lines:
@@ -216,13 +218,13 @@ class WorkSheets:
 
     def whole(self, case: Case) -> Profile:
         """Return the estimate of a whole model."""
-        # With a watcher the estimate would not simulate the allocator.
+        # With a watcher, the estimate would not simulate the allocator.
         return self._run(case, (), None)
 
     def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
         """Return the work of a sheet as the profile of one rank of a mesh.
 
-        Work in a block has the block's name instead of its module's.
+        Work inside a block gets the name of the block instead of the name of the module.
         """
         op_counts = tuple(self._op_counts(sheet))
         communication = tuple(self._communication(sheet, mesh))
@@ -297,7 +299,7 @@ class WorkSheets:
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
         steps: list[Profile] = []
         self._run(case, folds, steps.append)
-        # The first and the last block of a run each have a role of their own.
+        # The first and the last block of a run have separate roles.
         role_of_block: dict[str, Role] = {}
         for fold in self._folds:
             inner = range(fold.first + 1, fold.first + fold.length - 1)
@@ -314,9 +316,9 @@ class WorkSheets:
         """Estimate a case.
 
         Args:
-            case: What to estimate.
-            folds: The runs of blocks to shorten; `None` shortens all that are long enough.
-            watch: Called with the profile of each step.
+            case: The arguments of the estimate.
+            folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
+            watch: Function that is called with the profile of each step.
         """
         self.estimates += 1
         if self._progress is not None:
@@ -440,7 +442,7 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 
 
 def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
-    """Return the role of the block that a module is in, and the module's name inside the block."""
+    """Return the role of a module's block, and the module's name inside the block."""
     for block in ancestry(module):
         if block in roles:
             return roles[block], module[len(block) :]
@@ -450,10 +452,11 @@ def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
 def _add_memory(
     sheet: dict[SheetKey, float], timeline: Iterable[Moment], roles: Mapping[str, Role]
 ) -> None:
-    """Raise the bytes of each part of the step in a sheet to those of a timeline.
+    """Raise the bytes of each part of the step in a sheet to the bytes in a timeline.
 
-    Equal blocks run the same operators, so a block is located by its position in its role. The
-    rest of the model may run more operators in a deeper model, and is located by the block before.
+    Equal blocks run the same operators, so a moment in a block is located by the block's position
+    in its role. The rest of a deeper model may run more operators, so a moment outside is located
+    by the previous block.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

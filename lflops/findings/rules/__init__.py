@@ -1,1 +1,1 @@
-"""One file for each rule, or for a few rules that belong together."""
+"""Contains the rules: one file for each rule, or for a few rules that belong together."""

@@ -15,9 +15,9 @@ class Validation(BetweenStepsRule):
 
 
 class Inference(BetweenStepsRule):
-    """The model runs in eval mode without gradients, and no loader or hook of a validation says why.
+    """The model runs in eval mode without gradients, outside the validation of the training loop.
 
-    It is never an issue: a run may need its rollouts, evaluations or generated text.
+    It is never an issue, because a run may need rollouts, evaluations or generated text.
     """
 
     name = "inference"
@@ -53,7 +53,7 @@ class Logging(BetweenStepsRule):
 
 
 class Compilation(RunRule):
-    """torch.compile compiles again and again, step after step."""
+    """The run compiles code with torch.compile again and again, in many steps."""
 
     name = "compilation"
     threshold = Threshold(share=0.05)
@@ -66,7 +66,7 @@ class Compilation(RunRule):
 
 
 class BetweenEpochs(RunRule):
-    """The run spends time between the epochs, for example to start workers again."""
+    """The run spends time between epochs, for example to start data loader workers again."""
 
     name = "between_epochs"
     threshold = Threshold(share=0.05)

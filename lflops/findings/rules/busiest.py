@@ -1,4 +1,4 @@
-"""Where the most time is, if nothing stands out or no peak says how fast it could be."""
+"""Modules with the most time, if nothing stands out or if the peak is unknown."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,9 +9,9 @@ from lflops.findings.rules.python_code import in_brackets, modules_of
 
 
 class NoMatmuls(StepRule):
-    """A module takes time in operators that multiply no matrices, such as norms and activations.
+    """A module takes time in operators without matmuls, such as norms and activations.
 
-    It is only reported without a known peak, and never an issue.
+    It is only reported if the peak is unknown, and is never an issue.
     """
 
     name = "no_products"
@@ -35,7 +35,10 @@ class NoMatmuls(StepRule):
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:
-    """Patterns of modules that run operators of their own. Compiled modules have no such time."""
+    """Return patterns of modules that run operators of their own.
+
+    The own time of compiled modules is unknown, so they are left out.
+    """
     patterns = set()
     for name, module in step.profile.modules.items():
         runs_operators = any(module.work(phase).self_calls for phase in TIMED_PHASES)
@@ -45,7 +48,7 @@ def _patterns_with_operators(step: StepEvidence) -> set[str]:
 
 
 class BusiestModule(StepRule):
-    """The module with the most time, where nothing else is found or no peak is known."""
+    """The module with the most time, if there is no other finding or if the peak is unknown."""
 
     name = "busiest"
     sentence = "The most time is spent in {where}{class}: {cost}."
@@ -60,7 +63,7 @@ class BusiestModule(StepRule):
         if not step.busiest or (earlier and not is_peak_missing):
             return
         below_root = [modules for modules in step.busiest if modules.pattern]
-        # The root itself is another finding.
+        # The root itself has a separate finding.
         most = below_root[0] if below_root else step.busiest[0]
         found = {candidate.module for candidate in earlier}
         if not most.pattern or most.pattern not in found:

@@ -6,16 +6,16 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
 
 MANY_COLLECTIVES = 8
-"""Collectives per step that could be merged into fewer."""
+"""Smallest number of collectives per step that should be merged."""
 
 SMALL_MESSAGE_BYTES = 1 << 20
-"""The bytes up to which a collective would better be part of a larger one."""
+"""Size in bytes below which collectives should be merged."""
 
 
 class ExposedCommunication(PartRule):
-    """Ranks communicate, or wait for each other, and compute nothing during this.
+    """Ranks communicate or wait for each other, and compute nothing during this time.
 
-    It is an issue if there are at least 8 collectives per step of less than 1 MiB on average.
+    It is an issue if a step has at least 8 collectives and they have less than 1 MiB on average.
     """
 
     name = "communication"
@@ -34,7 +34,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in collectives of Lightning, such as those of `sync_dist=True`."""
+    """Ranks wait for each other in collectives of Lightning, for example of `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)
@@ -47,7 +47,7 @@ class LightningCollectives(PartRule):
 
 
 class CommunicationOfRun(UncertainRule):
-    """Ranks wait for each other, as far as the ledger of a run without a window knows."""
+    """Ranks wait for each other, in a run with a ledger but without a profiled window."""
 
     name = "communication"
     category = "training/wait"

@@ -8,9 +8,9 @@ from lflops.findings.rule import Candidate, Threshold
 class HostToDeviceCopy(PartRule):
     """The step waits while the batch is copied to the device.
 
-    On a CPU nothing is copied: the time is that of other code that prepares the batch. It is no
-    issue if the model runs more forward than it learns from, since some Trainers generate text and
-    score it there.
+    On a CPU nothing is copied. There, the time is spent in other code that prepares the batch. It
+    is not an issue if the model runs forward more often than backward uses it, because some
+    Trainers generate and score text while they prepare a batch.
     """
 
     name = "transfer"
@@ -41,7 +41,7 @@ class HostToDeviceCopy(PartRule):
 class InferenceInStep(PartRule):
     """The model is called while a batch is prepared, to generate text or to score it.
 
-    It is never an issue: the training run learns from the result.
+    It is never an issue, because the training run learns from the result.
     """
 
     name = "inference"
@@ -56,7 +56,7 @@ class InferenceInStep(PartRule):
 
 
 class ExposedCopies(PartRule):
-    """A traced device copies and computes nothing during this."""
+    """A traced device copies data and computes nothing during this time."""
 
     name = "copy"
     threshold = Threshold(share=0.10)

@@ -10,7 +10,7 @@ from lflops.ledger.account import memory_growth
 
 
 class GrowingMemory(RunRule):
-    """The process uses more main memory from one quarter of the run to the next."""
+    """The main memory of the process grows from each quarter of the run to the next."""
 
     name = "memory"
     threshold = Threshold(share=0.0)

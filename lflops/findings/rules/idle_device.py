@@ -6,14 +6,14 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""The least share of the step in which a loop that clips parameters may do the waiting."""
+"""Share of the step above which waits may come from a loop that clips parameters."""
 
 
 class IdleDevice(PartRule):
-    """A traced device computes nothing in forward and backward: the host is too slow.
+    """A traced device is idle in forward and backward, because the host is too slow.
 
-    At least 10 % of the step is an issue if the host waits for the device at least ten times per
-    step, as `.item()` does, and not for gradient clipping.
+    If the host waits for the device at least ten times per step, for example in `.item()`, 10 % of
+    the step is already an issue. Waits for gradient clipping do not count.
     """
 
     name = "idle"

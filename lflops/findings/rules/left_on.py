@@ -8,7 +8,7 @@ from lflops.profile.notes import notes_with
 
 
 class NotedSetting(StepRule):
-    """A setting of which a note of the same name exists. What it costs is unknown."""
+    """A setting that a note with the same name describes. Its cost is unknown."""
 
     threshold = Threshold(share=0.0)
 
@@ -39,7 +39,7 @@ class EvalMode(NotedSetting):
 
 
 class GraphBreaks(NotedSetting):
-    """torch.compile breaks the graph."""
+    """torch.compile splits the model's graph at unsupported code."""
 
     name = "graph_breaks"
     sentence = (
@@ -53,7 +53,7 @@ class GraphBreaks(NotedSetting):
 
 
 class FindUnusedParameters(NotedSetting):
-    """DistributedDataParallel looks for unused parameters in each step, and all are used."""
+    """DistributedDataParallel searches for unused parameters in each step, but all are used."""
 
     name = "find_unused"
     sentence = (

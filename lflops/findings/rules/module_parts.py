@@ -1,4 +1,4 @@
-"""Parts of the time of modules: the work itself, and what keeps it from running at the peak."""
+"""Parts of the time of modules: ideal compute, and the work that does not run at the peak."""
 
 from collections.abc import Iterable
 
@@ -9,20 +9,20 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
 MAIN_CLASSES = 3
-"""At most so many classes of modules are looked at to describe memory-bound work."""
+"""Maximum number of module classes that are listed for memory-bound work."""
 
 COVERED_SHARE = 2 / 3
-"""The share of memory-bound work that these classes must have together."""
+"""Smallest share of the memory-bound work that these classes must have together."""
 
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts that inefficient kernels contain if they are unknown."""
+"""Parts that are included in inefficient kernels if they are unknown."""
 
 
 class IdealCompute(PartRule):
-    """Matrix multiplication at the chip's peak: the time that the step needs in any case.
+    """The time that the step's matmuls need at the chip's peak.
 
-    It is never reported as a finding; the step breakdown shows it.
+    It is never reported as a finding, but shown in the step breakdown.
     """
 
     name = "ideal_compute"
@@ -31,7 +31,7 @@ class IdealCompute(PartRule):
 
 
 class RecomputedMatmuls(PartRule):
-    """Matrix multiplication that activation checkpointing runs again, at the chip's peak."""
+    """Matmuls that activation checkpointing runs again, at the chip's peak."""
 
     name = "recompute"
     threshold = Threshold(share=0.12)
@@ -46,7 +46,7 @@ class RecomputedMatmuls(PartRule):
 
 
 class MemoryBoundWork(PartRule):
-    """Operators that wait for memory: moving their bytes takes longer than their arithmetic."""
+    """Operators that are limited by memory: moving their bytes takes longer than their arithmetic."""
 
     name = "memory_bound"
     label = "memory-bound"
@@ -65,7 +65,7 @@ class MemoryBoundWork(PartRule):
 
 
 def _main_modules(step: StepEvidence) -> Iterable[str]:
-    """Modules of the classes that have most of the memory-bound work."""
+    """Return modules of the classes that have most of the memory-bound work."""
     if step.breakdown is None:
         return
     shares = {
@@ -88,8 +88,8 @@ def _main_modules(step: StepEvidence) -> Iterable[str]:
 class InefficientKernels(PartRule):
     """Time of modules beyond what their operators need on this chip.
 
-    Small kernels, launches and bad memory layouts take it. Where no trace of the device was
-    recorded, its idle time is part of it.
+    The causes are, for example, small kernels, launches and slow memory layouts. If the device was
+    not traced, its idle time is included.
     """
 
     name = "inefficient_kernels"
@@ -107,7 +107,7 @@ class InefficientKernels(PartRule):
 
 
 class ForwardOutsideModules(PartRule):
-    """Time of forward that is in no module of the profile."""
+    """Time of forward outside all modules of the profile."""
 
     name = "forward"
     phrase = "forward outside the layers"
@@ -115,7 +115,7 @@ class ForwardOutsideModules(PartRule):
 
 
 class BackwardOutsideModules(PartRule):
-    """Time of backward that is in no module of the profile."""
+    """Time of backward outside all modules of the profile."""
 
     name = "backward"
     phrase = "backward outside the layers"

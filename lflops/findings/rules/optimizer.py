@@ -6,29 +6,32 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.profile.profile import Work
 
 SECONDS_PER_CALL = 20e-6
-"""The most that an operator of an optimizer needs on a CPU, besides the bytes that it moves."""
+"""Upper bound of the time of an optimizer's operator call on a CPU, without moving its bytes."""
 
 SECONDS_PER_BYTE = 1 / 5e9
-"""The most that a byte needs on a CPU that an optimizer's operators move."""
+"""Upper bound of the time per byte that an optimizer's operator moves on a CPU."""
 
 SECONDS_PER_CACHED_BYTE = 1 / 20e9
-"""The same for small operators, whose tensors fit a cache."""
+"""Upper bound of the time per byte for small operators with tensors that fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
-"""The bytes that an operator moves at most if its tensors are in a cache."""
+"""Maximum bytes of an operator with tensors that count as cached."""
 
 LAUNCH_SECONDS = 0.0003
-"""How long a device waits for the launches of an optimizer that updates all parameters at once."""
+"""Time in which a device waits for the launches of an optimizer.
+
+The optimizer updates all parameters at once.
+"""
 
 SLOW_ON_DEVICE = 2.0
-"""How many times the time that its bytes need an optimizer must take on a device."""
+"""Smallest ratio of an optimizer's time on a device to the time that its bytes need."""
 
 
 class SlowOptimizer(PartRule):
-    """The optimizer takes long, and longer than its operators need.
+    """The optimizer takes much time, and more than its operators need.
 
-    On a CPU they need 20 µs per call, and 0.2 ns per byte. On a device they need as long as the
-    bytes that they move, and the optimizer is an issue if it takes twice that.
+    On a CPU, the operators need 20 µs per call and 0.2 ns per byte. On a device, they need the time
+    to move their bytes, and the optimizer is an issue if it takes twice as long.
     """
 
     name = "optimizer"
@@ -48,7 +51,7 @@ class SlowOptimizer(PartRule):
 
 
 def needed_seconds(step: StepEvidence) -> float:
-    """Seconds that the operators of the optimizer need at the most."""
+    """Upper bound of the seconds that the operators of the optimizer need."""
     work = step.root.optimizer
     run = step.profile.run
     if run.hardware is not None and run.device_type != "cpu":

@@ -7,16 +7,16 @@ from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
-"""The share of the forward matmuls that must run outside all phases to be those of a model."""
+"""Share of the forward matmuls outside all phases above which they belong to another model."""
 
 MODEL_PHASES = {"forward", "backward", "recompute"}
 
 
 class OtherWork(PartRule):
-    """The training loop spends time in no phase: its callbacks, metrics, logging, or other code.
+    """The training loop spends time outside all phases: callbacks, metrics, logging, other code.
 
-    It is no issue if matmuls run there: then another model is trained that lflops does not watch,
-    such as the discriminator of a GAN.
+    It is not an issue if matmuls run in this time. In that case, another model is trained that
+    lflops does not watch, such as the discriminator of a GAN.
     """
 
     name = "other"
@@ -46,9 +46,10 @@ class OtherWork(PartRule):
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
-    """Whether no part of the model ran in any step.
+    """Return whether no part of the model ran in any step.
 
-    A profile without counts has no calls, but its steps have a forward phase.
+    A profile without counts has no calls. In such a profile, the forward phase of the steps is
+    used.
     """
     profile = step.profile
     if "" not in profile.uncalled:
@@ -59,7 +60,10 @@ def model_was_never_called(step: StepEvidence) -> bool:
 
 
 class OtherWorkOfRun(OnceAllowedRule):
-    """Slow steps are slow outside all phases. One such step is no issue."""
+    """Slow steps spend their extra time outside all phases.
+
+    A single slow step is not an issue.
+    """
 
     name = "other"
     threshold = OtherWork.threshold
@@ -70,7 +74,7 @@ class OtherWorkOfRun(OnceAllowedRule):
 
 
 class OtherWorkWithoutWindow(UncertainRule):
-    """The training loop spends time in no phase, as far as a ledger without a window knows."""
+    """The training loop spends time outside all phases, in a run without a profiled window."""
 
     name = "other"
     category = "training/other"

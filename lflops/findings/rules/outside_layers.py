@@ -1,4 +1,4 @@
-"""Code of the model that is in none of its layers."""
+"""Code of the model outside all of its layers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,15 +10,15 @@ from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
-"""The share of the time outside the layers that Python code must take to be the reason."""
+"""Smallest share of the time outside the layers that Python code must take to be the reason."""
 
 
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
-    It is an issue if Python code takes most of it: the operators that the model calls itself, such
-    as functional pooling, need their time. It is no issue if ranks wait for each other there, as
-    DDP does before the model runs.
+    It is an issue if Python code takes most of this time. The operators that the model calls
+    itself, such as functional pooling, are not an issue. Nor is it an issue if ranks wait for each
+    other in this time, as under DDP before the model runs.
     """
 
     name = "outside"
@@ -44,7 +44,7 @@ class OutsideLayers(ModuleRule):
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
         layers = [step.profile.modules[name].forward for name in step.children[""]]
-        # Layers within a compiled model have no time.
+        # Layers inside a compiled model have no time.
         has_all_times = all(layer.seconds is not None for layer in layers if layer.calls)
         if layers and has_all_times:
             seconds = _seconds_outside(step)
@@ -85,7 +85,10 @@ def _seconds_outside(step: StepEvidence) -> float | None:
 
 
 def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
-    """Whether Python code takes most of the time: backward runs none of it."""
+    """Return whether Python code takes most of the time.
+
+    Backward runs no Python code, so backward time is not Python time.
+    """
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:
         return step.breakdown is not None
@@ -96,7 +99,7 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
 
 
 def _in_operators(step: StepEvidence) -> str:
-    """What runs outside the layers: other models, or operators of the model itself."""
+    """Describe the operators outside the layers: from other models, or from the model itself."""
     forward = step.root.forward
     if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:
         return (

@@ -9,10 +9,11 @@ from lflops.profile.notes import notes_with
 
 
 class Padding(StepRule):
-    """The model computes the padding of each batch as well.
+    """The model also computes the padding of each batch.
 
-    The cost is the share of the padding in forward and backward. It is reported if at least 30 % of
-    the positions are padding, by a mask in the batch or by equal values at the ends of its rows.
+    The cost is the share of forward and backward for padding. It is reported if at least 30 % of
+    the positions are padding. Padding is found by a mask in the batch, or by equal values at the
+    ends of rows.
     """
 
     name = "padding"

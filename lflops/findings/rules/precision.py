@@ -1,4 +1,4 @@
-"""Matrix multiplications in a wider dtype than necessary."""
+"""Matmuls in a wider dtype than necessary."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,17 +11,17 @@ from lflops.hardware.peaks import peak_of
 from lflops.profile.module_names import ancestry
 
 FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
-"""What NVIDIA's tensor cores multiply faster in."""
+"""The faster dtype for NVIDIA's tensor cores, by dtype."""
 
 FLOAT32_HALVES_FLOAT64 = 0.5
-"""The share of the time that half as many bits save at least."""
+"""Smallest share of the time that is saved with half as many bits."""
 
 
 class WideDtype(ModuleRule):
-    """A module, or the whole model, multiplies in a wider dtype than necessary.
+    """A module, or the whole model, runs matmuls in a wider dtype than necessary.
 
-    A module is compared with the others at its place. Modules without repeats, and the whole model,
-    are only reported in float64. Half of their time is the least that float32 saves.
+    A module is compared with the other repeats, such as the other blocks. Modules without repeats,
+    and the whole model, are only reported for float64. Float32 saves at least half of their time.
     """
 
     name = "dtype"
@@ -92,15 +92,15 @@ class WideDtype(ModuleRule):
 
 
 def _public_name(dtype: str) -> str:
-    """The dtype of the tensors: no tensor has the dtype TF32."""
+    """Name of the dtype of the tensors: a tensor cannot have the dtype TF32."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class UnusedTensorCores(StepRule):
-    """The model multiplies in a dtype in which the chip is slower than in a narrower one.
+    """The model runs matmuls in a dtype although the chip is faster in a narrower dtype.
 
-    It compares float32 with TF32, and TF32 with bfloat16, on NVIDIA GPUs. The saving follows from
-    the chip's peaks and the time that the matmuls need in any case.
+    On NVIDIA GPUs, float32 is compared with TF32, and TF32 with bfloat16. The saving is computed
+    from the peaks of the chip and the ideal time of the matmuls.
     """
 
     name = "tensor_cores"

@@ -1,4 +1,4 @@
-"""Modules whose time goes to Python code."""
+"""Modules that spend their time in Python code."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,18 +7,18 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
-"""What calling a module takes at the most, and calling each of the modules directly below it."""
+"""Upper bound of the time of calling a module, and of calling each of its direct submodules."""
 
 
 MOSTLY_PYTHON = 3
-"""How many times as long as its operators need a module must take for Python to be the reason."""
+"""Smallest ratio of a module's time to its operators' time, to report Python code."""
 
 
 class PythonCode(StepRule):
-    """Modules take time in forward that none of their own operators need.
+    """Modules take more time in forward than their own operators need.
 
-    Forward hooks, prints and loops in Python take it. A module with operators must take at least
-    three times as long as they need, as a trace shows.
+    The causes are, for example, forward hooks, prints and loops in Python. A module with operators
+    is only reported if a trace shows that it takes at least three times as long as they need.
     """
 
     name = "python"
@@ -47,7 +47,7 @@ class PythonCode(StepRule):
 def _seconds_of_python(
     step: StepEvidence, earlier: Sequence[Candidate]
 ) -> Iterable[tuple[str, float]]:
-    """Each module's pattern, with the seconds of its Python code."""
+    """Yield each module's pattern, with the seconds of its Python code."""
     explained = {unsupported.module for unsupported in step.profile.unsupported}
     explained |= modules_of(earlier)
     for name, module in step.profile.modules.items():
@@ -56,7 +56,7 @@ def _seconds_of_python(
             continue
         operators = step.operator_times.of({name}, {"forward"})
         if operators.names and not operators.traced:
-            # How long its operators take is unknown.
+            # The time of the module's operators is unknown.
             continue
         calling = SECONDS_PER_MODULE * (1 + len(step.children[name])) * step.contention
         usual = calling + operators.seconds
@@ -65,10 +65,10 @@ def _seconds_of_python(
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:
-    """The modules that rules about modules have found, including the root."""
+    """Return the modules that rules about modules have found, including the root."""
     return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
 
 
 def in_brackets(class_name: str) -> str:
-    """The class of a module as ` (GELU)`, or the empty string."""
+    """Format the class of a module, such as ` (GELU)`; empty without a class."""
     return f" ({class_name})" if class_name else ""

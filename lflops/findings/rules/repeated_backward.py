@@ -10,7 +10,7 @@ USUAL_RATIO = 2
 """MACs of backward per MAC of forward."""
 
 LARGE_RATIO = 2.5
-"""The least ratio at which backward runs more than once."""
+"""Smallest ratio that shows that backward runs more than once."""
 
 LARGEST_CALL = 3
 """The most MACs that a backward operator needs, per MAC of the largest forward operator.

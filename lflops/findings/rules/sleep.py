@@ -10,10 +10,10 @@ from lflops.findings.rules.python_code import modules_of
 class SleepingThread(ModuleRule):
     """The training thread uses no CPU in the forward of a module: it sleeps or waits.
 
-    A module that is slower than identical modules has a finding already.
+    If the module is slower than identical modules, another rule reports it.
 
-    It is found on a CPU and one rank, where the thread waits for nothing else: waiting for a core
-    and for a batch are subtracted.
+    This is only reported for runs on a CPU with one rank, because other runs also wait for a device
+    or for other ranks. Waits for a core and for a batch are subtracted.
     """
 
     name = "sleep"

@@ -1,4 +1,4 @@
-"""Modules that are slower than identical modules, or do more work than the others."""
+"""Modules that are slower than identical modules, or run more operators than other repeats."""
 
 from collections.abc import Iterable, Sequence
 
@@ -32,7 +32,7 @@ class SlowModule(ModuleRule):
 
 
 class MoreOperators(ModuleRule):
-    """A module takes longer than the others at its place because it runs more operators."""
+    """A module takes longer than the other repeats because it runs more operators."""
 
     name = "calls"
     threshold = Threshold(share=0.0)

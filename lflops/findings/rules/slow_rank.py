@@ -13,13 +13,16 @@ from lflops.ranks.straggler import Straggler
 from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
-"""The least cost of a rank that is reported by name, as a share of the step."""
+"""Smallest cost of a slow rank that is reported, as a share of the step."""
 
 OBSERVED_SECONDS = 5.0
-"""How long a rank on a CPU must be slow in everything: for less, the machine may be the reason."""
+"""Minimum time for which a rank on a CPU must be slow in everything.
+
+If it is slow for less time, the machine may be the reason.
+"""
 
 REASONS_BEYOND_LOAD = {"work", "chip"}
-"""Reasons for a slow rank that other programs on the machine do not cause."""
+"""Reasons for a slow rank that other programs on the machine cannot cause."""
 
 OUTSIDE_MODULES = {
     "data": "data loading",
@@ -32,15 +35,15 @@ OUTSIDE_MODULES = {
     "stage": "its pipeline stage",
     "sync": "Lightning's collectives",
 }
-"""The phases that a rank can be slow in without a module."""
+"""Phases outside modules in which a rank can be slow, with their names in sentences."""
 
 
 class SlowRank(StepRule):
-    """One rank is slower than the others, which wait for it.
+    """One rank is slower than the other ranks, and they wait for it.
 
-    On a machine with other programs it has to cost more. A rank on a CPU that is slower in
-    everything is an issue after 50 steps or five seconds: for less time, other programs may use
-    its core.
+    On a machine with other programs, the threshold is higher. If a rank on a CPU is slower in
+    everything, it is an issue after 50 steps or five seconds. During a shorter time, other programs
+    may use its core.
     """
 
     name = "rank"
@@ -86,9 +89,9 @@ class SlowRank(StepRule):
 
 
 class AlternatingStragglers(StepRule):
-    """Ranks alternate: each step waits for another rank.
+    """Ranks alternate: each step waits for a different rank.
 
-    Batches of different lengths are the usual reason.
+    The usual reason is batches with different sequence lengths.
     """
 
     name = "turns"
@@ -105,7 +108,10 @@ class AlternatingStragglers(StepRule):
 
 
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
-    """Whether a rank is slow in everything, for so few steps that other programs may cause it."""
+    """Return whether a rank is slow in everything, but in too few steps to be certain.
+
+    During few steps, other programs may be the cause.
+    """
     if step.profile.run.device_type != "cpu":
         return False
     if row.phase != "all" or row.cause is not None:
@@ -124,7 +130,7 @@ def _why(worst: Straggler, profile: Profile) -> str:
 
 
 def place_of(module: str, phase: str) -> str:
-    """A module and a phase as text, or the name of a phase outside modules."""
+    """Format a module and a phase, or the name of a phase outside modules."""
     if not module and phase in OUTSIDE_MODULES:
         return OUTSIDE_MODULES[phase]
     if phase == "wait":
@@ -134,7 +140,7 @@ def place_of(module: str, phase: str) -> str:
 
 
 def place_of_rank(row: Straggler) -> str:
-    """The place in which a rank is slow, as text."""
+    """Format the place in which a rank is slow."""
     if row.phase == "all":
         return "no single place" if row.cause == "preempted" else "everything"
     if row.is_whole_phase:
@@ -143,7 +149,7 @@ def place_of_rank(row: Straggler) -> str:
 
 
 def hosts_by_rank(profile: Profile) -> dict[int, str]:
-    """The host of each rank as ` on node7`. Empty if all ranks are on one host."""
+    """Format the host of each rank, such as ` on node7`. Empty if all ranks are on one host."""
     hosts = {rank.rank: rank.host for rank in profile.ranks if rank.host}
     if len(set(hosts.values())) <= 1:
         return {}
@@ -151,7 +157,7 @@ def hosts_by_rank(profile: Profile) -> dict[int, str]:
 
 
 def reason_of(row: Straggler, profile: Profile) -> str:
-    """The known reason for a slow rank, as a clause."""
+    """Format the known reason for a slow rank as a clause."""
     if row.cause == "chip":
         chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
         slow_chip = chips.pop(row.slow_rank)
@@ -170,7 +176,8 @@ def without_rank_costs(
 ) -> list[Candidate]:
     """Subtract the cost of slow ranks from the candidates that contain it.
 
-    It is in the part of the step that the rank is slow in, and otherwise in the waiting for it.
+    On the slow rank, the cost is in the part of the step in which the rank is slow. On other ranks,
+    it is in the waiting time.
     """
     remaining = list(candidates)
     for slow_rank in slow_ranks:
@@ -185,7 +192,7 @@ def without_rank_costs(
 
 
 def _part_of(slow_rank: Candidate) -> str:
-    """The part of the step that a rank is slow in."""
+    """Name of the part of the step in which a rank is slow."""
     phase = step_phase(slow_rank.phase)
     if phase not in PASSES:
         return phase

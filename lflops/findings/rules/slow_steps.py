@@ -1,13 +1,14 @@
-"""Steps that are slow now and then, by the cause that the ledger knows."""
+"""Occasional slow steps, by the cause in the ledger."""
 
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, RunRule
 
 
 class GarbageCollection(OnceAllowedRule):
-    """Python's garbage collector looks at all objects, again and again.
+    """Python's garbage collector scans all objects again and again.
 
-    One such step is no issue. It takes longer if other programs use the machine.
+    A single such step is not an issue. The threshold rises if other programs use the machine,
+    because they slow down the collector.
     """
 
     name = "gc"
@@ -24,7 +25,8 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    It is never an issue of the training run. With much of it, no other issue can be excluded.
+    It is never an issue of the training run. But if this takes much time, other issues cannot be
+    excluded.
     """
 
     name = "not_scheduled"
@@ -80,7 +82,10 @@ class LargerBatches(RunRule):
 
 
 class UnexplainedSlowSteps(OnceAllowedRule):
-    """Steps are slow now and then, and the ledger does not know why. One such step is no issue."""
+    """Some steps are slow, and the ledger has no cause for them.
+
+    A single such step is not an issue.
+    """
 
     name = "unknown"
     threshold = Threshold(share=0.05)

@@ -1,4 +1,4 @@
-"""Threads that take turns on the cores."""
+"""Threads that compete for the cores."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,11 +8,11 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.steps import Step, is_disturbed
 
 FEWEST_STEPS = 3
-"""Module-timing steps that are needed to tell what other threads do."""
+"""Minimum number of module-timing steps to judge the activity of other threads."""
 
 
 class TooManyThreads(StepRule):
-    """Torch computes with more threads than there are cores, which makes all times longer."""
+    """Torch computes with more threads than there are cores, and this makes all times longer."""
 
     name = "threads"
     threshold = Threshold(share=0.0)
@@ -33,9 +33,9 @@ class TooManyThreads(StepRule):
 
 
 class ComputingThread(StepRule):
-    """Another Python thread of the process computes, and the training thread waits during this.
+    """Another Python thread of the process computes, and the training thread waits for it.
 
-    It can only be found if torch itself computes with one thread.
+    This can only be found if torch itself computes with one thread.
     """
 
     name = "thread"
@@ -57,7 +57,7 @@ class ComputingThread(StepRule):
 
 
 def _share_of_other_threads(step: Step) -> float | None:
-    """The share of a module-timing step in which only other threads of the process computed."""
+    """Share of a module-timing step in which only other threads of the process computed."""
     if step.kind != "module_timing" or is_disturbed(step.marks):
         return None
     if not step.seconds or step.thread_cpu is None:

@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.profile import ModuleProfile
 
 MOSTLY_FROZEN_SHARE = 0.5
-"""The least share of the forward matmuls in frozen layers that is reported."""
+"""Smallest share of the forward matmuls in frozen layers that is reported."""
 
 
 class FrozenLayers(StepRule):
@@ -39,7 +39,7 @@ class FrozenLayers(StepRule):
 
 
 class UnusedLayer(StepRule):
-    """A trainable layer runs forward, and no gradient comes back: nothing uses its output."""
+    """A trainable layer runs in forward but gets no gradient, because nothing uses its output."""
 
     name = "unused"
     threshold = Threshold(share=0.05)
@@ -62,7 +62,7 @@ class UnusedLayer(StepRule):
 
 
 def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
-    """Modules in which backward multiplies nothing."""
+    """Return the modules without matmuls in backward."""
     return {
         name: module for name, module in step.profile.modules.items() if not module.backward.macs
     }

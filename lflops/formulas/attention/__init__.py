@@ -1,4 +1,5 @@
-"""Attention in one kernel.
+"""Formulas for attention in one kernel.
 
-Of [batch, heads, length, width], of packed sequences of several lengths, and whole encoder layers.
+They cover tensors of shape [batch, heads, length, width], packed sequences of different lengths,
+and whole encoder layers.
 """

@@ -1,12 +1,14 @@
-"""Fused attention: dense, packed, and inside layers that run as one kernel in inference.
+"""Formulas for fused attention: dense, packed, and inside layers that run as one kernel.
 
-The counted work is the full square of scores, as is common; the executed work is what a causal mask
-or a window leaves of it. A fused backward pass multiplies queries and keys again, because forward
-does not keep the scores: that product is recomputation. The softmax follows the convention.
+The counted work is the full square of scores, as in most tools. The executed work is the part that
+a causal mask or a window does not skip. A fused backward pass multiplies queries and keys again,
+because forward does not keep the scores. This product counts as recomputation. The softmax follows
+the convention.
 
-Packed sequences, [tokens, heads, width], have one square each. A tensor such as `cu_seqlens_q` says
-where they begin, and the formulas read its numbers. If only its shape is known, the sequences are
-assumed to be as unequal as possible, which gives the largest sum of squares.
+Packed sequences, [tokens, heads, width], have a separate square for each sequence. A tensor such as
+`cu_seqlens_q` has the positions where sequences begin, and the formulas read its values. If only
+its shape is known, the sequences are assumed to be as unequal as possible, which gives the largest
+sum of squares.
 """
 
 import functools
@@ -49,7 +51,7 @@ class Window(NamedTuple):
     def of(
         cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
     ) -> "Window":
-        """The window of a kernel's arguments, in which a negative number stands for all keys."""
+        """Make the window from a kernel's arguments; a negative number means all keys."""
         if causal:
             after = 0
         return cls(_side(before), _side(after), from_last)
@@ -69,9 +71,9 @@ class Mask(IntEnum):
 
     Attributes:
         NONE: A query sees all keys.
-        FROM_FIRST: A query sees the keys up to its position, counted from the first key.
-        FROM_LAST: A query sees the keys up to its position, where the last query is at the last
+        FROM_FIRST: A query sees the keys up to its position, if the first query is at the first
             key.
+        FROM_LAST: A query sees the keys up to its position, if the last query is at the last key.
     """
 
     NONE = 0
@@ -79,7 +81,7 @@ class Mask(IntEnum):
     FROM_LAST = 2
 
     def window(self, before: int | None = None) -> Window:
-        """The mask as a window, optionally with a limited number of keys before the position."""
+        """Convert the mask to a window, optionally with a limited number of earlier keys."""
         causal = self is not Mask.NONE
         return Window.of(before, None, causal=causal, from_last=self is Mask.FROM_LAST)
 
@@ -90,7 +92,7 @@ class Sequences(NamedTuple):
     Attributes:
         queries: The number of queries of each sequence.
         keys: The number of keys of each sequence.
-        known: Whether the lengths are known. Otherwise, they are the lengths that cost the most.
+        known: Whether the lengths are known. If not, they are the lengths with the highest cost.
     """
 
     queries: Sequence[int]
@@ -104,7 +106,7 @@ class Scores(NamedTuple):
     Attributes:
         all: The scores of the full squares.
         seen: The scores inside the window.
-        known: Whether the lengths are known. Otherwise, the numbers are upper bounds.
+        known: Whether the lengths are known. If not, the numbers are upper bounds.
     """
 
     all: int
@@ -117,10 +119,10 @@ class Packing(NamedTuple):
 
     Attributes:
         queries: Offsets at which the sequences begin among the queries, and the end of the last
-            one.
-        keys: The same among the keys.
-        longest_query: At least the number of queries of the longest sequence.
-        longest_key: At least the number of keys of the longest sequence.
+            sequence.
+        keys: Offsets at which the sequences begin among the keys, and the end of the last one.
+        longest_query: An upper bound of the number of queries of the longest sequence.
+        longest_key: An upper bound of the number of keys of the longest sequence.
         used_keys: The number of keys that each sequence uses.
         pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
         used_queries: The number of queries that each sequence uses.
@@ -136,16 +138,17 @@ class Packing(NamedTuple):
 
 
 class _Lengths(NamedTuple):
-    """Lengths of sequences, and whether they are known or the ones that cost the most."""
+    """Lengths of sequences, either known or the lengths with the highest cost."""
 
     lengths: Sequence[int]
     known: bool = True
 
 
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
-    """The lengths of sequences.
+    """Return the lengths of the sequences.
 
-    Packed tensors are [tokens, heads, width], others [batch, length, heads, width].
+    Packed tensors have the shape [tokens, heads, width], other tensors [batch, length, heads,
+    width].
     """
     queries = _lengths(query, packing.queries, packing.longest_query)
     queries = _used(queries, packing.used_queries)
@@ -178,7 +181,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """The lengths of the parts of sequences that are used."""
+    """Limit the lengths of sequences to the parts that are used."""
     if used is None:
         return present
     if not isinstance(used, Values):
@@ -188,7 +191,7 @@ def _used(present: _Lengths, used: Known) -> _Lengths:
 
 
 def _paged_lengths(key: Shape, pages: Shape, packing: Packing) -> _Lengths:
-    """The numbers of keys in pages, [pages, page size, heads, width]."""
+    """Return the numbers of keys in pages, [pages, page size, heads, width]."""
     if isinstance(packing.used_keys, Values):
         return _Lengths(packing.used_keys)
     count, pages_per_sequence = pages
@@ -198,12 +201,12 @@ def _paged_lengths(key: Shape, pages: Shape, packing: Packing) -> _Lengths:
 
 
 def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """The scores of all heads over all sequences.
+    """Count the scores of all heads over all sequences.
 
     Raises:
         ValueError: The number of sequences differs between queries and keys.
     """
-    # The lengths that cost the most may be fewer on one side.
+    # If the lengths are unknown, the assumed lengths of queries and keys may differ in number.
     pairs = list(zip(lengths.queries, lengths.keys, strict=lengths.known))
     whole = 0
     seen = 0
@@ -214,19 +217,19 @@ def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
 
 
 def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
-    """The scores of [batch, heads, length, width]."""
+    """Count the scores of dense tensors, [batch, heads, length, width]."""
     batch, heads = query[:2]
     lengths = Sequences([query[-2]] * batch, [key[-2]] * batch)
     return scores_of(lengths, heads, window)
 
 
 def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
-    """The scores of a kernel whose heads are the second last dimension."""
+    """Count the scores of a kernel with heads in the second last dimension."""
     return scores_of(sequences(query, key, packing), query[-2], window)
 
 
 def keys_seen(queries: int, keys: int, window: Window) -> int:
-    """The number of pairs of a query and a key inside the window."""
+    """Count the pairs of a query and a key inside the window."""
     position = keys - queries if window.from_last else 0
     last = keys
     if window.after is not None:
@@ -242,15 +245,15 @@ def keys_seen(queries: int, keys: int, window: Window) -> int:
 
 
 def _pairs_up_to(distance: int, queries: int, keys: int) -> int:
-    """The pairs of query i and key j where j - i is at most the distance.
+    """Count the pairs of query i and key j with j - i up to a distance.
 
-    Each query has one more key than the query before it.
+    Each query has one more key than the previous query.
     """
     return _staircase(distance + queries, keys) - _staircase(distance, keys)
 
 
 def _staircase(steps: int, top: int) -> int:
-    """The sum 1 + 2 + … over a number of steps, where no term exceeds `top`."""
+    """Return the sum 1 + 2 + … with this number of terms, where no term exceeds `top`."""
     if steps <= 0:
         return 0
     rising = min(steps, top)
@@ -258,7 +261,7 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Q x K for each score, then P x V."""
+    """Cost of Q x K for each score, then P x V."""
     macs_per_score = width + value_width
     return Cost(
         macs=scores.all * macs_per_score,
@@ -269,7 +272,10 @@ def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """The gradients of V, P, Q and K: one product each. Q x K is recomputed."""
+    """Cost of the gradients of V, P, Q and K: one product for each.
+
+    Q x K is recomputed.
+    """
     macs_per_score = 2 * (width + value_width)
     recompute = Cost(
         macs=scores.all * width,
@@ -299,17 +305,17 @@ def attention_formula(
 ) -> Callable[[_ScoresOf], _ScoresOf]:
     """Register formulas for a fused attention and its gradients, from its number of scores.
 
-    The decorated function receives the shapes of queries, keys and values first. Their last
-    dimensions are the widths. Several names in one string are separated by spaces.
+    The decorated function receives the shapes of queries, keys and values first. The last
+    dimensions of these shapes are the widths. Several names in one string are separated by spaces.
 
     Args:
         operators: The forward operators, as in `formula`.
         backward: The operators of the gradients.
         leading: The arguments that come first in backward.
         writes_first: A forward operator that writes into its first argument, as in `formula`.
-        reads: The arguments whose numbers are read, as in `formula`.
-        forward_only: Keyword arguments that backward lacks.
-        backward_only: Keyword arguments that forward lacks.
+        reads: Names of the arguments with values that are read, as in `formula`.
+        forward_only: Keyword arguments that backward does not have.
+        backward_only: Keyword arguments that forward does not have.
     """
     both_read = [name for name in reads.split() if name not in forward_only.split()]
 
@@ -354,7 +360,10 @@ def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """The kernels of `scaled_dot_product_attention` that align a causal mask at the first key."""
+    """Count the scores of torch's other kernels for dense attention.
+
+    If the mask is causal, the first query is at the first key.
+    """
     return dense(query, key, _causal_window(from_last=False, is_causal=is_causal))
 
 
@@ -362,7 +371,10 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
     "_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward"
 )
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """The kernel of `scaled_dot_product_attention` that aligns a causal mask at the last key."""
+    """Count the scores of torch's flash kernel.
+
+    If the mask is causal, the last query is at the last key.
+    """
     return dense(query, key, _causal_window(from_last=True, is_causal=is_causal))
 
 
@@ -370,7 +382,7 @@ def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causa
 def native_attention(
     query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape
 ) -> Cost:
-    """Projections of queries, keys and values, attention, and an output projection, with biases."""
+    """Cost of projections of queries, keys and values, attention, and an output projection."""
     queries = prod(query[:-1])
     keys = prod(key[:-1])
     # Queries and outputs, keys and values.
@@ -392,7 +404,7 @@ def _by_head(x: Shape, heads: int) -> Shape:
 def encoder_layer(
     src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
 ) -> Cost:
-    """Attention, a perceptron of two layers, two normalisations and two residual additions."""
+    """Cost of attention, a perceptron of two layers, two normalisations and two residual additions."""
     tokens = prod(src[:-1])
     width = embed_dim
     hidden = ffn_weight_1[0]
@@ -431,7 +443,7 @@ def flash(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Flash attention. It supports windows, partly used keys, and keys in pages."""
+    """Count the scores of flash attention, with windows, partly used keys, and keys in pages."""
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
     return kernel_scores(query, key, packing, window)
@@ -458,7 +470,7 @@ def varlen(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """`torch.nn.attention.varlen.varlen_attn`."""
+    """Count the scores of `torch.nn.attention.varlen.varlen_attn`."""
     before, after = window_size or (-1, -1)
     packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(before, after, causal=is_causal, from_last=True)
@@ -484,7 +496,10 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Memory-efficient attention. Packed sequences are [1, tokens, heads, width]."""
+    """Count the scores of memory-efficient attention.
+
+    Packed sequences have the shape [1, tokens, heads, width].
+    """
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlen_k)
     if cu_seqlens_q is not None:
         query = query[1:]
@@ -493,7 +508,10 @@ def efficient(
 
 
 def efficient_window(mask_type: int, window_size: int | None) -> Window:
-    """The window of memory-efficient attention. Its size includes the query's position."""
+    """Return the window of memory-efficient attention.
+
+    The size of its window includes the position of the query.
+    """
     before = window_size - 1 if window_size else None
     return Mask(mask_type).window(before)
 
@@ -512,7 +530,7 @@ def cudnn(
     max_k: int,
     is_causal: bool = False,
 ) -> Scores:
-    """Attention in cuDNN, of [batch, heads, length, width] or of packed sequences."""
+    """Count the scores of cuDNN's attention, for [batch, heads, length, width] or packed sequences."""
     window = _causal_window(from_last=False, is_causal=is_causal)
     if cum_seq_q is None:
         return dense(query, key, window)

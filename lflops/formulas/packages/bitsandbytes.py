@@ -1,4 +1,4 @@
-"""bitsandbytes: products with 4-bit and 8-bit weights, quantization, and 8-bit optimizers."""
+"""Formulas for bitsandbytes: matmuls with 4-bit and 8-bit weights, quantization, 8-bit optimizers."""
 
 from math import prod
 
@@ -14,27 +14,27 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations per element of an optimizer's update, the same as operator by operator.
+"""Operations per element of an optimizer's update, the same as without fusion.
 
-Weight decay costs one more.
+Weight decay costs one more operation.
 """
 
 
 def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
-    """A product whose result is scaled by rows and by columns, with an optional bias."""
+    """Cost of a product with a result that is scaled by rows and columns, with an optional bias."""
     operations = 2 + (bias is not None)
     return Cost(product, other_flops=operations * result_size)
 
 
 @formula("bitsandbytes::int8_linear_matmul")
 def int8_product(a: Shape, b: Shape) -> int:
-    """[..., k] x [n, k]."""
+    """MACs of [..., k] x [n, k]."""
     return prod(a) * b[0]
 
 
 @formula("bitsandbytes::int8_scaled_mm")
 def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cost:
-    """`int8_linear_matmul`, scaled by rows and by columns."""
+    """Cost of `int8_linear_matmul`, with a result that is scaled by rows and columns."""
     rows = prod(a[:-1])
     columns = b[0]
     return _scaled(int8_product(a, b), rows * columns, bias)
@@ -44,7 +44,7 @@ def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cos
 def int8_mixed_product(
     a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None
 ) -> Cost:
-    """`int8_scaled_mm`, plus a product of the columns whose values are too large for 8 bits."""
+    """Cost of `int8_scaled_mm`, plus a product of the columns with values too large for 8 bits."""
     result_size = prod(ca[:-1]) * cb[0]
     inner = ca[-1]
     scaled = _scaled(result_size * inner, result_size, bias)
@@ -61,39 +61,42 @@ def int8_mixed_product(
 
 @formula("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit")
 def four_bit_product(a: Shape, b: Shape, weight: Shape) -> int:
-    """[..., k] x [n, k]. Packing hides the shape of `b`."""
+    """MACs of [..., k] x [n, k].
+
+    Packing hides the shape of `b`.
+    """
     return prod(a) * weight[0]
 
 
 @formula("bitsandbytes::dequantize_4bit")
 def dequantize_four_bits(a: Shape, *, shape: Shape) -> Cost:
-    """A scale per element."""
+    """Cost of one multiplication by a scale per element."""
     return Cost(other_flops=prod(shape))
 
 
-# A scale.
+# One multiplication by a scale per element.
 formula("bitsandbytes::dequantize_blockwise", "bitsandbytes::int8_vectorwise_dequant")(
     per_element(1)
 )
-# The maximum of a block, and a scale.
+# The maximum of a block, and a multiplication by a scale.
 formula(
     "bitsandbytes::quantize_4bit",
     "bitsandbytes::quantize_blockwise",
     "bitsandbytes::int8_vectorwise_quant",
 )(per_element(2))
-# A maximum and a scale by rows, and by columns.
+# A maximum and a scale by rows, and the same by columns.
 formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 
 @formula("bitsandbytes::int8_mm_dequant")
 def dequantize_product(a: Shape, *, bias: Shape | None = None) -> Cost:
-    """A scale by rows and one by columns, with an optional bias."""
+    """Cost of a scale by rows and a scale by columns, with an optional bias."""
     return _scaled(0, prod(a), bias)
 
 
 @formula("bitsandbytes::optimizer_update_32bit")
 def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
-    """The operations of the same update done operator by operator."""
+    """Cost of an optimizer's update, with the same operations as without fusion."""
     operations = UPDATES[optimizer_name] + bool(weight_decay)
     return Cost(other_flops=operations * prod(g))
 
@@ -102,7 +105,7 @@ def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
 def eight_bit_update(
     optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
 ) -> Cost:
-    """`optimizer_update_32bit`, where each state is dequantized (1) and quantized (2)."""
+    """Cost of `optimizer_update_32bit`, plus dequantizing (1) and quantizing (2) each state."""
     states = 1 + (state2 is not None)
     operations = UPDATES[optimizer_name] + bool(weight_decay) + 3 * states
     return Cost(other_flops=operations * prod(g))

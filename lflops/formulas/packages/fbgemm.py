@@ -1,6 +1,6 @@
-"""FBGEMM: jagged tensors, and embedding bags over several tables.
+"""Formulas for FBGEMM: jagged tensors, and embedding bags over several tables.
 
-A jagged tensor stores sequences of different lengths end to end.
+A jagged tensor stores sequences of different lengths one after the other.
 """
 
 from itertools import pairwise
@@ -9,13 +9,13 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
-"""Where sequences begin: the numbers, or the shape of the tensor if they are unknown."""
+"""Positions at which sequences begin: the values, or the shape of the tensor if unknown."""
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
-    """The rows that a kernel uses: at most `longest` of each sequence.
+    """Count the rows that a kernel uses: at most `longest` of each sequence.
 
-    If the lengths are unknown, all rows.
+    If the lengths are unknown, returns the number of all rows.
     """
     if not isinstance(offsets, Values):
         return values[0]
@@ -30,7 +30,7 @@ def jagged_by_dense(
     y: Shape,
     max_L: int,  # noqa: N803 - FBGEMM's name
 ) -> Cost:
-    """[rows, k] of each sequence by its own [k, n]."""
+    """Cost of the product of [rows, k] of each sequence with the [k, n] of this sequence."""
     _, k, n = y
     rows = _rows(x, x_offsets, max_L)
     return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))
@@ -38,7 +38,7 @@ def jagged_by_dense(
 
 @formula("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward", reads="x_offsets")
 def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> Cost:  # noqa: N803
-    """[k, rows] x [rows, n] of each sequence."""
+    """Cost of [k, rows] x [rows, n] for each sequence."""
     k = x[-1]
     n = y[-1]
     rows = _rows(x, x_offsets, max_L)
@@ -49,13 +49,13 @@ def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> C
     "fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward"
 )
 def vectors_by_jagged(v: Shape, a: Shape) -> int:
-    """The rows of each sequence, weighted by a vector for each head."""
+    """MACs of weighting the rows of each sequence with a vector for each head."""
     return prod(a)
 
 
 @formula("fbgemm::batched_dense_vec_jagged_2d_mul_backward")
 def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
-    """The gradients of both."""
+    """MACs of the gradients of both operands."""
     return 2 * prod(a)
 
 
@@ -84,7 +84,7 @@ formula(
 
 @formula("fbgemm::jagged_dense_elementwise_add")
 def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
-    """One operation per element of the dense tensor."""
+    """Cost of one operation per element of the dense tensor."""
     return Cost(other_flops=prod(y))
 
 
@@ -99,7 +99,7 @@ def embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """One addition per element of the gathered rows.
+    """Cost of one addition per element of the gathered rows.
 
     This is an upper bound if the tables have different widths, because the number of rows from each
     table is unknown.
@@ -117,6 +117,9 @@ def weighted_embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """A multiplication by the row's weight and an addition per element of the gathered rows."""
+    """Cost of a multiplication and an addition per element of the gathered rows.
+
+    The multiplication is by the weight of the row.
+    """
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -1,4 +1,4 @@
-"""flash-attn 2 and 3: dense sequences, packed sequences, and queries against a cache of keys."""
+"""Formulas for flash-attn 2 and 3: dense and packed sequences, and queries against cached keys."""
 
 from lflops.formulas.attention.fused import (
     Known,
@@ -20,7 +20,7 @@ def _window(before: int, after: int, *, causal: bool) -> Window:
 def dense_sequences(
     q: Shape, k: Shape, v: Shape, *, causal: bool, window_size_left: int, window_size_right: int
 ) -> Scores:
-    """Sequences of the same length."""
+    """Count the scores of sequences with the same length."""
     window = _window(window_size_left, window_size_right, causal=causal)
     return kernel_scores(q, k, Packing(), window)
 
@@ -46,7 +46,7 @@ def packed_sequences(
     block_table: Shape | None = None,
     seqused_k: Known = None,
 ) -> Scores:
-    """Packed sequences."""
+    """Count the scores of packed sequences."""
     packing = Packing(
         queries=cu_seqlens_q,
         keys=cu_seqlens_k,
@@ -79,7 +79,7 @@ def with_cache(
     window_size_left: int,
     window_size_right: int,
 ) -> Cost:
-    """Queries against the keys in a cache and against new keys."""
+    """Cost of queries against the keys in a cache and against new keys."""
     new_keys = 0 if k is None else k[1]
     packing = Packing(used_keys=_plus(cache_seqlens, new_keys), pages=block_table)
     window = _window(window_size_left, window_size_right, causal=causal)
@@ -118,9 +118,9 @@ def version_3(
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> Scores:
-    """Everything in one function: dense, packed, cached and paged sequences.
+    """Count the scores of dense, packed, cached and paged sequences, which share one function.
 
-    The mask is `causal` in the Python forward operator, and `is_causal` in the others.
+    The mask is `causal` in the Python forward operator, and `is_causal` in all other operators.
     """
     new_keys = 0
     if k_new is not None and len(k_new) == 4:

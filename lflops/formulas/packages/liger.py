@@ -1,6 +1,6 @@
-"""Liger: Triton kernels inside autograd functions.
+"""Formulas for Liger: Triton kernels inside autograd functions.
 
-Products that Liger computes with torch's operators are counted as operators, not here.
+Matmuls that Liger computes with torch's operators are counted as operators, not here.
 """
 
 from math import prod
@@ -15,7 +15,7 @@ LOSS_AND_GRADIENT = 5 + 4
 
 @function_formula(f"{OPS}fused_linear_cross_entropy:fused_linear_cross_entropy_forward")
 def head_and_loss(x: Shape, weight: Shape) -> Cost:
-    """The loss of the logits, which are [tokens, width] x [words, width], chunk by chunk."""
+    """Cost of the logits, [tokens, width] x [words, width], and their loss, chunk by chunk."""
     tokens = prod(x[:-1])
     words = weight[0]
     return Cost(other_flops=tokens * words * LOSS_AND_GRADIENT)
@@ -25,7 +25,7 @@ def head_and_loss(x: Shape, weight: Shape) -> Cost:
 def head_and_loss_backward(
     grad: Shape, grad_input: Shape, grad_weight: Shape | None, grad_bias: Shape | None = None
 ) -> Cost:
-    """The gradients that forward computed, multiplied by the gradient of the loss."""
+    """Cost of multiplying the gradients that forward computed by the gradient of the loss."""
     elements = 0
     for gradient in (grad_input, grad_weight, grad_bias):
         if gradient is not None:
@@ -35,20 +35,20 @@ def head_and_loss_backward(
 
 @function_formula(f"{OPS}rope:rope_forward", f"{OPS}rope:rope_backward")
 def rotary(q: Shape, k: Shape) -> Cost:
-    """Two multiplications and an addition per element."""
+    """Cost of two multiplications and an addition per element."""
     return Cost(other_flops=3 * (prod(q) + prod(k)))
 
 
 _PER_ELEMENT = {
     "cross_entropy:cross_entropy_forward": LOSS_AND_GRADIENT,
-    # The gradient that forward computed, multiplied by the gradient of the loss.
+    # The gradient that forward computed is multiplied by the gradient of the loss.
     "cross_entropy:cross_entropy_backward": 1,
-    # By the convention; backward is twice the forward pass.
+    # By the convention; backward costs twice as much as forward.
     "rms_norm:rms_norm_forward": 4,
     "rms_norm:rms_norm_backward": 8,
     "layer_norm:layer_norm_forward": 7,
     "layer_norm:layer_norm_backward": 14,
-    # An activation of one half, multiplied by the other half.
+    # An activation of one half is multiplied by the other half.
     "swiglu:swiglu_forward": 2,
     "swiglu:swiglu_backward": 4,
     "geglu:geglu_forward": 2,

@@ -1,12 +1,12 @@
-"""mamba-ssm and causal-conv1d: selective scans, chunked scans, and short convolutions over time.
+"""Formulas for mamba-ssm and causal-conv1d: scans, and short convolutions over time.
 
-A selective scan is a recurrence, in which each state needs the state before it: it counts as FLOPs
-and no MACs. A state costs 8 operations per step: the step size times A, its exponential, the step
-size times B times the input (2), the product with the state and a sum (2), and the product with C
-and its sum (2).
+A selective scan is a recurrence: each state needs the previous state. So it counts as FLOPs and not
+as MACs. A state costs 8 operations per step: the step size times A, its exponential, the step size
+times B times the input (2), the product with the state and a sum (2), and the product with C and
+its sum (2).
 
-The chunked scan of Mamba 2 is made of matrix products, which count as MACs: between all pairs of
-steps of a chunk, and between chunks through the states.
+The chunked scan of Mamba 2 consists of matmuls, which count as MACs. They are between all pairs of
+steps of a chunk, and between chunks and states.
 """
 
 from math import prod
@@ -32,7 +32,7 @@ def selective_scan(
     delta_bias: Shape | None,
     softplus: object,
 ) -> Cost:
-    """A scan of [batch, channels, length] with A as [channels, states].
+    """Cost of a scan of [batch, channels, length] with A as [channels, states].
 
     Per element, the product with D costs 2 more operations, a gate 2, a bias 1 and a softplus 1.
     """
@@ -59,7 +59,7 @@ def selective_scan_backward(
     delta_bias: Shape | None,
     grad: Shape,
 ) -> Cost:
-    """Twice the forward pass, and the recomputed states."""
+    """Cost of twice the forward pass, and of the recomputed states."""
     states = a[-1]
     forward = selective_scan(u, delta, a, b, c, d, z, delta_bias, softplus=delta_bias)
     recompute = Cost(other_flops=prod(u) * states * STATES)
@@ -67,7 +67,7 @@ def selective_scan_backward(
 
 
 def _convolution_macs(x: Shape, weight: Shape) -> int:
-    """[batch, channels, length], each channel with its own row of [channels, width]."""
+    """MACs of [batch, channels, length], where each channel has its own row of [channels, width]."""
     return prod(x) * weight[-1]
 
 
@@ -75,7 +75,7 @@ def _convolution_macs(x: Shape, weight: Shape) -> int:
 def causal_convolution(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """A convolution of each channel, with optional bias and SiLU."""
+    """Cost of a convolution of each channel, with optional bias and SiLU."""
     operations = (bias is not None) + bool(silu_activation)
     return Cost(_convolution_macs(x, weight), other_flops=operations * prod(x))
 
@@ -84,7 +84,10 @@ def causal_convolution(
 def causal_convolution_backward(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """The gradients of the input and of the weight. The input of a SiLU is recomputed."""
+    """Cost of the gradients of the input and of the weight.
+
+    The input of a SiLU is recomputed.
+    """
     macs = _convolution_macs(x, weight)
     operations = (bias is not None) + bool(silu_activation)
     recompute = Cost(macs) if silu_activation else None
@@ -99,7 +102,7 @@ def causal_convolution_backward(
 def causal_convolution_step(
     x: Shape, state: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """The convolution of one more step."""
+    """Cost of the convolution of one additional step."""
     return causal_convolution(x, weight, bias, silu_activation=silu_activation)
 
 
@@ -114,7 +117,7 @@ def older_causal_convolution(
     last: object,
     silu: object,
 ) -> Cost:
-    """`causal_convolution` in older releases, which call it outside the dispatcher."""
+    """Cost of `causal_convolution` in older releases, which call it outside the dispatcher."""
     return causal_convolution(x, weight, bias, silu_activation=bool(silu))
 
 
@@ -122,7 +125,10 @@ def older_causal_convolution(
 def older_causal_convolution_backward(
     x: Shape, weight: Shape, bias: Shape | None, grad: Shape, *rest: object
 ) -> Cost:
-    """`causal_convolution_backward` in older releases. The last argument requests a SiLU."""
+    """Cost of `causal_convolution_backward` in older releases.
+
+    The last argument requests a SiLU.
+    """
     has_silu = bool(rest) and rest[-1] is True
     return causal_convolution_backward(x, weight, bias, silu_activation=has_silu)
 
@@ -136,7 +142,7 @@ sizes `dt` are [batch, heads, chunks, steps].
 
 
 def _pairs_by_width(x: Shape, dt: Shape) -> int:
-    """All pairs of steps of each chunk and head, times the width."""
+    """Count all pairs of steps of each chunk and head, times the width."""
     steps = dt[-1]
     width = x[-1]
     return prod(dt) * steps * width
@@ -144,7 +150,10 @@ def _pairs_by_width(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """C x B of each chunk. The last chunk is padded."""
+    """Cost of C x B for each chunk.
+
+    The last chunk is padded.
+    """
     batch, length, *groups, states = a
     chunks = -(-length // chunk_size)
     return Cost(batch * chunks * prod(groups) * chunk_size**2 * states)
@@ -152,23 +161,23 @@ def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
 
 @function_formula(f"{SSD}_bmm_chunk_bwd")
 def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
-    """The gradient of B or of C."""
+    """Cost of the gradient of B or of C."""
     states = a[-1]
     return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_fwd", again_in_backward=True)
 def chunk_state(b: Shape, x: Shape) -> Cost:
-    """X x B over each chunk, for each head."""
+    """Cost of X x B over each chunk, for each head."""
     states = b[-1]
     return Cost(prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_fwd")
 def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
-    """The pairs of a chunk by x, and C by the states.
+    """Cost of the pairs of a chunk times x, and of C times the states.
 
-    A step needs only the pairs with earlier steps and itself: (steps + 1) / 2 of `steps`.
+    A step only needs the pairs with earlier steps and with itself: (steps + 1) / 2 of `steps`.
     """
     states = c[-1]
     steps = dt[-1]
@@ -180,37 +189,37 @@ def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """C x the gradient, for the states; or the gradient x the states, for C."""
+    """Cost of C x the gradient, for the states; or of the gradient x the states, for C."""
     states = other[-1]
     return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_chunk_state_bwd_dx")
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
-    """The pairs of a chunk by the gradient, and B by the gradient of the states."""
+    """Cost of the pairs of a chunk times the gradient, and of B times the gradient of the states."""
     states = b[-1]
     return Cost(_pairs_by_width(x, dt) + prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_bwd_db")
 def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
-    """X x the gradient of the states, which is [batch, chunks, heads, width, states]."""
+    """Cost of X x the gradient of the states, [batch, chunks, heads, width, states]."""
     return Cost(prod(x) * states[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")
 def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """The gradient x X of each chunk."""
+    """Cost of the gradient x X for each chunk."""
     return Cost(_pairs_by_width(x, dt))
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """The product of `pairs_gradient`, recomputed for the gradient of the decay."""
+    """Cost of the product in `pairs_gradient`, recomputed for the gradient of the decay."""
     return Cost(recompute=Cost(_pairs_by_width(x, dt)))
 
 
-# A product and a sum.
+# One product and one sum per element.
 function_formula(f"{SSD}_chunk_cumsum_fwd", f"{SSD}_state_passing_fwd", again_in_backward=True)(
     per_element(2)
 )

@@ -1,6 +1,6 @@
-"""Fused optimizers of apex and DeepSpeed, which update lists of tensors.
+"""Formulas for fused optimizers of apex and DeepSpeed, which update lists of tensors.
 
-They count the operations of the same update done operator by operator.
+They count the same operations as an update without fusion.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,10 @@ def _at(arguments: Arguments, place: int) -> Any:
 
 
 def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
-    """A fixed number of operations, and one more if the argument with the weight decay is not 0."""
+    """Make a function that returns a number of operations.
+
+    Adds one operation if the argument with the weight decay is not 0.
+    """
 
     def operations_of(arguments: Arguments) -> int:
         has_decay = decay_at is not None and bool(_at(arguments, decay_at))
@@ -34,7 +37,10 @@ def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
 
 
 def _sgd(arguments: Arguments) -> int:
-    """The update (1), a momentum after the first step (2), Nesterov (1) and weight decay (1)."""
+    """Operations of SGD per element.
+
+    The update needs 1 operation, momentum after the first step 2, Nesterov 1 and weight decay 1.
+    """
     return sgd_operations(
         weight_decay=_at(arguments, 0),
         momentum=_at(arguments, 1),
@@ -56,7 +62,7 @@ KERNELS: dict[str, OperationsOf] = {
     "multi_tensor_scale": _with_decay(1),
     "multi_tensor_axpby": _with_decay(3),
 }
-"""By the beginning of the kernel's name."""
+"""Operations of each kernel, by the beginning of the kernel's name."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 
@@ -65,7 +71,10 @@ APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 def multi_tensor_apply(
     applier: object, kernel: Any, flag: object, tensors: Sequence[Shape], *arguments: Any
 ) -> Cost:
-    """A kernel on one tensor of each list. The first tensor is the gradient."""
+    """Cost of a kernel on one tensor of each list.
+
+    The first tensor is the gradient.
+    """
     name = str(getattr(kernel, "__name__", kernel))
     for beginning, operations_of in KERNELS.items():
         if name.startswith(beginning):
@@ -74,7 +83,7 @@ def multi_tensor_apply(
 
 
 def _cpu_step(operations: int) -> Callable[[Any], Cost]:
-    """The step of an optimizer for all parameters with a gradient.
+    """Make the formula for an optimizer's step on all parameters with a gradient.
 
     If any group has weight decay, each element costs one more operation.
     """

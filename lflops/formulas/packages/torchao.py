@@ -1,4 +1,4 @@
-"""torchao: products with quantized weights and activations.
+"""Formulas for torchao: matmuls with quantized weights and activations.
 
 Most of torchao runs ATen's operators, such as `_scaled_mm` and `_grouped_mm`.
 """
@@ -16,13 +16,16 @@ for bits in range(1, 9):
 
 @formula("torchao::mx_fp8_bf16", "torchao::blockwise_scaled_mm")
 def scaled_mm(a: Shape, b: Shape, *, out: Shape) -> Cost:
-    """[n, k] x [k, m] of 8-bit floats, scaled by blocks."""
+    """Cost of [n, k] x [k, m] of 8-bit floats, scaled by blocks."""
     return Cost(prod(a) * out[-1], other_flops=prod(out))
 
 
 @formula("torchao::rowwise_scaled_linear_sparse_cutlass_f8f8")
 def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
-    """Two of every four weights are kept. The result is scaled by rows and by columns."""
+    """Cost of a product in which two of every four weights are kept.
+
+    The result is scaled by rows and by columns.
+    """
     operations = 2 + (bias is not None)
     return Cost(prod(x) * out[-1] // 2, other_flops=operations * prod(out))
 
@@ -31,13 +34,13 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
 def quantized_attention(
     query: Shape, key: Shape, value: Shape, *, is_causal: bool = False
 ) -> Scores:
-    """Attention of quantized [batch, heads, length, width]."""
+    """Count the scores of attention with quantized [batch, heads, length, width]."""
     return scaled_dot_product(query, key, value, is_causal=is_causal)
 
 
 @formula("torchao::_scaled_embedding_bag")
 def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
-    """A scale and an addition per element of the gathered rows."""
+    """Cost of a scale and an addition per element of the gathered rows."""
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 
 

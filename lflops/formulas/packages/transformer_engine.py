@@ -1,6 +1,6 @@
-"""Transformer Engine: its functions in C++, which the dispatcher does not see.
+"""Formulas for Transformer Engine's C++ functions, which do not use the dispatcher.
 
-FP8 tensors are objects with a size.
+FP8 tensors are objects that have a size.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TEX = "transformer_engine_torch:"
 
 
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
-    """The outer and the inner length of a matrix: all leading dimensions are one side."""
+    """Return the outer and the inner length of a matrix; all leading dimensions are one side."""
     leading = prod(x[:-1])
     if last_is_inner:
         return leading, x[-1]
@@ -31,7 +31,7 @@ def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
 def _product(
     a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool, operations: int = 0
 ) -> Cost:
-    """A product, and a number of operations per element of the result.
+    """Cost of a product, and of a number of operations per element of the result.
 
     cuBLAS reads matrices by columns, so the last dimension of a transposed `a` is the inner one.
     """
@@ -53,7 +53,7 @@ def gemm(
     bias_type: object,
     gelu: bool = False,  # noqa: FBT001, FBT002
 ) -> Cost:
-    """A product of any layout, with an optional bias or its gradient, and an optional GELU."""
+    """Cost of a product in any layout, with an optional bias or its gradient, and an optional GELU."""
     operations = (bias is not None) + bool(gelu)
     return _product(a, b, transposed_a=transa, transposed_b=transb, operations=operations)
 
@@ -65,7 +65,7 @@ def grouped_gemm(
     b: Sequence[Shape],
     transb: bool,  # noqa: FBT001
 ) -> Cost:
-    """A product for each pair of matrices."""
+    """Cost of a product for each pair of matrices."""
     macs = 0
     for left, right in zip(a, b, strict=True):
         macs += _product(left, right, transposed_a=transa, transposed_b=transb).macs
@@ -74,7 +74,7 @@ def grouped_gemm(
 
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
-    """Layer normalisation, by the convention."""
+    """Cost of a layer normalisation, by the convention."""
     operations = 6 + (bias is not None)
     return Cost(other_flops=operations * prod(x))
 
@@ -86,7 +86,8 @@ _PER_ELEMENT = {
     "rmsnorm_bwd": 8,
     "rmsnorm_bwd_add": 9,
     "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
-    # An activation of one half, multiplied by the other half: 2 per element of the result.
+    # An activation of one half is multiplied by the other half: 2 operations per element of the
+    # result.
     "swiglu geglu reglu qgeglu sreglu": 1,
 }
 for functions, operations in _PER_ELEMENT.items():
@@ -101,7 +102,7 @@ for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"):
 class _AttentionArguments:
     """The arguments of fused attention, sorted by kind.
 
-    Releases differ in the order of arguments, but not in the order within these kinds.
+    The order of arguments differs between releases, but the order within each kind is the same.
 
     Attributes:
         tensors: Shapes: queries, keys, values, and others.
@@ -139,7 +140,7 @@ class _AttentionArguments:
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
-    """Scores, the width of queries and keys, and the width of values."""
+    """Return the scores, the width of queries and keys, and the width of values."""
     arguments = _AttentionArguments(given)
     query, key, value = arguments.tensors[:3]
     query_offsets, key_offsets = arguments.offsets[:2]
@@ -154,17 +155,20 @@ def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
 
 
 def _packed(shape: Shape) -> Shape:
-    """[tokens, heads, width]: all dimensions before the heads as one."""
+    """Return the shape as [tokens, heads, width]; all dimensions before the heads become one."""
     return (prod(shape[:-2]), *shape[-2:])
 
 
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
-    """Attention in any layout. The offsets define the lengths."""
+    """Cost of attention in any layout.
+
+    The offsets define the lengths.
+    """
     return attention_of_scores(*_attention(given))
 
 
 @function_formula(f"{TEX}fused_attn_bwd", reads="*")
 def fused_attention_backward(*given: Any) -> Cost:
-    """The gradients of fused attention."""
+    """Cost of the gradients of fused attention."""
     return attention_backward_of_scores(*_attention(given))

@@ -1,8 +1,8 @@
-"""xformers: flash attention under xformers' names, CUTLASS, and AMD's composable kernels (CK).
+"""Formulas for xformers: flash attention, CUTLASS, and AMD's composable kernels (CK).
 
-Its Triton kernels have no formula, and are listed as unsupported. Newer releases call ATen's
-memory-efficient attention instead of CUTLASS. Heads may be in groups: [batch, length, groups,
-heads, width].
+The Triton kernels of xformers have no formula, and are listed as unsupported. Newer releases call
+ATen's memory-efficient attention instead of CUTLASS. Heads may be in groups: [batch, length,
+groups, heads, width].
 """
 
 from math import prod
@@ -20,13 +20,16 @@ from lflops.formulas.table import Shape
 
 
 def _dense(shape: Shape) -> Shape:
-    """[batch, length, heads, width], with all dimensions of heads as one."""
+    """Return the shape as [batch, length, heads, width]; all dimensions of heads become one."""
     batch, length, *heads, width = shape
     return (batch, length, prod(heads), width)
 
 
 def _packed(shape: Shape) -> Shape:
-    """[tokens, heads, width], with all dimensions of heads as one, and without the batch of 1."""
+    """Return the shape as [tokens, heads, width], without the batch of 1.
+
+    All dimensions of heads become one.
+    """
     if len(shape) > 3:
         shape = shape[1:]
     tokens, *heads, width = shape
@@ -57,7 +60,7 @@ def flash(
     block_tables: Shape | None = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Flash attention 2 and 3."""
+    """Count the scores of flash attention 2 and 3."""
     pages = block_tables or block_table
     is_packed = cu_seqlens_q is not None and pages is None
     by_head = _packed if is_packed else _dense
@@ -90,7 +93,7 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Memory-efficient attention."""
+    """Count the scores of memory-efficient attention."""
     by_head = _dense if seqstart_q is None else _packed
     packing = Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k)
     window = efficient_window(custom_mask_type, window_size)

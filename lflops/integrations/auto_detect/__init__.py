@@ -1,4 +1,4 @@
-"""Monitoring without any change to the code, if the variable `LFLOPS` requests it.
+"""Monitor a training run without any change to its code, if `LFLOPS` requests it.
 
 Hooks of torch detect the training loop.
 """

@@ -20,7 +20,7 @@ is_compiling: Any = bool
 
 
 def settings_line() -> str | None:
-    """The settings in the variable, "" for the defaults, or `None` if lflops is not requested."""
+    """Return the settings in the variable; "" means defaults, `None` that lflops is not requested."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return None
@@ -40,7 +40,7 @@ def watch() -> None:
 
 
 def monitors() -> list[Any]:
-    """A monitor for a Trainer, if the variable requests lflops.
+    """Return a monitor for a Trainer, if the variable requests lflops.
 
     Raises:
         MisconfigurationException: The settings in the variable are wrong.
@@ -54,7 +54,10 @@ def monitors() -> list[Any]:
 
 
 def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """Handle the end of an optimizer's step. A run that is already monitored is left alone."""
+    """Handle the end of an optimizer's step.
+
+    Does nothing if the run is already monitored.
+    """
     if is_compiling():
         return
     finder: Any = sys.modules.get(FINDER)

@@ -185,15 +185,15 @@ class AutoDetectedPhases(LoopPhases):
         self._is_validating = False
         # set if the validation was detected by a fetch
         self._was_fetched = False
-        # set after the end of the training loader
+        # set after the training loader has ended
         self._is_between = False
-        # iterator of the loader that fetched last
+        # iterator of the loader that made the last fetch
         self._last: ref[Any] | None = None
-        # moment at which that loader began to fetch
+        # moment at which this fetch began
         self._begun = 0
-        # duration of the fetch; 0 if a step has ended since
+        # duration of this fetch; 0 if a step has ended since then
         self._took = 0
-        # iterator of the training loader: it had fetched last at the end of the last step
+        # iterator of the training loader, which made the last fetch before the end of the last step
         self._trains: ref[Any] | None = None
 
     def install(
@@ -327,7 +327,10 @@ class AutoDetectedPhases(LoopPhases):
                 raise
 
     def end_step(self, *, failed: bool = False) -> None:
-        """End the step. The loader that fetched last is the training loader."""
+        """End the step.
+
+        The loader that made the last fetch is the training loader.
+        """
         self._trains = self._last
         self._took = 0
         super().end_step(failed=failed)
@@ -424,13 +427,13 @@ class Finder:
         self._lock = RLock()
         # Thread of the loop. While the loop is monitored, steps in other threads are ignored.
         self._home = get_ident()
-        # the optimizer whose steps are the steps of the loop
+        # the optimizer that defines the steps of the loop
         self._optimizer: ref[Optimizer] | None = None
         self._steps_of_others = 0
         # steps before the loop is monitored
         self._steps = 0
-        # Number of runs that this process has begun if the script begins none itself. Comparing it
-        # is faster than reading `OPEN`.
+        # Number of runs that this process has begun, unless the script itself begins runs.
+        # Comparing this number is faster than reading `OPEN`.
         self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
@@ -453,7 +456,10 @@ class Finder:
                 watched.close(error or getattr(sys, "last_value", None))
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """Handle the end of an optimizer's step. A failure here only ends the monitoring."""
+        """Handle the end of an optimizer's step.
+
+        An error here only ends the monitoring.
+        """
         # The code below adds and removes hooks of the same kind as the hook that runs this method.
         # Torch fails if any hook except the last one does so.
         known = None

@@ -1,4 +1,4 @@
-"""DeepSpeed's profiler under its own names.
+"""Provide DeepSpeed's profiler under its own names.
 
-Its API, what its engine knows of a run, its config section, and its text.
+This package has its API, facts from its engine, its config section, and its text report.
 """

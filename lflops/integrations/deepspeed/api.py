@@ -1,4 +1,4 @@
-"""DeepSpeed's profiler under its names and with its arguments.
+"""Provide DeepSpeed's profiler with its names and arguments.
 
 Scripts that use DeepSpeed's profiler run after a change of the import. No function of torch is
 patched, and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's
@@ -63,7 +63,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         warm_up: The number of passes that run first and are discarded.
         as_string: Whether to return text, such as `'1.43 G'`.
         output_file: A file to write to instead of printing.
-        ignore_modules: Classes or names of modules whose self work is left out of every total.
+        ignore_modules: Classes or names of modules. Their self work is left out of every total.
         mode: `"forward"` calls the model, `"generate"` its `generate`.
 
     Returns:
@@ -117,11 +117,11 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 
 
 class FlopsProfiler:
-    """Counts and times what a model does between `start_profile` and `stop_profile`.
+    """Counts and times the work of a model between `start_profile` and `stop_profile`.
 
-    It counts and times the same pass. The time that counting takes is subtracted from the
-    latencies, and the report says how much it was. If backward and the optimizer run before the
-    stop, they are counted as well. Reading a figure or printing stops the profiler.
+    It counts and times the same pass. The time of counting is subtracted from the latencies, and
+    the report contains this time. If backward and the optimizer run before the stop, they are
+    counted as well. Reading a figure or printing stops the profiler.
 
     Args:
         model: The model.
@@ -152,7 +152,7 @@ class FlopsProfiler:
         self._finished: Profile | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Start, and discard earlier figures.
+        """Start the profiler, and discard earlier figures.
 
         `ignore_list` is `ignore_modules` of `get_model_profile`.
         """
@@ -164,7 +164,7 @@ class FlopsProfiler:
         self.started = True
 
     def stop_profile(self) -> None:
-        """Stop, and keep the figures."""
+        """Stop the profiler and keep the figures."""
         if self._running is None:
             return
         running = self._running
@@ -173,19 +173,25 @@ class FlopsProfiler:
         self._finished = running.profile
 
     def reset_profile(self) -> None:
-        """Discard the figures. If the profiler is running, it starts again."""
+        """Discard the figures.
+
+        If the profiler is running, it starts again.
+        """
         if self._running is not None:
             self.start_profile(self._ignore)
         self._finished = None
 
     def end_profile(self) -> None:
-        """Stop. Figures can still be read, because the model does not hold them."""
+        """Stop the profiler.
+
+        Figures can still be read, because the model does not hold them.
+        """
         self.stop_profile()
         self.started = False
 
     @property
     def profile(self) -> Profile:
-        """The profile, with the facts that the engine knows.
+        """The profile, with the facts from the engine.
 
         Raises:
             CountError: The profiler was not started, or no forward ran.
@@ -256,7 +262,7 @@ class FlopsProfiler:
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the module classes with the most parameters, MACs and time at each depth.
 
-        The arguments are those of `get_model_profile`.
+        The arguments are the same as in `get_model_profile`.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
         text = aggregated(self.profile, module_depth=module_depth, top_modules=top_modules)
@@ -290,14 +296,17 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
 
 
 def _positional(args: Any) -> tuple[Any, ...]:
-    """The positional arguments. Anything but a list or a tuple is one argument."""
+    """Return the positional arguments as a tuple.
+
+    A value that is not a list or a tuple is a single argument.
+    """
     if args is None:
         return ()
     return tuple(args) if isinstance(args, list | tuple) else (args,)
 
 
 def _as_tuple(modules: Any) -> tuple[Any, ...]:
-    """The ignored modules, of which there may be only one."""
+    """Return the ignored modules as a tuple; a single module may be passed alone."""
     if modules is None:
         return ()
     if isinstance(modules, str) or not isinstance(modules, Iterable):

@@ -1,4 +1,4 @@
-"""Facts that DeepSpeed's engine knows about a run: its sizes, its timers and its experts."""
+"""Read facts about a run from DeepSpeed's engine: its sizes, its timers and its experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 
-# The cost of a backward that was timed and not counted, in forwards.
+# The cost of a backward pass that was timed but not counted, as a multiple of forward.
 _BACKWARD_FORWARDS = 2.0
 # DeepSpeed's name of a group of experts, before its size.
 _EXPERT_GROUP = "ep_size_"
@@ -21,7 +21,7 @@ _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 def with_engine_facts(
     profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float
 ) -> Profile:
-    """Return the profile with the facts that DeepSpeed's engine knows."""
+    """Return the profile with the facts from DeepSpeed's engine."""
     root = profile.modules[""]
     forwards = max(root.calls, 1)
     samples = engine.train_micro_batch_size_per_gpu() * forwards

@@ -34,7 +34,7 @@ class FlopsMonitor(Base, PhaseListener):
     `log_every_n_steps` steps.
 
     If lflops fails, it logs one warning and training continues. If a file or a logger fails, lflops
-    logs one warning and continues with the others.
+    logs one warning and continues with the other files and loggers.
 
     Args:
         schedule: The steps to wait for, to warm up in, to count and to profile. Each stage counts
@@ -53,13 +53,13 @@ class FlopsMonitor(Base, PhaseListener):
         compiled: How traces divide the time of code that torch.compile generated: `"row"` shows
             each compiled module as a whole, `"modules"` divides its kernels over the modules in it,
             in forward and backward. With `"modules"`, inductor records the modules of each graph
-            that it compiles, so cached graphs compile once more. Set it from the start: graphs
-            that were compiled before have no record.
+            that it compiles, so cached graphs compile once more. Set it from the start: graphs that
+            were compiled before have no record.
         module_depth: Maximum depth in the table of classes in the detailed text; -1 is the
             innermost.
         top_modules: Number of classes that this table has for each figure.
         detailed: Log the detailed text, with lines for every module, instead of about 40 lines.
-        ignore_modules: Names or classes of modules whose own work is left out of every total.
+        ignore_modules: Names or classes of modules. Their self work is left out of every total.
         output_file: File that receives the detailed text of each window. Text that the same Trainer
             wrote there earlier is kept.
         hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
@@ -100,7 +100,7 @@ class FlopsMonitor(Base, PhaseListener):
     _phases: TrainerPhases | None = None
     # number among the monitors of the Trainer
     _number = 1
-    # Runs that continue after the current one, which was begun within them.
+    # Runs that continue after the current run, which was begun inside them.
     _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()
 
     @takes(Settings)
@@ -300,7 +300,7 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _leave(self, error: BaseException | None = None) -> None:
-        """End the run, and continue the run within which it was begun."""
+        """End the run, and continue the outer run inside which it was begun."""
         self._run.close(error)
         if self._outer:
             self._run, self._phases = self._outer[-1]
@@ -327,7 +327,7 @@ class InjectedMonitor(FlopsMonitor):
             raise MisconfigurationException(f"LFLOPS={asked!r}: {error}") from error
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Set up the run, or remove this monitor if there is another.
+        """Set up the run, or remove this monitor if there is another monitor.
 
         The callbacks of the model are known only now. If a list of callbacks was passed to an
         earlier Trainer, it may also contain the monitor of that Trainer.

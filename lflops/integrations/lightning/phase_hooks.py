@@ -36,7 +36,7 @@ SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 """Method of the training epoch loop: a broadcast before each batch in newer versions."""
 
 RUNNING = None
-"""Stands for the running stage."""
+"""Used instead of a stage to mean the running stage."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -60,7 +60,7 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     ".test_step": ("forward", "test"),
     ".predict_step": ("forward", "predict"),
     "save_checkpoint": ("checkpoint_save", RUN),
-    # no phase itself, but phases that begin within it end with it
+    # not a phase itself, but phases that begin inside it end with it
     "optimizer_step": (None, "train"),
 }
 """Phase and stage of actions of the profiler, by the end of their names."""
@@ -73,14 +73,14 @@ PROFILER_METHODS = {"start", "stop", "profile"}
 """Methods of a profiler that are wrapped or replaced."""
 
 MOST_ACTIONS = 512
-"""Maximum number of actions whose contexts are kept."""
+"""Maximum number of actions with stored contexts."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Modules of Lightning that contain the default hooks, which do nothing."""
 
 
 class PhaseListener:
-    """Base class of monitors, whose hooks report phases."""
+    """Base class of monitors with hooks that report phases."""
 
 
 class TrainerPhases(Phases):
@@ -355,7 +355,7 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Whether the action before the optimizer's step runs a hook other than a monitor's.
+    """Return whether the action before the optimizer's step runs a hook other than a monitor's.
 
     The hook of a monitor begins the optimizer phase, so its action is not a phase.
     """

@@ -7,10 +7,10 @@ from lflops.integrations.lightning.training import ProfilerBase
 
 
 class LightningProfiler(ProfilerBase):
-    """Adds a `FlopsMonitor` to its Trainer, where `profiler="simple"` would be.
+    """Adds a `FlopsMonitor` to its Trainer; use it as the argument `profiler` of the Trainer.
 
-    The report is that of the monitor: in the log, in the loggers and in files. A Trainer that has a
-    `FlopsMonitor` among its callbacks keeps it, and this profiler adds none.
+    The monitor reports to the log, to the loggers and to files. If the Trainer already has a
+    `FlopsMonitor` among its callbacks, this profiler adds no other monitor.
 
     Args:
         settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
@@ -41,7 +41,7 @@ class LightningProfiler(ProfilerBase):
             trainer.callbacks.insert(0, self.monitor)
 
     def start(self, action_name: str) -> None:
-        """Do nothing: the monitor receives the phases of the Trainer itself."""
+        """Do nothing, because the monitor receives the phases of the Trainer itself."""
 
     def stop(self, action_name: str) -> None:
         """Do nothing."""

@@ -91,7 +91,7 @@ RUNS = "lflops_runs"
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _NAMED: WeakSet[Any] = WeakSet()
-"""Trainers whose folder was logged."""
+"""Trainers for which the folder was logged."""
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
@@ -113,7 +113,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),
         precision=str(trainer.precision),
-        # If a Trainer is passed a compiled module, it keeps the original module, whose
+        # If a Trainer is passed a compiled module, it keeps the original module, and the module's
         # training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
@@ -186,7 +186,7 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 
 
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
-    """Whether the batch that ends now ends a step.
+    """Return whether the batch that ends now ends a step.
 
     In manual optimization, each batch counts as a step, since the accumulation is unknown.
     """
@@ -233,7 +233,7 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     if logger is None and not without_logger:
         return None
     if isinstance(getattr(logger, "log_dir", None), str | PathLike):
-        # For a logger that Lightning does not know, this is its save directory, or `None`.
+        # For a logger that Lightning does not support, this is its save directory, or `None`.
         folder = trainer.log_dir
         if folder is None:
             return None
@@ -259,7 +259,7 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
 
 
 def _local(trainer: Any, folder: str) -> str | None:
-    """The folder, or `None` if it is remote: files are only written to this machine."""
+    """Return the folder, or `None` if it is remote, because files are only written to this machine."""
     if "://" not in folder:
         return folder
     if trainer not in _NAMED:

@@ -1,1 +1,1 @@
-"""Custom training loops: `lflops.monitor` and the phases of such a loop."""
+"""Monitor custom training loops: `lflops.monitor` and the phases of such a loop."""

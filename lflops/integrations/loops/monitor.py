@@ -39,7 +39,7 @@ DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Wrappers under which each rank has a different batch."""
 
 _NO_BATCH: Any = object()
-"""Stands for the end of a loader."""
+"""Marks the end of a loader."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
 """Categories of the ledger that a loop names explicitly."""
@@ -152,7 +152,7 @@ class LoopMonitor:
         self._steps_done = 0
         self._knows_step = False
         self._run = NO_RUN
-        # Kept, because a process group may end before the loop.
+        # The rank is stored, because a process group may end before the loop.
         self._rank = 0
         self._world_size = 1
         self._ends = contextlib.ExitStack()
@@ -336,16 +336,16 @@ class LoopMonitor:
         return self._run.cleanup
 
     def epoch_ends(self) -> None:
-        """End an epoch: the time until the next batch is fetched is between two epochs.
+        """End an epoch: until the next batch is fetched, the time counts as between two epochs.
 
-        `data` does so at the end of the loader.
+        `data` does this at the end of the loader.
         """
         self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
         """Mark the step as disturbed, for example by a "checkpoint".
 
-        Its time then says nothing about other steps.
+        In this case, its time shows nothing about other steps.
         """
         self._run.guarded("train", lambda session: session.mark(what))
 
@@ -462,8 +462,8 @@ class LoopMonitor:
 class _Batch(tuple[LoopMonitor, Any]):
     """The context in which a batch runs: a tuple of the monitor and the batch.
 
-    It is created and entered in every step. So it is a tuple, whose creation runs no Python code,
-    and it uses private attributes of its monitor.
+    It is created and entered in every step. So it is a tuple, because the creation of a tuple runs
+    no Python code. It uses private attributes of its monitor.
     """
 
     __slots__ = ()
@@ -529,7 +529,7 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
-    """The wrapper under which an Accelerator gives each rank its own batch; empty if unknown.
+    """Return the wrapper with which an Accelerator gives each rank its own batch; empty if unknown.
 
     The transformers Trainer keeps the wrapper apart from the user's model.
     """

@@ -29,7 +29,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Stands for the running stage."""
+"""Used instead of a stage to mean the running stage."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -88,7 +88,10 @@ class LoopPhases(Phases):
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Run another stage. A step that is running continues after it."""
+        """Run another stage.
+
+        If a step is running, it continues afterwards.
+        """
         stage = self._stage
         in_step = self._in_step
         goes_on = self._goes_on

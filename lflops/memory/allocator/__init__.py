@@ -1,4 +1,4 @@
-"""Simulates torch's caching allocator for CUDA, and the memory that it reserves for requests.
+"""Simulate torch's caching allocator for CUDA, and the memory that it reserves.
 
 This package does not import torch.
 """

@@ -1,4 +1,4 @@
-"""A simulation of torch's caching allocator.
+"""Simulate torch's caching allocator.
 
 It reserves segments, splits them into blocks for requests, and joins free blocks. Pools keep free
 blocks in order.
@@ -22,13 +22,14 @@ class Block:
     """A range of memory: a whole segment, or a part of one.
 
     Attributes:
-        pool: The pool that it returns to.
-        stream: The stream that uses it.
+        pool: The pool that the block returns to.
+        stream: The stream that uses the block.
         address: Address of its first byte.
         size: Size in bytes.
-        mapped: Whether its addresses have memory. Only expandable segments have unmapped blocks.
+        mapped: Whether the addresses of the block have memory. Only expandable segments have
+            unmapped blocks.
         expandable: Whether its segment is expandable.
-        allocated: Whether a request uses it.
+        allocated: Whether a request uses the block.
         requested: Bytes that were requested; 0 while it is free.
         inserted: Number of searches in the pool when it became free. Its age counts from there.
         previous: The block before it in its segment.
@@ -78,7 +79,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Return whether the block is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     def cut(self, size: int, *, mapped: bool) -> "Block":
@@ -367,7 +368,10 @@ class Allocator:
         return Block(pool, stream, self._next_address - segment, segment)
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages at the lowest addresses with enough room; `None` if the memory is exhausted."""
+        """Map pages at the lowest addresses with enough room.
+
+        Returns `None` if the memory of the device is used up.
+        """
         block = self._expandable(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -420,7 +424,7 @@ class Allocator:
         return True
 
     def _collect(self) -> None:
-        """Release free segments whose age is at least their mean age.
+        """Release free segments that are at least as old as their mean age.
 
         This repeats until the reserved bytes do not exceed the threshold.
         """

@@ -80,7 +80,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: The kind of cause.
-        bytes: The memory that would be free without the cause.
+        bytes: Bytes that would be free without the cause.
         count: Number of passes, tensors or pieces.
         line: The line of code that allocated most of it; empty if unknown.
     """
@@ -177,7 +177,7 @@ def _elsewhere(case: _Case) -> Cause | None:
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """Find unused memory that is enough for the request, but not in one piece."""
+    """Find unused memory that is large enough for the request, but not in one piece."""
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
@@ -634,7 +634,7 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
         reserved_bytes: Bytes that were reserved, before and after.
         ran_out: Whether memory ran out, before and after.
         by_category: Bytes by category, before and after.
-        holders: Lines of code whose bytes differ, the largest change first.
+        holders: Lines of code with different bytes, the largest change first.
     """
 
     requested_bytes: tuple[int, int]

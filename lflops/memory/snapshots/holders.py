@@ -1,4 +1,4 @@
-"""The allocations that are alive at a snapshot's peak, each with a category and a line of code.
+"""Find the allocations alive at a snapshot's peak, each with a category and a line of code.
 
 Category and line come from the stack of the allocation.
 """

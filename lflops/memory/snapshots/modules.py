@@ -1,4 +1,4 @@
-"""The modules that hold a snapshot's memory.
+"""Find the modules that hold a snapshot's memory.
 
 The allocations of a step are matched with the operators in a profile of the same run, by size and
 order.
@@ -128,8 +128,10 @@ class _Matches:
     """The names and phases of allocations.
 
     Attributes:
-        names: By place in the trace: module and phase, `OPTIMIZER`, or the name for the rest.
-        phases: By place in the trace: the phase of a matched allocation, or of an optimizer's.
+        names: Names by place in the trace: module and phase, `OPTIMIZER`, or the name for all other
+            allocations.
+        phases: Phases by place in the trace, for matched allocations and for allocations of an
+            optimizer.
     """
 
     def __init__(self, operators: tuple[_Operator, ...], patterns: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Check the opcodes of a pickle before it is loaded, in time that is linear in its size.
 
 A pickle of a few bytes can reserve any amount of memory, by writing to a huge index of the memo. It
-can also compute for years, by using nested tuples as keys, which are hashed again and again. Files
-of torch need neither.
+can also run for years, if it uses nested tuples as keys, because these are hashed again and again.
+Files of torch do not need either of these features.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The page of a CUDA memory snapshot: live bytes over time, and the code that holds the peak."""
+"""Build the page of a CUDA memory snapshot: live bytes over time, and the code behind the peak."""
 
 from collections.abc import Iterable
 from itertools import accumulate

@@ -71,7 +71,7 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Folders of lflops whose frames are in the stacks of a counting step, but are not part of the
+# Folders of lflops with frames that are in the stacks of a counting step, but are not part of the
 # training run. Older snapshots have the folder `collect`.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"
@@ -95,7 +95,7 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether the frame is a line of Python."""
+        """Return whether the frame is a line of Python."""
         if self.file.endswith(".py") or self.file.startswith("<"):
             return True
         # Cells of a notebook have names without a suffix. Headers of the C++ library also have no
@@ -140,7 +140,7 @@ class Entry(NamedTuple):
             or another of torch's actions.
         address: Address of the first byte.
         size: Size in bytes.
-        stack: The code that caused it.
+        stack: The code that caused the event.
         device_free: For an `oom`, the bytes that the device had left.
     """
 

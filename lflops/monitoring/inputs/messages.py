@@ -9,7 +9,10 @@ _names = ["FlopsMonitor"]
 
 
 def name_monitor(name: str) -> None:
-    """Set the name at the start of messages: the name of the object that the user created."""
+    """Set the name at the start of messages.
+
+    It is the name of the object that the user created.
+    """
     _names[0] = name
 
 
@@ -29,9 +32,9 @@ def warn(message: str) -> None:
 def say(message: str) -> None:
     """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
-    By default, Python shows only warnings. The user did not choose this default, so it does not
-    silence the message. Only these choices of the user do: `logging.disable`, a level of the logger
-    `lflops`, or a level of the root logger above WARNING.
+    By default, Python shows only warnings. This default does not silence the message, because the
+    user did not choose it. These choices of the user silence it: `logging.disable`, a level of the
+    logger `lflops`, or a level of the root logger above WARNING.
     """
     logger = logging.getLogger("lflops")
     is_enabled = logger.isEnabledFor(logging.INFO)
@@ -51,9 +54,9 @@ def say(message: str) -> None:
 
 
 class Failures:
-    """The outputs of one monitor that have failed.
+    """Records the outputs of one monitor that have failed.
 
-    If `raised`, errors are raised and do not become warnings.
+    If `raised`, errors are raised instead of logged as warnings.
     """
 
     def __init__(self, *, raised: bool) -> None:
@@ -65,9 +68,9 @@ class Failures:
 
     @contextlib.contextmanager
     def contained(self, output: str) -> Iterator[None]:
-        """Run a block that writes to an output. An error ends the block, but not the training run.
+        """Run a block that writes to an output; an error ends only this block.
 
-        The first error of each output becomes a warning, in which `output` is its name.
+        The first error of each output becomes a warning with the name `output`.
         """
         try:
             yield

@@ -17,7 +17,7 @@ from lflops.torch_private.autograd import after_backward
 class Listener(Protocol):
     """Receives phases at once when they begin and end.
 
-    Code that can wait reads the log instead.
+    Code without this requirement reads the log instead.
     """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
@@ -46,7 +46,7 @@ class Phases:
     """The running phases of a training run, innermost last.
 
     An integration begins and ends phases. Each begin and end is appended to the log. If a listener
-    has received the begin of a phase, it also receives its end.
+    has received the beginning of a phase, it also receives its end.
 
     Attributes:
         awaits_others: Set if backward may end with a wait for other ranks. An integration that
@@ -72,7 +72,7 @@ class Phases:
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for the phases of a stage.
 
-        Returns a function that removes the listener. Calling it twice is harmless.
+        Returns a function that removes the listener. A second call of this function does nothing.
         """
         # Integrations already enter phases inside the run's own guard.
         if guard == self.guard.guard:
@@ -164,7 +164,7 @@ class Phases:
             self._goes_on()
 
     def hook_wait(self, *losses: Any) -> None:
-        """Hook the start of gradient synchronization in backward from these losses.
+        """Hook the start of gradient synchronization in the backward pass of these losses.
 
         Does nothing if there are no other ranks.
         """
@@ -195,7 +195,7 @@ class Phases:
                 each.wait()
 
     def leave_last(self, phase: str, *_: object) -> None:
-        """End the innermost phase of a name and everything within it, if it is running."""
+        """End the innermost phase with this name and everything inside it, if it is running."""
         for depth in range(len(self.running) - 1, -1, -1):
             if self.running[depth][0] == phase:
                 self.leave(depth)
@@ -212,7 +212,7 @@ def _without(listener: _GuardedListener, listeners: _Listeners) -> _Listeners:
 
 
 class Within:
-    """A phase that lasts as long as a `with` block."""
+    """A context manager: its phase lasts as long as the `with` block."""
 
     def __init__(self, phases: Phases, phase: str, stage: str, given: tuple[Any, ...]) -> None:
         self._phases = phases

@@ -98,7 +98,7 @@ class Settings:
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """The name of each argument, whether its value is valid, and the valid values."""
+        """Yield the name of each argument, whether its value is valid, and the valid values."""
         given: dict[str, Any] = vars(self)
         for name in (
             "trace",
@@ -148,9 +148,9 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`. Removes what the check has created.
+        """Check that files can be written to `dirpath`, and remove the files of the check.
 
-        The main process calls it before the run.
+        The main process calls this method before the run.
 
         Raises:
             CountError: No file can be written there.
@@ -170,7 +170,7 @@ class Settings:
 
     @property
     def looks_inside_compiled(self) -> bool:
-        """Whether the time in compiled code is divided over modules."""
+        """Return whether the time in compiled code is divided over modules."""
         return self.compiled == "modules"
 
     def traces_on(self, rank: int) -> bool:
@@ -212,8 +212,8 @@ def _is_list(value: object) -> bool:
 def settings_of(line: str) -> dict[str, Any]:
     """Read the arguments of a monitor from a line of names and values, and check them.
 
-    Commas separate the settings. A value is read in the type of its default, and may have commas
-    itself. In `dirpath`, `%2C` means a comma, like in a URL. The fields of the schedule are written
+    Commas separate the settings. A value is read with the type of its default, and may contain
+    commas. In `dirpath`, `%2C` means a comma, like in a URL. The fields of the schedule are written
     like other arguments. Without `stages` and without a field of the schedule, a window opens only
     on request.
 
@@ -245,13 +245,13 @@ def settings_of(line: str) -> dict[str, Any]:
 
 
 OBJECTS = {"schedule", "units", "topology", "logical"}
-"""Arguments whose values cannot be written as text."""
+"""Arguments with values that cannot be written as text."""
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
-    """A description of the valid values, and a function from a text to such a value."""
+    """Return a description of the valid values, and a function that parses such a value."""
     if isinstance(default, bool):
         return "true or false", lambda text: SWITCHES[text.lower()]
     if isinstance(default, int):

@@ -23,7 +23,7 @@ class Training:
     Attributes:
         loop: The object that runs the loop. It is only a key for data that is kept while the object
             exists.
-        model: The module whose submodule names appear in the profile.
+        model: The module that defines the names in the profile.
         root: The module that holds all parameters. It differs from `model` if a wrapper keeps some
             of them outside the model.
         device: The device of the model.

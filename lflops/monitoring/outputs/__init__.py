@@ -1,1 +1,1 @@
-"""The outputs for a window's results: files, text for the log, TensorBoard and other loggers."""
+"""Write the results of a window: files, text for the log, TensorBoard and other loggers."""

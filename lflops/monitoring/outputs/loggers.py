@@ -1,4 +1,4 @@
-"""A window's results in the loggers of the training run: curves, text, tables and figures.
+"""Log a window's results to the loggers of a training run: curves, text, tables and figures.
 
 Loops without a framework's logger pass a `SummaryWriter` of torch or a run of Weights & Biases,
 which is wrapped in a logger. All TensorBoard data goes through that logger's own writer, since
@@ -76,7 +76,7 @@ COLUMNS = (
 
 
 class Output(Protocol):
-    """The outputs of one kind of logger besides curves.
+    """The outputs of one kind of logger, except curves.
 
     Attributes:
         name: The name of the product, for warnings.
@@ -113,11 +113,11 @@ class Output(Protocol):
         """Log the end of the run, with the last window of each stage and the traces."""
 
     def where(self) -> str:
-        """The place where the outputs can be seen, for example "in MLflow, run 12"."""
+        """Describe where the outputs can be seen, for example "in MLflow, run 12"."""
 
 
 class TensorBoardOutput(Output):
-    """A logger whose experiment is a `SummaryWriter`."""
+    """A logger with a `SummaryWriter` as its experiment."""
 
     name = "TensorBoard"
     _laid_out = False
@@ -176,7 +176,7 @@ class TensorBoardOutput(Output):
 
 
 class WandbOutput(Output):
-    """A logger whose experiment is a run of Weights & Biases."""
+    """A logger with a run of Weights & Biases as its experiment."""
 
     name = "Weights & Biases"
 
@@ -236,7 +236,7 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A logger with a `run_id` whose experiment is an MLflow client.
+    """A logger with a `run_id` and an MLflow client as its experiment.
 
     The root is the folder of the artifacts.
     """
@@ -440,7 +440,7 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""Modules and operators of a window whose page is written again at the end of the run."""
+"""Modules and operators of a window with a page that is written again at the end of the run."""
 
 
 class PreparedWindow(NamedTuple):
@@ -513,7 +513,7 @@ class Reporters:
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
         """Log a point of a stage's curves over all steps.
 
-        From then on, windows do not log these metrics, since a tag has only one curve.
+        After this, windows do not log these metrics, because a tag has only one curve.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -588,7 +588,10 @@ class Reporters:
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the page next to a window's file if `html` is on. Returns the written files."""
+        """Write the page next to a window's file if `html` is on.
+
+        Returns the written files.
+        """
         if not self._settings.html:
             return []
         page_path = path.with_suffix(".html")
@@ -602,7 +605,8 @@ class Reporters:
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
         """Write the last page again, with all windows of its stage and the whole ledger.
 
-        The page of a large model takes seconds. It keeps the ledger of the time when it was written.
+        The page of a large model is not written again, because this takes seconds. It keeps its
+        earlier ledger.
         """
         if self._last_page is None or not profiles:
             return
@@ -648,7 +652,7 @@ class Reporters:
         return found
 
     def _detailed_text(self, analysis: Analysis) -> str:
-        """The text of `detailed` and `output_file`, in the form of DeepSpeed's profiler."""
+        """Return the text for `detailed` and `output_file`, in the format of DeepSpeed's profiler."""
         settings = self._settings
         for summary in offered("summary", "the summary"):
             text = summary(

@@ -107,7 +107,10 @@ def write_report(
 
 
 def _unused_path(folder: Path, name: str) -> Path:
-    """The path of a new text file: another run may have ended in the same step."""
+    """Return the path of a new text file.
+
+    Another run may have ended in the same step, so the path must be unused.
+    """
     path = folder / f"{name}.txt"
     for number in itertools.count(2):
         if not path.exists():
@@ -136,7 +139,7 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
 
 
 def _explained(device: torch.device) -> Any:
-    """The explanation of the allocator's snapshot, or `None` without CUDA."""
+    """Return the explanation of the allocator's snapshot, or `None` without CUDA."""
     if device.type != "cuda":
         return None
     total = torch.cuda.mem_get_info(device)[1]
@@ -148,7 +151,7 @@ def _explained(device: torch.device) -> Any:
 
 
 def _place(trace: TracebackType | None, model: nn.Module) -> tuple[str | None, OomPhase | None]:
-    """The innermost module and the phase in a traceback."""
+    """Return the innermost module and the phase in a traceback."""
     names = {id(module): name for name, module in model.named_modules()}
     module: str | None = None
     phase: OomPhase | None = None

@@ -71,7 +71,7 @@ def release(folder: Path, loop: object) -> None:
 def append_text(path: Path, text: str, loop: object) -> None:
     """Write a text file, and create the folders above it.
 
-    Text that the same loop wrote there before is kept.
+    Earlier text of the same loop in this file is kept.
     """
     written = _WRITTEN.setdefault(loop, set())
     absolute = path.absolute()
@@ -103,9 +103,9 @@ class OutputPaths(NamedTuple):
     def of(
         cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int
     ) -> "OutputPaths | None":
-        """The folders in `dirpath` if it is set, otherwise in the run's log directory.
+        """Return the folders in `dirpath` if it is set, otherwise in the run's log directory.
 
-        `None` if neither is set.
+        Returns `None` if neither is set.
         """
         if dirpath is not None:
             return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)
@@ -114,7 +114,7 @@ class OutputPaths(NamedTuple):
         return None
 
     def within(self, part: str) -> "OutputPaths":
-        """The paths of a part of each folder."""
+        """Return the paths of a part of each folder."""
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def remove_leftovers(self) -> None:
@@ -128,7 +128,7 @@ class OutputPaths(NamedTuple):
         return self.profiles / f"{self._window(run)}.profile.json"
 
     def of_rank(self, run: Run, rank: int) -> Path:
-        """The file with the results of one rank for a window."""
+        """Return the file for the results of one rank for a window."""
         return self.profiles / f"{self._window(run)}.rank{rank}.json"
 
     def trace(self, run: Run, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Counting steps: the MACs and FLOPs of a step, counted once for each shape of batch."""
+"""Count steps: the MACs and FLOPs of a step are counted once for each shape of batch."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -36,7 +36,7 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 def depends_on_lengths(counted: Profile) -> bool:
-    """Whether the work depends on the lengths of packed sequences, and not only on shapes."""
+    """Return whether the work depends on the lengths of packed sequences, and not only on shapes."""
     for op_count in counted.op_counts:
         if op_count.phase not in {"forward", "backward"} or not op_count.macs:
             continue
@@ -78,7 +78,7 @@ class StepCounter:
         self._empty: Profile | None = None
 
     def can_count(self) -> bool:
-        """Whether a step can be counted while it runs.
+        """Return whether a step can be counted while it runs.
 
         Some versions of torch do not run compiled code as compiled code under a counting mode.
         """
@@ -106,7 +106,10 @@ class StepCounter:
         return padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
-        """A `Counting` for one batch, not yet entered. The LightningModule is the root."""
+        """Return a `Counting` for one batch, not yet entered.
+
+        The LightningModule is the root.
+        """
         return Counting(
             {"": self._root},
             ignore=self._settings.ignore_modules,
@@ -152,7 +155,7 @@ class StepCounter:
         if self._empty is None:
             nothing = Counting({"": self._root}, options=CountOptions(traffic=False, memory=False))
             with torch.no_grad(), nothing:
-                # not `pass`, after which an interrupt could skip `__exit__`
+                # a call instead of `pass`, because an interrupt after `pass` could skip `__exit__`
                 nothing.outside("other")
             profile = self.with_facts(nothing.profile)
             reason = "" if self.can_count() else "compiled"
@@ -175,7 +178,7 @@ class StepCounter:
             yield Note(code="graph_breaks", subject="", values={"places": breaks})
 
     def _is_training(self) -> bool:
-        # a Trainer switches the root to training mode, whatever the mode of its submodules
+        # a Trainer switches the root to training mode, even if its submodules are in another mode
         root, *below = self._root.modules()
         return any(module.training for module in below or [root])
 
@@ -249,7 +252,10 @@ class CountingMode(StepMode):
         self._is_counted = False
 
     def _stop(self, error: BaseException | None) -> Profile | None:
-        """Remove the count of the current batch. Returns it, or `None` if there is none."""
+        """Remove the count of the current batch.
+
+        Returns its profile, or `None` if there is none.
+        """
         counting = self._counting
         if counting is None:
             return None

@@ -79,7 +79,7 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        """FLOP/s and MFU over the steps whose shapes were counted."""
+        """FLOP/s and MFU over the steps with counted shapes."""
         macs = 0
         seconds = 0.0
         counted = 0

@@ -1,4 +1,4 @@
-"""Module-timing steps: timestamps divide forward and backward among the modules."""
+"""Time modules in a step: timestamps divide forward and backward between the modules."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,7 +21,7 @@ from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, MarkedPhases, PhaseMarks
 
-# phases that are not shown in the timeline themselves; modules within them may be shown
+# phases that have no slice in the timeline; modules inside them may have slices
 _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
@@ -160,7 +160,8 @@ class ModuleTimingStep:
             if phase == "forward":
                 self._timer.resume_forward()
             elif phase == "backward":
-                # only the loss: the next argument, the optimizer, refers to every parameter
+                # pass only the loss, because the next argument, the optimizer, refers to every
+                # parameter
                 self._timer.begin_backward(given[:1])
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The modes in which a step can run.
+"""Define the modes in which a step can run.
 
     unprofiled       only the clock is read                    `StepMode`
     counting         every operator is counted                 `CountingMode` in counting_step.py

@@ -1,4 +1,4 @@
-"""Times the steps of a run, and marks steps whose time is not typical.
+"""Time the steps of a run, and mark steps with a time that is not typical.
 
 This code runs in every training step. Everything that can wait is done when a step is read.
 """
@@ -28,7 +28,7 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 WARMUP_STEPS = 2
 # after this many distinct shapes, a new shape no longer marks a step
 MANY_SHAPES = 16
-# maximum number of shapes to remember: new shapes in every batch must not fill the memory
+# maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
 
 # maximum number of steps on the fast path before it is flushed, and of steps that are not read yet
@@ -49,7 +49,7 @@ class BatchUnits(NamedTuple):
 
 
 class FastPathSteps:
-    """The steps since the last one that took the slow path.
+    """The steps since the last step on the slow path.
 
     A step takes the fast path if it has one batch of known shapes and nothing is due at its end.
     Almost every training step does. Between two steps, the training run evicts this code and its
@@ -141,7 +141,7 @@ class TimedStep(NamedTuple):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Whether the step is complete, not instrumented and not disturbed."""
+        """Return whether the step is complete, not instrumented and not disturbed."""
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
@@ -161,14 +161,14 @@ class StepTimer:
         logged_step: The last step so far on the loggers' x-axis.
         updating: The phases that a step must have to update the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
-        on_ranks: Whether steps are compared with those of other ranks. Then the scheduling of the
-            training thread is read in every step.
-        loader_size: Returns the number of samples that the data loader puts into a batch, or
-            `None` if it is unknown.
+        on_ranks: Whether steps are compared with the steps of other ranks. Then the scheduling of
+            the training thread is read in every step.
+        loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
+            if it is unknown.
 
     Attributes:
         batches: The batches of the current step that have ended.
-        fast_path: The steps since the last one that took the slow path.
+        fast_path: The steps since the last step on the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: The source of the samples of the last batch.
         token_inputs: The names of the inputs that hold the tokens, as counting has found them.
@@ -209,7 +209,7 @@ class StepTimer:
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
-        # whether a batch of the current step was abandoned
+        # true if a batch of the current step was abandoned
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -330,7 +330,7 @@ class StepTimer:
         return ()
 
     def drop_batches(self) -> None:
-        """Drop the batches of the current step and do not time it: a batch was abandoned."""
+        """Drop the batches of the current step without timing it, because a batch was abandoned."""
         self._is_torn = True
         self.batches = []
         self.allow_fast_path(0)
@@ -349,7 +349,7 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """Replace the samples and tokens that the user's function returns, and keep the rest."""
+        """Replace the samples and tokens by the results of the user's function, if it returns them."""
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -358,7 +358,7 @@ class StepTimer:
         return BatchUnits(units.shapes, samples, tokens)
 
     def _new_units(self, shapes: Hashable, batch: Any, found: BatchTensors | None) -> BatchUnits:
-        """Read the size of a batch whose shapes are new or unknown."""
+        """Read the size of a batch with new or unknown shapes."""
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
@@ -385,7 +385,7 @@ class StepTimer:
         module_timing: ModuleTimingStep | None = None,
     ) -> None:
         """End a step on the slow path, and begin the next step."""
-        # before anything else, since the rest of this method takes time
+        # read this first, because the rest of this method takes time
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
         host_marks = None
@@ -419,7 +419,10 @@ class StepTimer:
             self._compilations.listen_again()
 
     def resume(self) -> None:
-        """Start timing the current step now: the time since the last step belongs to no step."""
+        """Start timing the current step now.
+
+        The time since the last step belongs to no step.
+        """
         self._phases.begin()
         if self._is_on_device:
             self._host_phases.begin()
@@ -427,7 +430,7 @@ class StepTimer:
         self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
-        """Yield the ended steps whose times can be read without waiting for the device."""
+        """Yield the ended steps with times that can be read without waiting for the device."""
         while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 

@@ -1,4 +1,4 @@
-"""The traced steps of one rank, and the annotation of their traces in the background."""
+"""Trace steps of one rank, and annotate their traces in the background."""
 
 import platform
 from collections.abc import Callable
@@ -102,7 +102,7 @@ class TracedMode(StepMode):
             self._tracer.step(whole=False, batch=False)
 
     def end_step(self) -> EndedStep:
-        # if one rank records, the others wait for it
+        # if one rank records, the other ranks wait for it
         is_recorded = self._stop_listening is not None or self._training.world_size > 1
         return EndedStep("traced" if is_recorded else "unprofiled")
 
@@ -194,7 +194,10 @@ class TraceAnnotations:
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Whether any process has run since the last call. Collects processes that have ended."""
+        """Return whether any process has run since the last call.
+
+        Collects processes that have ended.
+        """
         were_running = bool(self._processes)
         for process in tuple(self._processes):
             if process.is_done:

@@ -1,4 +1,4 @@
-"""One window of the schedule: its counts, its timed steps, and the profile made from them."""
+"""Collect one window of the schedule: its counts, its timed steps, and its profile."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# maximum number of steps after its end in which a window collects the steps that it lacks
+# maximum number of steps after its end in which a window collects missing steps
 PATIENCE = 20
-# maximum number of steps before the warm-up that a window keeps: the last ones
+# maximum number of steps before the warm-up that a window keeps: the last steps
 LONGEST_WAIT = 100
 
 # The time between backward and the optimizer is gradient clipping if it takes at least this share
@@ -74,7 +74,10 @@ class Window:
 
     @property
     def complete(self) -> bool:
-        """Whether the window's last step has ended. It may still collect steps after its end."""
+        """Return whether the window's last step has ended.
+
+        It may still collect steps after its end.
+        """
         return self._end is not None
 
     @property
@@ -95,7 +98,7 @@ class Window:
         self._extra_timing_steps = range(ordinal, ordinal + count)
 
     def requests_timing(self, ordinal: int) -> bool:
-        """Whether this step was requested as a module-timing step."""
+        """Return whether this step was requested as a module-timing step."""
         return ordinal in self._extra_timing_steps
 
     def add(self, step: TimedStep) -> None:
@@ -104,7 +107,7 @@ class Window:
         After the end of the window, only requested module-timing steps and unprofiled steps that
         are still wanted belong to it.
         """
-        # a module-timing step during the wait was requested by the previous window
+        # the previous window requested the module-timing steps during this wait
         is_of_earlier_window = step.module_timing is not None and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
@@ -125,14 +128,14 @@ class Window:
 
     @property
     def ready(self) -> bool:
-        """Whether the window has all of its steps, or has waited long enough for the rest."""
+        """Return whether the window has all of its steps, or has waited long enough for them."""
         if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Whether a report at the end of the run would show more than the last window's report."""
+        """Return whether a report at the end of the run would add to the last window's report."""
         if self.complete or self.opened or self.counted is not None:
             return True
         return self.number == 0 and bool(self._wait_steps)
@@ -214,7 +217,10 @@ class Window:
 
 
 def _usual_step(steps: Sequence[Step]) -> Step | None:
-    """The step whose samples and tokens the profile shows: the counting step, else the last."""
+    """Return the step with the samples and tokens of the profile.
+
+    This is the counting step, or otherwise the last step.
+    """
     for step in steps:
         if step.kind == "counting":
             return step

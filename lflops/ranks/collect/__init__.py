@@ -1,1 +1,1 @@
-"""Collect the reports of all ranks on rank 0, where they are merged into one profile."""
+"""Collect the reports of all ranks on rank 0, which merges them into one profile."""

@@ -1,11 +1,11 @@
 """Collect the reports of all ranks on rank 0, without disturbing the training run.
 
 Reports go through the store that the process group was created with, on a separate connection and
-on background threads. No collective is run, so no rank has to arrive at the same time, or at all.
-Rank 0 waits on its own thread. Only the end of the run waits for the reports, no longer than the
-timeout, and hardly at all after an exception.
+on background threads. No collective is run, so ranks do not have to report at the same time, or at
+all. Rank 0 waits on its own thread. Only the end of the run waits for the reports. It waits at most
+the timeout, and at most one second after an exception.
 
-The unprofiled steps of all ranks are sent to rank 0 throughout the run: some numbers for each step.
+During the whole run, each rank also sends a few numbers about each unprofiled step to rank 0.
 """
 
 import math
@@ -33,10 +33,10 @@ from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps, most_steps
 
 
 class SharedSteps:
-    """Sends a rank's unprofiled steps to rank 0, which keeps the last ones of all ranks.
+    """Sends a rank's unprofiled steps to rank 0, which keeps the last steps of all ranks.
 
     Attributes:
-        comparisons: On rank 0, by stage, the last comparison of the ranks in these steps.
+        comparisons: The last comparison of the ranks in these steps, by stage. Only on rank 0.
     """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
@@ -45,13 +45,16 @@ class SharedSteps:
         self._rank = rank
         self._ranks = ranks
         self._unsent: dict[str, list[Step]] = {}
-        # How often each rank has sent steps of each stage.
+        # Number of times that each rank has sent steps of each stage.
         self._times: dict[tuple[str, int], int] = {}
         self._steps: dict[str, UnprofiledSteps] = {}
         self._waits: dict[str, set[ModulePhase]] = {}
 
     def add(self, stage: str, steps: Iterable[Step]) -> None:
-        """Add steps of this rank. The oldest are dropped if they are not sent in time."""
+        """Add steps of this rank.
+
+        If steps are not sent in time, the oldest are dropped.
+        """
         unsent = self._unsent.setdefault(stage, [])
         unsent.extend(steps)
         del unsent[: -most_steps(self._ranks)]
@@ -59,7 +62,7 @@ class SharedSteps:
     def send(self) -> None:
         """Send the steps to rank 0.
 
-        Rank 0 reads the steps of the others, and compares the ranks now and then.
+        Rank 0 reads the steps of the other ranks, and sometimes compares the ranks.
         """
         for stage in list(self._unsent):
             steps = self._unsent[stage]
@@ -74,12 +77,12 @@ class SharedSteps:
                 self._steps[stage] = UnprofiledSteps()
             self._steps[stage].add(0, steps, ranks=self._ranks)
             self._take(stage)
-            # After 1, 2, 4, 8, … times, so that all comparisons stay in proportion to the run.
+            # Compare after 1, 2, 4, 8, … times, so that the cost of all comparisons grows slowly.
             if number.bit_count() == 1:
                 self._compare(stage)
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """On rank 0, at the end: wait until the others have left, and read their last steps."""
+        """At the end, on rank 0: wait until all other ranks have left, and read their last steps."""
         poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
@@ -90,7 +93,7 @@ class SharedSteps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """Return a window's profile with the comparison of the run's steps, if these are more."""
+        """Return a window's profile with the comparison of the run's steps, if it has more steps."""
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
         if of_window is None:
@@ -121,22 +124,25 @@ class SharedSteps:
             self.comparisons[stage] = comparison
 
 
-# Shares of the timeout at the end of the run: when waiting for reports, merging them, and notifying
-# the others that this rank leaves must be done. The rest is left for threads to end in.
+# Shares of the timeout at the end of the run, at which three tasks must be done: waiting for
+# reports, merging them, and notifying the other ranks that this rank leaves. The rest of the
+# timeout is left for threads to end.
 PATIENCE = 0.7
 PUT_TOGETHER = 0.85
 GOODBYE = 0.9
 
-# Multiple of the timeout that reports on a window may take during the run. Ranks do not close a
-# window at the same step.
+# The reports on a window may take this multiple of the timeout during the run, because ranks do not
+# close a window at the same step.
 WHILE_TRAINING = 20.0
 
-# Replaces the timeout after an exception, so that the process keeps what is in progress.
+# Replaces the timeout after an exception. It leaves the process some time to finish work in
+# progress.
 EXIT_SECONDS = 1.0
-# Seconds by which a background thread starts later: two threads that start together slow down.
+# Delay in seconds before a background thread starts its work. Two threads that start together slow
+# each other down.
 HEAD_START = 0.01
-# Most seconds that the end waits for the last unprofiled steps of other ranks, which add little to
-# the steps that are known.
+# Most seconds that the end of the run waits for the last unprofiled steps of other ranks. They add
+# little to the steps that are already known.
 LAST_STEPS = 2.0
 # Most seconds that interpreter shutdown waits for background threads, because a thread that
 # outlives Python crashes. Never longer than the timeout.
@@ -146,11 +152,12 @@ LAST_SECONDS = 3.0
 class RankCollector:
     """Hands in the reports of a rank, and merges the reports of all ranks on rank 0.
 
-    Each monitor makes a collector for each fit. The keys in the store are used by no other program.
-    The end of the run waits `timeout` seconds at most; nothing else waits.
+    Each monitor makes a collector for each fit. No other program uses its keys in the store. The
+    end of the run waits at most `timeout` seconds. No other call waits.
 
     Attributes:
-        comparisons: On rank 0, by stage, the comparison of the ranks in the run's unprofiled steps.
+        comparisons: The comparison of the ranks in the run's unprofiled steps, by stage. Only on
+            rank 0.
     """
 
     def __init__(
@@ -213,18 +220,21 @@ class RankCollector:
 
     @property
     def pending(self) -> bool:
-        """Whether a report of this rank is in progress, or a profile was not returned yet."""
+        """Return whether a report of this rank is in progress, or a profile was not returned yet."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
-        """Whether a background thread works rather than waits; such a step is not typical."""
+        """Return whether a background thread is working and not waiting.
+
+        A step during this time is not typical.
+        """
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
         """Return the merged profiles that are new since the last call, in the order of the windows.
 
-        On other ranks than 0, they are the rank's own profiles that could not be handed in.
+        On ranks other than 0, returns the profiles of this rank that could not be handed in.
         """
         profiles = []
         while self._jobs and not self._jobs[0].is_running:
@@ -235,8 +245,8 @@ class RankCollector:
     def finish(self, *, failed: bool = False) -> list[Profile]:
         """Wait for the reports in progress, and return the profiles that `ready` has not returned.
 
-        No windows may follow. If the run has `failed`, by an exception or in the monitor, no rank
-        is waited for.
+        No windows may follow. With `failed`, which means an exception in the run or in the monitor,
+        this method waits for no rank.
         """
         now = self._clock()
         seconds = min(EXIT_SECONDS, self._timeout) if failed else self._timeout
@@ -258,7 +268,7 @@ class RankCollector:
             profiles += job.results()
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
-        # Without a head start: once the process of rank 0 has ended, the store is gone.
+        # No head start, because the store is gone once the process of rank 0 has ended.
         leaving = _Job(lambda: self._leave(failed=failed), head_start=0.0)
         self._start(leaving)
         leaving.wait(now + GOODBYE * seconds - self._clock())
@@ -266,7 +276,10 @@ class RankCollector:
         return profiles
 
     def _share_last(self, seconds: float) -> None:
-        """At the end, send the last steps of all ranks to rank 0, which waits a little for them."""
+        """At the end, send the last steps of all ranks to rank 0.
+
+        Rank 0 waits a short time for them.
+        """
         latest = self._clock() + seconds
 
         def is_over() -> bool:
@@ -276,7 +289,7 @@ class RankCollector:
             self._shared.send()
             if not self._rank:
                 self._shared.take_last(self._pause, is_over)
-                # The reports on the windows tell where ranks wait.
+                # The reports on the windows show where ranks wait.
                 for job in self._jobs:
                     job.wait(latest - self._clock())
                 self._shared.compare()
@@ -290,7 +303,7 @@ class RankCollector:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the collecting thread as long as the store answers it.
+        """Wait for the collecting thread as long as the store answers its requests.
 
         On a busy machine, reports that are in the store must not be lost.
         """
@@ -317,7 +330,7 @@ class RankCollector:
         return [*self._jobs, self._sharing]
 
     def _rest(self) -> None:
-        """Stop watching for the end of the process if no thread runs."""
+        """Stop watching for the end of the process if no thread is running."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
@@ -341,8 +354,8 @@ class _Job(threading.Thread):
     Args:
         action: Returns the result.
         wait: Runs before the action, and does not count as work.
-        instead: Returns the result if the action fails or is not done.
-        head_start: Seconds by which the training thread is ahead.
+        instead: Returns the result if the action fails or is not done in time.
+        head_start: Seconds that the thread sleeps before it starts.
     """
 
     def __init__(
@@ -373,7 +386,7 @@ class _Job(threading.Thread):
         self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """Return the result, or the fallback profile with a `gather_failed` note."""
+        """Return the result; if the task failed, the fallback profile with a `gather_failed` note."""
         if self._problem is None or self._instead is None:
             if self._result is None:
                 return []

@@ -1,7 +1,7 @@
-"""The times of modules on all ranks, as tensors, and the table of those that can tell who is slow.
+"""Store the times of modules on all ranks as tensors, and make a table for straggler detection.
 
-There may be thousands of ranks, steps and modules together. All of them are summed and compared as
-tensors; only the places that matter most become a table.
+There may be thousands of ranks, steps and modules. All their times are summed and compared as
+tensors. The table has only the places that matter most.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
@@ -26,7 +26,7 @@ from lflops.ranks.merge.rank_table import (
 
 # Number of values that are compared at once.
 AT_ONCE = 1 << 18
-# Number of ranks whose times are summed at once.
+# Number of ranks with times that are summed at once.
 RANKS_AT_ONCE = 32
 # Number of values in a table, over all ranks, steps and places.
 MOST_VALUES = 400_000
@@ -46,7 +46,7 @@ class _Group:
         self.at = at
         self.columns = positions(places.places)
         self.rows = positions(ranks)
-        # Ranks x steps x places; after the steps of each rank come its scales.
+        # Dimensions: ranks x steps x places. After the steps of each rank, its scales follow.
         self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
 
     def set(self, rank: int, times: bytes) -> None:
@@ -108,7 +108,7 @@ class RankTimes:
     def of(self, rank: int) -> list[list[float]]:
         """Return the scaled times of a rank by step and place.
 
-        If the rank handed in no times, they are those of a rank that did the same work.
+        If the rank handed in no times, returns the times of a rank that did the same work.
         """
         if rank in self._homes:
             group = self._homes[rank]
@@ -119,9 +119,10 @@ class RankTimes:
         return groups[0].scaled(0)
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
-        """Make a table of all ranks in the steps that all of them have; `None` without such a step.
+        """Make a table of all ranks, over the steps that all ranks have.
 
-        Disturbed steps are left out if there are others.
+        Disturbed steps are left out if there are other steps. Returns `None` if there is no common
+        step.
         """
         if len(self._homes) < 2:
             return None
@@ -135,7 +136,7 @@ class RankTimes:
 
 
 class _Selection:
-    """Selects the places that can tell which rank is slow."""
+    """Selects the places that can show which rank is slow."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class _Selection:
                 self._is_staged = True
         self._intervals = few_intervals(intervals_of(self._having, waits), world)
         self._number_of_intervals = max(self._intervals.values(), default=0) + 1
-        # Ranks x steps x intervals.
+        # Dimensions: ranks x steps x intervals.
         sums = torch.cat(list(map(self._summed, groups, self._times)))
         self._busy = sums[:, :, :-1]
         self._waiting = sums[:, :, -1]
@@ -208,9 +209,9 @@ class _Selection:
         return sums
 
     def _latest_ranks(self) -> set[int]:
-        """Return the ranks that are late by the most.
+        """Return the latest ranks.
 
-        Where ranks have different modules, the latest ranks are those that wait least.
+        If ranks have different modules, the latest ranks are the ranks that wait least.
         """
         if self._is_staged:
             late = -self._waiting.mean(1)
@@ -239,9 +240,9 @@ class _Selection:
         return [columns[place] for place in places]
 
     def _chosen_places(self) -> set[ModulePhase]:
-        """Return the places where a late rank exceeds the others most, and the longest places.
+        """Return the places with the largest excess of a late rank, and the longest places.
 
-        They are as many as a table has room for.
+        Returns as many places as fit into a table.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
@@ -264,7 +265,7 @@ class _Selection:
     def _excess(
         self, having: Sequence[int], places: Sequence[ModulePhase]
     ) -> tuple[list[float], list[float]]:
-        """Return the largest mean excess of a late rank in each place, and the usual time."""
+        """Return, by place, the largest mean excess of a late rank, and the usual time."""
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
         rows = [row for row, rank in enumerate(ranks) if rank in self._candidates]
@@ -295,16 +296,16 @@ class _Selection:
         return repeated
 
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
-        """Return the sum of a group's times in these places: ranks x steps."""
+        """Return the sum of a group's times over these places: ranks x steps."""
         columns = self._columns(number, places)
         sums = []
-        # Few ranks are copied at once.
+        # Only a few ranks are copied at once.
         for times in self._times[number].split(RANKS_AT_ONCE):
             sums.append(times[:, :, columns].double().sum(2))
         return torch.cat(sums)
 
 
 def _sorted_series(ranks: Sequence[int], seconds: Tensor) -> RankSeries:
-    """Return the series of ranks, in their order, from a tensor of ranks x steps."""
+    """Return the series of ranks, in rank order, from a tensor of ranks x steps."""
     by_rank = dict(zip(ranks, map(tuple, seconds.tolist()), strict=True))
     return RankSeries((rank, by_rank[rank]) for rank in sorted(by_rank))

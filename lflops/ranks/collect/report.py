@@ -1,10 +1,10 @@
-"""The report of one rank on a window, and how it is packed.
+"""Pack and unpack the report of one rank on a window.
 
-The names of modules and all counts are equal on most ranks of a run, so they are a separate blob,
-named by its content: one rank hands it in for all. The rest of each rank is its steps, and the
-times of its modules as a table of float32.
+The names of modules and all counts are equal on most ranks of a run. So they are a separate blob,
+named by a hash of its content, and one rank hands it in for all ranks. The rest of a report is the
+steps of the rank, and the times of its modules as a table of float32.
 
-Where the times of all ranks together are too many for rank 0, a sample of the ranks hands them in.
+If the times of all ranks are too large for rank 0, only a sample of the ranks hands in times.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Part = TypeVar("Part")
 # Most bytes of module times that all ranks together hand in.
 MOST_BYTES = 1 << 27
 
-# A low compression level: names repeat so much that more effort gains little.
+# A low compression level. Names repeat so often that a higher level gains little.
 _FAST = 1
 
 
@@ -49,7 +49,7 @@ class RankReport(NamedTuple):
 
     Attributes:
         steps: The self times of modules in each module-timing step, in the order of the profile's
-            steps, neither corrected nor scaled.
+            steps, as measured.
         node: The node that the rank runs on, if it has a name.
         coordinates: The rank's coordinate in each kind of parallelism.
     """
@@ -62,12 +62,12 @@ class RankReport(NamedTuple):
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a table that names the places of its times.
+    """The part of a table with the names of the places of its times.
 
     Attributes:
         places: The places that have times.
         waits: The places where ranks wait for each other.
-        begins: The places where collectives begin that are awaited elsewhere.
+        begins: The places with collectives that begin there and are awaited elsewhere.
     """
 
     places: tuple[ModulePhase, ...]
@@ -76,7 +76,9 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
 
 
 class Table(PlacesOfTable, frozen=True, kw_only=True):
-    """The part of a report that is equal on ranks with equal work: no times, no group names.
+    """The part of a report that is equal on ranks with equal work.
+
+    It has no times and no group names.
 
     Attributes:
         counted_waits: The `waits` of the profile.
@@ -93,10 +95,10 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """The part of a report that differs between ranks, without the times of modules.
 
     Attributes:
-        at: The index of the step of each row of times; empty if the rank hands in no times.
+        at: The step index of each row of times; empty if the rank hands in no times.
         disturbed: The steps that are not typical of this rank.
-        memory: The name of the blob with its memory.
-        groups: The names of the groups of its collectives, which the table numbers.
+        memory: The name of the blob with the memory of the rank.
+        groups: The names of the groups of collectives; the table has only their numbers.
         waiting: Exposed seconds of collectives by the number of the place where they are awaited.
     """
 
@@ -160,10 +162,11 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
 
 
 def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
-    """Return the ranks that hand in the times of their modules, so many bytes each.
+    """Return the ranks that hand in the times of their modules.
 
-    If the times of all ranks are too many, they are a sample, which is the same on all ranks and
-    prefers no part of a host or of a mesh.
+    `bytes_of_rank` is the size of the times of one rank. If the times of all ranks are too large,
+    returns a sample. All ranks compute the same sample, and it is spread evenly over hosts and
+    meshes.
     """
     if ranks * bytes_of_rank <= MOST_BYTES:
         return range(ranks)
@@ -173,7 +176,7 @@ def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
 
 
 def _timed_steps(report: RankReport) -> list[dict[ModulePhase, float]]:
-    """Return the seconds of each place in each module-timing step, if modules were timed."""
+    """Return the seconds of each place in each module-timing step; empty if modules were not timed."""
     if not report.steps:
         return []
     hooked = [step for step in report.profile.steps if step.kind == "module_timing"]
@@ -212,12 +215,12 @@ def _groups(profile: Profile) -> tuple[str, ...]:
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:
-    """Unpack a value. A table can be read as a `PlacesOfTable`, which skips the rest."""
+    """Unpack a value. To read only a part of a table, pass `PlacesOfTable` as the kind."""
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
-    """Return the rows of a rank's profile with its times, which are seconds by step and place."""
+    """Make the rows of a rank's profile from its table, and its seconds by step and place."""
     communication = []
     seconds_of_calls = head.summary.communication_seconds
     for each, (seconds, exposed) in zip(table.communication, seconds_of_calls, strict=True):
@@ -260,7 +263,7 @@ def _is_timed(phase: str) -> bool:
 def _scales(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> dict[ModulePhase, float]:
-    """Return for each place the ratio of its median without hook overhead to its raw median."""
+    """Return, for each place, the ratio of two medians: without hook overhead, and as measured."""
     scales = {}
     for place in set().union(*steps):
         scales[place] = 1.0
@@ -286,7 +289,7 @@ def _without_times(modules: Mapping[str, ModuleProfile]) -> Mapping[str, ModuleP
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:
-    """Return a blob, and its name, which is a hash of its content."""
+    """Pack a blob; return it with its name, which is a hash of its content."""
     packed = msgpack.encode(value)
     name = hashlib.blake2b(packed, digest_size=16).hexdigest()
     return name, zlib.compress(packed, _FAST)

@@ -1,4 +1,4 @@
-"""A key-value store that all ranks share, on a separate connection."""
+"""Read and write a key-value store that all ranks share, on a separate connection."""
 
 import secrets
 import threading
@@ -11,17 +11,18 @@ from torch import distributed
 
 from lflops.torch_private.distributed import group_store
 
-# torch defines the stores here, if it was built with any.
+# torch defines the stores here, if it was built with them.
 STORES: Any = distributed
 
-# Prefix of this run's keys on another connection to the store of the process group.
+# Prefix of this run's keys in the store of the process group.
 RUN = "run"
 
-# Share of the timeout in which torch opens a connection. If a connection is refused, torch tries
-# twice, and takes up to 2.5 times as long.
+# Share of the timeout that is passed to torch for opening a connection. If a connection is refused,
+# torch tries twice, and takes up to 2.5 times as long.
 CONNECT = 0.25
 
-# torch logs a wait that ends by its timeout. A longer one does not fit into its milliseconds.
+# torch logs a wait that ends by its timeout. A longer timeout does not fit into torch's
+# milliseconds.
 FOREVER = timedelta(days=20)
 
 # Most bytes of a value. A store refuses much larger values.
@@ -29,11 +30,11 @@ LARGEST_VALUE = 1 << 22
 
 
 def shared_store(name: str, *, timeout: float) -> Any:
-    """Return the store of the default process group on another connection, if it has one.
+    """Return the store of the default process group on another connection, or `None`.
 
-    A connection answers one caller at a time, and the process group must not wait for a background
-    thread. All ranks must call this at a point where none of them trains; no collective is run.
-    Each store of a group needs another name. Takes `timeout` seconds at most.
+    A connection serves one caller at a time, and the process group must not wait for a background
+    thread. All ranks must call this function at a point where no rank is training. No collective is
+    run. Each store of a group needs a different name. Takes at most `timeout` seconds.
 
     `clone` would wait for the connection as long as the group's timeout, usually half an hour.
     Other threads rely on that timeout, so it cannot be changed. Instead, a new connection to the
@@ -45,7 +46,7 @@ def shared_store(name: str, *, timeout: float) -> Any:
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(timeout, innermost.port, innermost.host)
-            # A store does not reveal the prefix of its group, so the fastest rank chooses one.
+            # A store does not reveal the prefix of its group, so the fastest rank chooses a prefix.
             of_name = STORES.PrefixStore(name, group)
             run = of_name.compare_set(RUN, "", secrets.token_hex(8)).decode()
             return STORES.PrefixStore(f"{name}/{run}", again)
@@ -64,9 +65,9 @@ def _innermost(store: Any) -> Any:
 
 
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
-    """Wait until a key exists, however long.
+    """Wait until a key exists, without a timeout.
 
-    If the store can only be polled, the event ends the wait as well.
+    If the store can only be polled, the event also ends the wait.
     """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
@@ -94,7 +95,7 @@ def poll(
 ) -> bool:
     """Poll until `is_there` or `is_over` returns True; return whether `is_there` did.
 
-    Pauses double, up to the `longest`.
+    Each pause is twice as long as the last, up to `longest` seconds.
     """
     seconds = 0.005
     while not is_there():
@@ -128,7 +129,10 @@ class RankStore:
         return self._open
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key. A large value is split; its first part, which completes it, is set last."""
+        """Set a key.
+
+        A large value is split. Its first part is set last and makes the value complete.
+        """
         starts = range(0, max(len(value), 1), LARGEST_VALUE)
         parts = [value[start : start + LARGEST_VALUE] for start in starts]
         for number, part in enumerate(parts[1:], 1):
@@ -146,7 +150,7 @@ class RankStore:
         return b"".join(found.values())
 
     def drop(self, key: str) -> None:
-        """Delete a key with a single part, if it exists."""
+        """Delete a key that has a single part, if it exists."""
         self._store.delete_key(key)
 
     def has(self, key: str) -> bool:
@@ -155,11 +159,11 @@ class RankStore:
         return exists
 
     def add(self, key: str) -> int:
-        """Raise a counter by one and return it."""
+        """Increment a counter and return its new value."""
         return int(self._store.add(key, 1))
 
     def number(self, key: str) -> int:
-        """Return a counter, which is 0 before it was raised."""
+        """Return the value of a counter; 0 if it was never incremented."""
         number = int(self._store.add(key, 0))
         self.answers += 1
         return number

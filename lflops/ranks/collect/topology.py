@@ -1,8 +1,7 @@
-"""The position of each rank in each kind of parallelism, and the work of the unsharded model.
+"""Find the position of each rank in each kind of parallelism, and the work of the whole model.
 
-A rank has a coordinate for data, tensor, pipeline and expert parallelism, as far as they are known.
-Where sharded tensors do not tell the work of the whole model, it is taken from a count of the same
-model without sharding.
+A rank has a coordinate for data, tensor, pipeline and expert parallelism, if it is known. If
+sharded tensors do not show the work of the whole model, a count of the unsharded model supplies it.
 """
 
 import math
@@ -23,7 +22,10 @@ from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 
 KINDS = ("data", "tensor", "pipeline", "expert")
-"""The kinds of parallelism whose sizes a run has. Other kinds have coordinates only."""
+"""The kinds of parallelism with a size in `Run`.
+
+Other kinds only have coordinates.
+"""
 
 _NAMES = {
     "data": (
@@ -53,10 +55,11 @@ _NEEDED_FUNCTION = (
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of ranks by kind of parallelism, as far as this rank knows them.
+    """The coordinates of ranks by kind of parallelism, if this rank can find them.
 
     Attributes:
-        coordinates: By rank, then by kind. Another rank may know its own coordinates.
+        coordinates: Coordinates by rank, then by kind. A rank that is missing here may find its own
+            coordinates.
         sizes: The number of coordinates of each kind.
     """
 
@@ -66,7 +69,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     node: str | None = None
 
     def of(self, run: Run) -> Run:
-        """Return the facts of the run with the sizes that are known here."""
+        """Add the known sizes to the facts of the run."""
         sizes = {f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes}
         return replace(run, world_size=self.world_size, **sizes)
 
@@ -95,11 +98,11 @@ def topology_of(
     Args:
         world_size: Number of ranks.
         rank: This rank.
-        function: Maps a rank to its coordinates: `{"data": 0, "tensor": 1}`. If it is passed, no
-            other source is read.
-        mesh: The mesh of the strategy. Its dimensions have names such as
-            `("data_parallel", "tensor_parallel")`.
-        model: Its parameters may be distributed over meshes.
+        function: Function from a rank to its coordinates, such as `{"data": 0, "tensor": 1}`. If it
+            is passed, no other source is read.
+        mesh: The mesh of the strategy. Its dimensions have names such as `("data_parallel",
+            "tensor_parallel")`.
+        model: The model. Its parameters may be distributed over meshes.
         sampler: `num_replicas` and `rank`: the ranks over which batches are distributed.
         node: The name of this rank's node.
     """
@@ -127,7 +130,7 @@ def topology_of(
 
 
 def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int]]:
-    """Return the coordinates that the user's function returns for every rank, validated."""
+    """Call the user's function for every rank, and return the validated coordinates."""
     if not callable(function):
         raise CountError(f"topology={describe(function)}: {_NEEDED_FUNCTION}")
     coordinates: dict[int, dict[str, int]] = {}
@@ -189,8 +192,8 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
 def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
     """Return the kinds of the mesh of a model's parameters; empty if unknown.
 
-    `fully_shard` uses one or two dimensions for data, whatever their names are. Otherwise a mesh
-    without names that has one dimension is for tensors.
+    `fully_shard` uses one or two dimensions for data, and their names do not matter. Any other mesh
+    with one dimension and no name is for tensor parallelism.
     """
     names = list(mesh.mesh_dim_names or ())
     kinds = [_kind(name) for name in names]
@@ -228,7 +231,7 @@ def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of parallelism of a mesh dimension's name."""
+    """Return the kind of parallelism that the name of a mesh dimension stands for."""
     plain = name.lower().removesuffix("_parallel")
     for kind, names in _NAMES.items():
         if plain in names:
@@ -252,7 +255,8 @@ def check_logical(caller: str, logical: object) -> None:
 def with_logical(profile: Profile, whole: Profile) -> Profile:
     """Fill in unknown logical MACs of a rank's profile from a profile of the unsharded model.
 
-    A phase in which the two profiles contradict each other is left as it is, with a note.
+    If the two profiles contradict each other in a phase, the phase is not changed, and a note is
+    added.
     """
     works: dict[ModulePhase, Work] = {}
     notes = []
@@ -273,7 +277,7 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
 
 
 def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, int]) -> str | None:
-    """Return the first row that contradicts the unsharded model."""
+    """Return the first row that contradicts the unsharded model, or `None`."""
     for row, macs in known.items():
         if macs is None and row not in unsharded:
             return row
@@ -285,7 +289,7 @@ def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, i
 def _logical_works(
     modules: Mapping[str, ModuleProfile], phase: Phase, unsharded: Mapping[str, int]
 ) -> dict[ModulePhase, Work]:
-    """Return the work of all rows in one phase with the MACs of the unsharded model."""
+    """Return the work of all rows in one phase, with the MACs of the unsharded model."""
     inclusive = dict.fromkeys(modules, 0)
     for row in modules:
         for above in ancestry(row):

@@ -1,4 +1,4 @@
-"""The reports of all ranks on one window: how they are handed in, and how rank 0 merges them."""
+"""Hand in the reports of all ranks on one window, and merge them on rank 0."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
@@ -22,7 +22,7 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# Number of ranks that hand in a shared blob: the first may be killed before it is done.
+# Number of ranks that hand in the same shared blob, because a rank may be killed before it is done.
 COPIES = 2
 
 
@@ -35,14 +35,17 @@ class RankWindow:
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Leave a report for rank 0."""
+        """Leave the report of this rank in the store for rank 0."""
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("rank 0 has stopped waiting for this report")
         self._store.put(self._key("begun", report.rank), b"")
         self.deliver(report.rank, pack(report, ranks=self._topology.world_size))
 
     def deliver(self, rank: int, packed: Packed) -> None:
-        """Upload a packed report; the counter of complete reports is raised last."""
+        """Upload a packed report.
+
+        The counter of complete reports is incremented last.
+        """
         store = self._store
         for name, blob in packed.shared.items():
             if store.add(self._key("copies", name)) <= COPIES:
@@ -118,7 +121,7 @@ class RankWindow:
         return unpacked(head, RankHeader).summary
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Read the headers of the ranks whose reports are complete, and none of their steps."""
+        """Read the headers of the ranks with complete reports, without their steps."""
         heads = {own.summary.rank: own}
         available: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
@@ -133,7 +136,7 @@ class RankWindow:
         return heads
 
     def _absent_ranks(self, heads: Mapping[int, RankHeader]) -> dict[int, Rank]:
-        """Describe the ranks whose reports are missing or incomplete."""
+        """Describe the ranks with missing or incomplete reports."""
         ranks = range(self._topology.world_size)
         return {rank: self._absent(rank) for rank in ranks if rank not in heads}
 
@@ -153,7 +156,7 @@ class RankWindow:
         return absent
 
     def _close(self, heads: Mapping[int, RankHeader], at_hand: AbstractSet[str]) -> None:
-        """Remove what was read from the store, which is in memory."""
+        """Delete from the store what was read, because the store is in memory."""
         self._store.put(self._key("closed"), b"")
         for rank in heads:
             self._store.drop(self._key("begun", rank))

@@ -1,1 +1,1 @@
-"""Profiles of many ranks become one profile of the run: rows, steps, statistics over ranks."""
+"""Merge the profiles of many ranks into one profile: rows, steps, statistics over ranks."""

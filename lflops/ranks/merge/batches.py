@@ -79,7 +79,7 @@ def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
 
 
 def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
-    """Return one module with the work of several batches."""
+    """Merge the rows of one module, with the work of several batches."""
     works: dict[str, Any] = {}
     for phase in PHASES:
         works[phase] = _work([row.work(phase) for row in rows])
@@ -88,7 +88,7 @@ def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
 
 
 def _work(works: Sequence[Work]) -> Work:
-    """Return the sum of the counts; the times are those of the first batch."""
+    """Return the sum of the counts, with the times of the first batch."""
     return replace(
         works[0],
         **sums(works, *_WORK_COUNTS),
@@ -98,7 +98,7 @@ def _work(works: Sequence[Work]) -> Work:
 
 
 def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]) -> list[Entry]:
-    """Merge the entries of all batches that have equal key fields, and add their counts up."""
+    """Merge the entries of all batches that have equal key fields, and add up their counts."""
     merged = []
     for same in grouped(entries, attrgetter(*key)).values():
         merged.append(replace(same[0], **sums(same, *counts)))
@@ -106,7 +106,7 @@ def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str
 
 
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
-    """Return each note once, with the sums of whole-number values."""
+    """Return each note once, with whole-number values added up."""
     notes: dict[tuple[str, str], Note] = {}
     for profile in profiles:
         for note in profile.notes:

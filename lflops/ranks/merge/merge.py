@@ -65,13 +65,13 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     """The facts and steps that a rank reports in addition to its rows.
 
     Attributes:
-        table: The name of its rows. Ranks with the same name counted the same.
-        failed: Whether an exception left the run on this rank.
+        table: The name of the rank's rows. Ranks with the same name have the same counts.
+        failed: Whether the run ended with an exception on this rank.
         model_macs: MACs of forward and backward.
         macs: MACs of all phases.
         flops: FLOPs of all phases.
-        memory_bytes: The peak of its memory, if it has one.
-        communication_seconds: Total and exposed seconds of each of its collectives, in their order.
+        memory_bytes: The memory peak of the rank, or `None`.
+        communication_seconds: Total and exposed seconds of each collective of the rank, in order.
     """
 
     rank: Count
@@ -95,9 +95,9 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The figures of a module are from one rank, and never sums over ranks. This is the leading rank:
-    the rank with the most FLOPs, or the first of several. The facts of the run are from the leading
-    rank too, including the samples and tokens of its batch.
+    The figures of a module come from one rank and are never sums over ranks. This rank is the
+    leading rank: the rank with the most FLOPs, or the first such rank. The facts of the run are
+    from the leading rank too, including the samples and tokens of its batch.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading
     rank does not have is copied from another rank, and is added to the rows above it. These rows
@@ -107,28 +107,29 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     The other fields:
 
     * `ranks` has for each rank its MACs of forward and backward, its peak memory, and the seconds
-      of its unprofiled steps. A rank that was left by an exception is `failed`, and leads only
-      failed ranks. A rank without a profile is `missing`. Both make the run partial.
-    * `rank_stats` has the median self time of each module on each rank, if at least two ranks know
-      it.
+      of its unprofiled steps. A rank on which the run ended with an exception is `failed`; it only
+      becomes the leading rank if all ranks failed. A rank without a profile is `missing`. Both make
+      the run partial.
+    * `rank_stats` has the median self time of each module on each rank, if it is known on at least
+      two ranks.
     * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
       the times of modules in single steps, so their quartiles are compared.
-    * The times of modules are from the rank that came last in most unprofiled steps: its forward is
-      the forward of `steps`.
+    * The times of modules are from the rank that came last in most unprofiled steps: the forward in
+      `steps` is from this rank, too.
     * `steps` has for each interval between two collectives the phases of the rank that waited least
       at its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, if
-      `data_parallel_size` tells which of them have a separate batch.
+      `data_parallel_size` shows which ranks have a separate batch.
     * `memory` is from the rank with the largest peak. Peaks of rows are the largest of any rank.
     * `unsupported` has all operators that any rank ran without a formula. Each note appears once.
       Two notes are added: which ranks are missing, and that ranks differ in their work.
 
     Args:
-        profiles: In the order of the ranks, or by rank: `{rank: lflops.load(f"rank{rank}.json") for
-            rank in range(8)}`.
+        profiles: The profiles in rank order, or by rank: `{rank: lflops.load(f"rank{rank}.json")
+            for rank in range(8)}`.
 
     Raises:
-        ProfileError: One of them is not a profile, is passed twice, is already merged, or is from
-            another run. The message names its rank.
+        ProfileError: A value is not a profile, is passed twice, is already merged, or is from
+            another run. The message names the rank.
     """
     by_rank = _by_rank(profiles)
     waits: set[ModulePhase] = set()
@@ -148,7 +149,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 def _quartile_table(
     profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """Make a table of the ranks' times with quartiles instead of steps."""
+    """Make a table of the ranks' times from quartiles instead of single steps."""
     times = {}
     waiting = {}
     begins: set[ModulePhase] = set()
@@ -174,7 +175,7 @@ def summary_of_rank(
 ) -> RankSummary:
     """Make the summary of a rank's profile.
 
-    Without a `table` name, the rows are assumed to be different from those of other ranks.
+    Without a `table` name, the rows are assumed to differ from the rows of other ranks.
     """
     root = profile.modules[""]
     memory = profile.memory
@@ -226,17 +227,19 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """Merge the parts of profiles. For most ranks the summary is enough.
+    """Merge the parts of profiles.
+
+    For most ranks, only the summary is needed.
 
     Args:
-        summaries: In the order of the ranks.
+        summaries: Summaries in rank order.
         rows_of: Returns a rank's rows, operators, unsupported operators and collectives. Called
             once for each distinct table, and for the rank that came last.
         memory_of: Called for the rank with the largest peak.
         rank_table: Makes the table of the ranks' times by place, from the pattern of each module's
             name.
         waits: The places where ranks wait for each other.
-        absent: Ranks without a summary. Ranks that are in neither are missing.
+        absent: Ranks without a summary. A rank that is neither here nor in `summaries` is missing.
 
     Raises:
         ProfileError: The ranks are from different runs.
@@ -296,12 +299,12 @@ def merged(
 
 
 class _StepsOfRanks:
-    """The steps of all ranks, merged and compared, so that they need not be kept.
+    """Merges and compares the steps of all ranks, so that the single steps need not be kept.
 
     Attributes:
         merged: The steps of the run.
-        unprofiled: The unprofiled steps, and the module-timing steps. There are few unprofiled
-            steps in a window, and hooks cost all ranks the same.
+        unprofiled: The unprofiled steps, and the module-timing steps. A window has few unprofiled
+            steps, and the cost of hooks is the same on all ranks.
         of_rank: The statistics of each rank's unprofiled steps.
     """
 
@@ -312,7 +315,7 @@ class _StepsOfRanks:
         self.of_rank: dict[int, RankSteps] = {}
 
     def taken_from(self, summary: RankSummary) -> RankSummary:
-        """Add the steps of a rank and return its summary without them."""
+        """Add the steps of a rank, and return its summary without the steps."""
         compared = []
         for step in summary.steps:
             if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks):
@@ -329,7 +332,7 @@ def _merged_rows(
     order: Iterable[int],
     rows_of: Callable[[int], Profile],
 ) -> tuple[MergedRows, dict[str, Sequence[Communication]]]:
-    """Merge the rows of each distinct table. Returns the collectives of each table, too."""
+    """Merge the rows of each distinct table; also return the collectives of each table."""
     lowest: dict[str, int] = {}
     for rank, summary in summaries.items():
         lowest.setdefault(summary.table, rank)
@@ -347,7 +350,7 @@ def _merged_rows(
 def _timed_by(
     source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]
 ) -> dict[str, ModuleProfile]:
-    """Return the modules with the times of another rank, where that rank knows them."""
+    """Return the modules with the times of another rank, if that rank has times for them."""
     works = {}
     for row, module in modules.items():
         if row not in source:
@@ -366,8 +369,9 @@ def _fitted(
 ) -> dict[str, ModuleProfile]:
     """Scale the times of modules so that they add up to the run's unprofiled steps.
 
-    The steps are from several ranks, the times of modules from one rank. If ranks wait at the end
-    of backward only (`at_end`), the difference is waiting, which is self time of the root.
+    The steps are from several ranks, but the times of modules are from one rank. If ranks only wait
+    at the end of backward (`at_end`), the difference is waiting time and is added to the self time
+    of the root.
     """
     unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
     fitted = dict(modules)
@@ -396,7 +400,7 @@ def _fitted(
 
 
 def _shifted_backward(root: ModuleProfile, seconds: float) -> ModuleProfile:
-    """Return the root with more time in backward, in total and without its submodules."""
+    """Return the root with these seconds added to its backward, in total and in its self time."""
     work = root.backward
     if work.seconds is not None:
         work = replace(work, seconds=work.seconds.shifted(seconds))
@@ -418,7 +422,10 @@ def _with_least_seconds(
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
 ) -> tuple[Communication, ...]:
-    """Return the collectives with their least time over the ranks, if at least two know it."""
+    """Return the collectives with their least time over the ranks.
+
+    A least time requires times from at least two ranks.
+    """
     known: dict[tuple[object, ...], list[float]] = {}
     for summary in summaries:
         times = zip(of_table[summary.table], summary.communication_seconds, strict=True)
@@ -451,7 +458,7 @@ def _self_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, SelfWo
 
 
 def _by_rank(profiles: Any) -> dict[int, Profile]:
-    """Return the profiles by rank, after checking that each is the profile of one rank."""
+    """Return the profiles by rank, after checking that each is the profile of a single rank."""
     if isinstance(profiles, Profile) or not isinstance(profiles, Iterable):
         raise ProfileError(
             f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
@@ -496,7 +503,7 @@ def _check_rank(rank: Any, profile: Any) -> None:
 def _check_one_run(runs: Mapping[int, Run]) -> None:
     """Raise a `ProfileError` if the ranks cannot be from one run.
 
-    An unknown value contradicts no other value; neither does a world size of 1.
+    An unknown value does not contradict any other value. A world size of 1 does not either.
     """
     known: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
@@ -517,7 +524,7 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """Return the facts that are equal on all ranks of a run, by the names that messages use."""
+    """Return the facts that must be equal on all ranks of a run, by their names in messages."""
     facts: dict[str, object] = {}
     for field in _FACTS_OF_RUN:
         facts[f"run.{field}"] = getattr(run, field)
@@ -529,7 +536,10 @@ def _facts(run: Run) -> dict[str, object]:
 
 
 def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
-    """Return the facts of the leading rank. Different chips have no common peak."""
+    """Return the facts of the leading rank.
+
+    If the ranks have different chips, the peak is unknown.
+    """
     runs = [summary.run for summary in summaries.values()]
     run = summaries[leading].run
     chips = {each.hardware and each.hardware.name for each in runs}
@@ -559,7 +569,7 @@ def _largest_memory(
 
 
 def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:
-    """Return the files of all ranks, and the totals of the first traced rank in `order`."""
+    """Return the trace files of all ranks, and the totals of the first traced rank in `order`."""
     files: dict[str, str] = {}
     for rank in sorted(summaries):
         trace = summaries[rank].trace
@@ -579,7 +589,10 @@ def _ranks(
     slowest: Mapping[int, int],
     absent: Mapping[int, Rank],
 ) -> Iterator[Rank]:
-    """Yield every rank of the run; `slowest` counts the steps in which each was the slowest."""
+    """Yield every rank of the run.
+
+    `slowest` has the number of steps in which each rank was the slowest.
+    """
     for rank in range(world):
         if rank in summaries:
             summary = summaries[rank]
@@ -617,7 +630,7 @@ def _notes(
     rows: MergedRows,
     ranks: Sequence[Rank],
 ) -> tuple[Note, ...]:
-    """Return the notes of all ranks, each once, and notes about missing and different ranks."""
+    """Return the notes of all ranks, each once, and notes about missing and differing ranks."""
     of_ranks: dict[tuple[str, str], Note] = {}
     for rank in order:
         for note in summaries[rank].notes:
@@ -642,7 +655,7 @@ def _notes(
 
 
 def _difference(summaries: Mapping[int, RankSummary], leading: int, rows: MergedRows) -> Note:
-    """Return the note that ranks did different work."""
+    """Make the note that ranks did different work."""
     macs = [summary.macs for summary in summaries.values()]
     flops = [summary.flops for summary in summaries.values()]
     values = {

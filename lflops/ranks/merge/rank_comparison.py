@@ -1,10 +1,10 @@
-"""Compare the ranks: which one was late, by how much, and where it took longer than the others.
+"""Compare the ranks: find late ranks, by how much, and where they took longer than other ranks.
 
-This is the evidence, step by step; `ranks.stragglers` judges it.
+The result is the evidence, step by step. `ranks.stragglers` decides whether it is significant.
 
-A rank is late in an interval by its busy time beyond the median of the others. Its excess in a
-place is its time there beyond the median of the others. The others wait for the part of the excess
-that makes the rank late.
+The lateness of a rank in an interval is its busy time minus the median of the other ranks. Its
+excess in a place is its time in this place minus the median of the other ranks. The other ranks
+wait for the part of the excess that makes the rank late.
 """
 
 import bisect
@@ -27,33 +27,34 @@ from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
-# Number of ranks that are compared place by place: those that are late by the most.
+# Number of ranks that are compared place by place: the latest ranks.
 CANDIDATES = 32
-# Number of excesses that a profile keeps: those that cost the most.
+# Number of excesses that a profile keeps: the most expensive.
 KEPT = 256
 # An excess or a wait that costs a smaller share of a step is dropped.
 WORTH_KEEPING = 0.004
 # Number of waits that a profile keeps: the longest.
 WAITS_KEPT = 32
 
-# A rank is slow everywhere only if this share of its busy time is outside its slowest place.
+# A rank is slower everywhere only if at least this share of its busy time is outside its slowest
+# place.
 LEAST_SHARE = 0.3
-# Factor on the time that a module is expected to take by its share of the work, if no module is
-# like it.
+# Factor for the expected time of a module that is estimated from its share of the work, because
+# there is no similar module.
 GENEROUS = 3.0
-# With this many other ranks, their standard deviation is known.
+# With at least this many other ranks, their standard deviation is known.
 FEW_RANKS = 5
 # Number of excesses of other ranks that a delay keeps: the largest.
 LARGEST = 8
-# With this many steps, the single slowest step is ignored.
+# With at least this many steps, the single slowest step is ignored.
 MANY_STEPS = 5
-# Number of sizes in which large excesses are counted: a step and smaller ones.
+# Number of sizes for which large excesses are counted: one step, and fractions of a step.
 JOLT_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
 """Everything that a rank's device does in a step."""
 STAGE = ModulePhase("", "stage")
-"""Everything that a rank does in a step, where ranks have different modules."""
+"""Everything that a rank does in a step, for ranks with different modules."""
 
 
 class SelfWork(NamedTuple):
@@ -64,10 +65,10 @@ class SelfWork(NamedTuple):
 
 
 class _Excess(NamedTuple):
-    """The time of a rank in a place, and the usual time there, step by step.
+    """The time of a rank in a place, and the usual time in this place, step by step.
 
     Attributes:
-        late: How late the rank is in the place's intervals.
+        late: Lateness of the rank in the place's intervals, step by step.
     """
 
     place: ModulePhase
@@ -84,7 +85,7 @@ class _Excess(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Mean part of the excess that makes the rank late."""
+        """Mean part of the excess that makes the rank late, in seconds per step."""
         return mean_excess(list(map(min, self.excess, self.late)))
 
 
@@ -92,8 +93,8 @@ class _Usual(NamedTuple):
     """The usual time of each rank in each place.
 
     Attributes:
-        series: The usual times by place, of the ranks for which they are known.
-        estimated: The places whose usual time is unknown, or estimated from their work.
+        series: The usual times by place, for the ranks with a known usual time.
+        estimated: The places with a usual time that is unknown, or estimated from their work.
     """
 
     series: dict[ModulePhase, RankSeries]
@@ -107,16 +108,16 @@ def compare_ranks(
 
     Args:
         table: The times of the ranks.
-        work: The work of places in modules, to estimate the time of a module that a single rank
-            has.
-        whole: Compare the whole step of each rank as well, where there are too few places to tell
-            that a rank is slow everywhere.
+        work: The work of places in modules. It is used to estimate the time of a module that only
+            one rank has.
+        whole: Whether to compare the whole step of each rank as well, for tables with too few
+            places to show that a rank is slower everywhere.
     """
     if len(table.ranks) < 2 or not table.steps:
         return None
     lateness = _Lateness(table)
     usual = _usual(table, work or {})
-    # The places are compared lazily because there may be very many.
+    # The places are compared lazily, because there may be very many places.
     excesses = chain(
         _everywhere(table, usual, lateness, whole=whole),
         _in_places(table, usual, lateness),
@@ -148,9 +149,9 @@ def compare_ranks(
 
 
 def times_last(table: RankTable) -> dict[int, int]:
-    """Count for each rank the steps in which it was busy the longest.
+    """Count, for each rank, the steps in which it was busy longest.
 
-    Empty if ranks have different modules, or single steps are unknown.
+    Empty if ranks have different modules, or if single steps are unknown.
     """
     if table.staged or table.are_quartiles:
         return {}
@@ -161,9 +162,9 @@ def times_last(table: RankTable) -> dict[int, int]:
 
 
 class _Lateness:
-    """How late the ranks are in each interval, step by step.
+    """The lateness of the ranks in each interval, step by step.
 
-    Where ranks have different modules, it is how long the others wait.
+    If ranks have different modules, the lateness is the waiting time of the other ranks.
     """
 
     def __init__(self, table: RankTable) -> None:
@@ -174,7 +175,7 @@ class _Lateness:
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
-        """Return how late the rank is over these intervals, negative where it is early."""
+        """Return a rank's lateness over these intervals; negative for steps in which it is early."""
         if self._waiting_of_others is not None:
             return self._waiting_of_others[rank]
         return total(self._by_interval[interval][rank] for interval in intervals)
@@ -194,8 +195,8 @@ class _Lateness:
 def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     """Find the usual time of each rank in each place: the median of the other ranks.
 
-    A module that a single rank has is compared with modules like it, on other ranks if there are
-    any, and otherwise with its share of the work.
+    A module that only one rank has is compared with similar modules, on other ranks if possible. If
+    there are none, its usual time is estimated from its share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
     alone: dict[ModulePhase, tuple[int, Steps]] = {}
@@ -223,7 +224,7 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
 def _median_of(
     places: Iterable[ModulePhase], alone: Mapping[ModulePhase, tuple[int, Steps]]
 ) -> Steps:
-    """Return the median over the places in each step."""
+    """Return the median over the places, for each step."""
     seconds = [alone[place][1] for place in places]
     return tuple(statistics.median(step) for step in zip(*seconds, strict=True))
 
@@ -244,7 +245,7 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, tuple[int, Steps]],
 ) -> list[ModulePhase]:
-    """Return the other places of the group, on other ranks if there are any."""
+    """Return the other places of the group; only places on other ranks if there are any."""
     rank, _ = alone[place]
     on_other_ranks = [other for other in group if alone[other][0] != rank]
     return on_other_ranks or [other for other in group if other != place]
@@ -257,7 +258,7 @@ def _by_work(
 ) -> Steps | None:
     """Estimate a place's seconds from the rate of the other modules.
 
-    The rate is in FLOPs or in bytes, whichever takes longer. `None` if work is unknown.
+    The rate is in FLOPs or in bytes, whichever gives a longer time. `None` if the work is unknown.
     """
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
@@ -302,7 +303,7 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, whole: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in everything that it does."""
+    """Yield the excess of each late rank in all its places together."""
     if whole:
         yield from _whole_steps(table, lateness, EVERYTHING)
         return
@@ -322,7 +323,7 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank whose device is slower in most places."""
+    """Yield the excess of each late rank with a device that is slower in most places."""
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
         own = {}
@@ -342,9 +343,10 @@ def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_
 def _slower_in_most_places(
     own: Mapping[ModulePhase, Steps], usual: Mapping[ModulePhase, Steps]
 ) -> list[float] | None:
-    """Return, for each step, by which factor a rank is slower everywhere.
+    """Return the factor by which a rank is slower everywhere, for each step.
 
-    The place with the largest excess is left out. `None` if the rest is too little to tell.
+    The place with the largest excess is left out. `None` if the other places are too short for a
+    result.
     """
     if len(own) < 3:
         return None
@@ -379,7 +381,7 @@ def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) 
 
 
 def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the first value by which half the weight is reached; 1 without a value.
+    """Return the first value at which half the total weight is reached; 1 without a value.
 
     Args:
         weighted: Pairs of a value and its weight.
@@ -395,9 +397,9 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _noise(beyond: RankSeries, rank: int) -> float | None:
-    """Return the standard deviation of the excess from rank to rank, without this rank.
+    """Return the standard deviation of the excess over the other ranks.
 
-    `None` if there are too few others.
+    `None` if there are too few other ranks.
     """
     medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
@@ -408,7 +410,10 @@ def _noise(beyond: RankSeries, rank: int) -> float | None:
 def _large_excesses(
     table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
-    """Count how often an excess reaches each size, and the seconds in which that could happen."""
+    """Count the excesses that reach each size.
+
+    Also returns the observed seconds in which such an excess could occur.
+    """
     sizes = [table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(JOLT_SIZES)]
     large = []
     seconds = 0.0
@@ -421,7 +426,7 @@ def _large_excesses(
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Yield for each place where ranks wait the rank that they wait for, and how long."""
+    """Yield, for each place where ranks wait, the awaited rank and the waiting time."""
     for place in table.waits:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
@@ -455,7 +460,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
 
 
 def _awaited_rank(series: RankSeries) -> int:
-    """Return the rank for which the others wait longest over all steps."""
+    """Return the rank that the other ranks wait for longest, over all steps."""
     ranks = list(series)
     waited_for: dict[int, float] = {}
     for step in series.by_step():
@@ -476,8 +481,8 @@ def _lost(table: RankTable) -> float:
 def _usual_mean(steps: Sequence[float]) -> float:
     """Return the mean over the steps.
 
-    With many steps, the longest counts as the second longest: one disturbance of the machine does
-    not describe the run.
+    With many steps, the longest step counts with the time of the second longest, because one
+    disturbance of the machine is not typical of the run.
     """
     if len(steps) < MANY_STEPS:
         return statistics.fmean(steps)
@@ -486,7 +491,10 @@ def _usual_mean(steps: Sequence[float]) -> float:
 
 
 def _delay(excess: _Excess, beyond: RankSeries, *, begins: bool) -> RankDelay:
-    """Make the record of an excess; `beyond` has the excess of all ranks in its place."""
+    """Make the record of an excess.
+
+    `beyond` has the excess of all ranks in the same place.
+    """
     return RankDelay(
         module=excess.place.fqn,
         phase=excess.place.phase,

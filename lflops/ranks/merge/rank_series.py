@@ -1,14 +1,14 @@
-"""Seconds of each rank, step by step, and the arithmetic on them.
+"""Store the seconds of each rank, step by step, and calculate with them.
 
-Plain tuples of numbers: Python's garbage collector does not track them, and there may be thousands
-of ranks.
+Series are plain tuples of numbers, because there may be thousands of ranks, and Python's garbage
+collector does not track such tuples.
 """
 
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-# With this many ranks or fewer, the median of the others differs from the median of all ranks.
+# With at most this many ranks, the median of the other ranks differs from the median of all ranks.
 FEW = 17
 
 Steps = tuple[float, ...]
@@ -26,7 +26,7 @@ def minus(one: Sequence[float], other: Sequence[float]) -> Steps:
 
 
 def total(parts: Iterable[Sequence[float]]) -> Steps:
-    """Add series up step by step."""
+    """Add up several series, step by step."""
     return tuple(map(sum, zip(*parts, strict=True)))
 
 
@@ -40,12 +40,12 @@ class RankSeries(dict[int, Steps]):
 
     @classmethod
     def zeros(cls, steps: dict[int, int]) -> Self:
-        """Make a series of zeros from the number of steps of each rank."""
+        """Make a series of zeros for each rank; `steps` has the number of steps of each rank."""
         return cls({rank: (0.0,) * number for rank, number in steps.items()})
 
     @classmethod
     def sum_of(cls, parts: Collection["RankSeries"], ranks: Iterable[int]) -> Self:
-        """Add the series of these ranks up."""
+        """Add up several series for these ranks."""
         return cls({rank: total(part[rank] for part in parts) for rank in ranks})
 
     def by_step(self) -> list[Steps]:
@@ -53,16 +53,16 @@ class RankSeries(dict[int, Steps]):
         return list(zip(*self.values(), strict=True))
 
     def add(self, other: "RankSeries") -> None:
-        """Add another series in place; it may have fewer ranks."""
+        """Add another series to this series in place; it may have fewer ranks."""
         for rank, seconds in other.items():
             self[rank] = plus(self[rank], seconds)
 
     def minus(self, other: "RankSeries") -> "RankSeries":
-        """Subtract another series for the ranks that it has."""
+        """Subtract another series, for the ranks in that series."""
         return RankSeries({rank: minus(self[rank], other[rank]) for rank in other})
 
     def median_of_others(self) -> "RankSeries":
-        """Return for each rank the median of the other ranks in each step."""
+        """Return, for each rank, the median of the other ranks in each step."""
         by_step = self.by_step()
         if not by_step:
             return RankSeries()
@@ -76,7 +76,7 @@ class RankSeries(dict[int, Steps]):
         return others
 
     def beyond_others(self) -> "RankSeries":
-        """Return the seconds of each rank beyond the median of the other ranks."""
+        """Return the seconds of each rank minus the median of the other ranks."""
         return self.minus(self.median_of_others())
 
     def beyond_median(self) -> list[float]:
@@ -87,11 +87,11 @@ class RankSeries(dict[int, Steps]):
         return beyond
 
     def means(self) -> dict[int, float]:
-        """Return the mean over the steps of each rank."""
+        """Return the mean over the steps, for each rank."""
         return {rank: statistics.fmean(seconds) for rank, seconds in self.items()}
 
     def medians(self) -> dict[int, float]:
-        """Return the median step of each rank."""
+        """Return the median over the steps, for each rank."""
         return {rank: statistics.median(seconds) for rank, seconds in self.items()}
 
     def values_except(self, excluded: int) -> list[float]:

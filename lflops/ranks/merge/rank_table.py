@@ -1,11 +1,12 @@
-"""Times of all ranks in the same steps, place by place, and the intervals between collectives.
+"""Tabulate the times of all ranks in the same steps, by place and by interval.
 
     rank 0   | data | forward ............ | backward | waits ....... | optimizer | waits |
     rank 1   | data | forward ............ | backward ................ | optimizer | waits |
     interval |                    0                                  |      1            |
 
-A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`.
-Ranks leave a collective together, so a rank that is late in it was slow in the interval before.
+A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`. An
+interval is the time between two collectives. Ranks leave a collective together, so a rank that
+reaches a collective late was slow in the interval before it.
 """
 
 import statistics
@@ -26,13 +27,13 @@ from lflops.ranks.merge.rank_series import RankSeries
 BEFORE_MODULES = ("data", "transfer")
 AFTER_MODULES = ("clip", "optimizer", "other", *EVENTS, "sync")
 OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
-"""The phases of a step outside modules, in their order."""
+"""The phases of a step outside modules, in the order in which they run."""
 
 SYNC = ModulePhase("", "sync")
 """The synchronization of ranks at the end of a step."""
 
-# Most intervals of a step. With many ranks there are fewer, so that all ranks and intervals have no
-# more than `MOST_SUMS` sums in each step.
+# Most intervals of a step. With many ranks there are fewer intervals, so that all ranks and
+# intervals have at most `MOST_SUMS` sums in each step.
 MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
@@ -45,11 +46,11 @@ _PHASES = (*PHASES, *OUTSIDE)
 
 @dataclass(frozen=True)
 class Repeated:
-    """Several modules whose names differ only in numbers, in one phase: `layers.*.mlp` forward.
+    """Several modules with names that differ only in numbers, in one phase: `layers.*.mlp` forward.
 
     Attributes:
         modules: Number of modules.
-        intervals: The intervals that contain them.
+        intervals: The intervals that contain the modules.
         seconds: The sum over the modules.
     """
 
@@ -63,19 +64,20 @@ class RankTable:
     """Times of all ranks in the same steps.
 
     Attributes:
-        seconds: By place. With very many ranks and modules, only the places that matter most.
-        repeated: By pattern, the sums over repeated modules.
-        busy: By interval, the time in all places where no rank waits.
+        seconds: Times by place. With very many ranks and modules, only the places that matter most.
+        repeated: Sums over repeated modules, by pattern.
+        busy: Time in all places where no rank waits, by interval.
         waiting: The time in all places where ranks wait.
         intervals: The interval of each place where no rank waits.
         waits: The places where ranks wait for each other.
         step_seconds: Median time of a step over ranks and steps.
         staged: Whether ranks have different modules, as in a pipeline.
         patterns: The name of each module with `*` for the numbers of repeated modules.
-        are_quartiles: Whether the three "steps" are the quartiles of unknown steps.
-        begins: The places in which a collective begins that is awaited elsewhere.
-        known_waits: Exposed seconds of collectives per step by rank, for the places in `waits` for
-            which the traces of all ranks have them.
+        are_quartiles: Whether the table has three quartiles instead of steps, because single steps
+            are unknown.
+        begins: The places with collectives that begin there and are awaited elsewhere.
+        known_waits: Exposed seconds of collectives per step by rank, for the places in `waits` that
+            have such times in the traces of all ranks.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -127,8 +129,8 @@ def intervals_of(
 ) -> dict[ModulePhase, int]:
     """Return the interval of each place where no rank waits.
 
-    Places run in their order; backward runs in the reverse order. The last interval continues in
-    the next step, unless the step ends with a collective.
+    Places run in the order in which they are passed, but backward runs in reverse order. The last
+    interval continues in the next step, unless the step ends with a collective.
     """
     ordered = _in_execution_order(places)
     intervals = {}
@@ -162,7 +164,7 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 
 
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
-    """Join neighboring intervals where there are too many for so many ranks."""
+    """Join neighboring intervals if there are too many intervals for this number of ranks."""
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
     if number <= most:
@@ -182,12 +184,12 @@ def table_of(
     """Make a table from the seconds of each rank by step and place.
 
     Args:
-        times: By rank; all ranks have the same steps.
-        waits: As `RankTable.waits`.
-        begins: As `RankTable.begins`.
-        known: As `RankTable.known_waits`.
-        patterns: As `RankTable.patterns`.
-        are_quartiles: As `RankTable.are_quartiles`.
+        times: Seconds by rank, step and place; all ranks have the same steps.
+        waits: See `RankTable.waits`.
+        begins: See `RankTable.begins`.
+        known: See `RankTable.known_waits`.
+        patterns: See `RankTable.patterns`.
+        are_quartiles: See `RankTable.are_quartiles`.
     """
     seconds: dict[ModulePhase, RankSeries] = {}
     for rank, steps in times.items():
@@ -268,7 +270,8 @@ def _repeated(
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
     """Return the statistics of each place that several ranks have, in the order of `rows`.
 
-    Among equally slow ranks the first is the slowest. The median is the lower one of two.
+    If ranks are equally slow, the first of them is the slowest. For an even number of ranks, the
+    median is the lower of the two middle values.
     """
     order = positions(rows)
     stats = []
@@ -299,9 +302,9 @@ def _stat(place: ModulePhase, medians: dict[int, float], *, waits: bool) -> Rank
 
 
 def waits_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places in which this rank waits for others.
+    """Return the places in which this rank waits for other ranks.
 
-    If the profile does not name them, they are the places of its collectives.
+    If the profile does not list these places, returns the places of its collectives.
     """
     if not profile.is_counted and profile.run.world_size > 1:
         return _possible_waits(profile)
@@ -323,7 +326,7 @@ def waits_in(profile: Profile) -> set[ModulePhase]:
 def _possible_waits(profile: Profile) -> set[ModulePhase]:
     """Return the places where an uncounted step may wait.
 
-    Under DDP ranks wait at the end of backward, otherwise they may wait anywhere in the model.
+    Under DDP, ranks wait at the end of backward. Otherwise, they may wait anywhere in the model.
     """
     if "ddp" in (profile.run.strategy or "").lower():
         return {ModulePhase("", "backward"), SYNC}
@@ -332,7 +335,7 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
 
 
 def begins_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places in which collectives begin that are awaited elsewhere."""
+    """Return the places with collectives that begin there and are awaited elsewhere."""
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
     return begun - waits_in(profile)
 
@@ -340,8 +343,8 @@ def begins_in(profile: Profile) -> set[ModulePhase]:
 def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
     """Return the exposed seconds of collectives per step, by the place where they are awaited.
 
-    They include transfer and waiting; `None` if unknown. A collective that backward begins in a
-    module and does not await there is awaited at the end of backward, in the root.
+    The seconds include transfer and waiting; `None` if unknown. If a collective begins in a module
+    during backward and is not awaited there, it is awaited at the end of backward, in the root.
     """
     waits = waits_in(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -362,7 +365,7 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
 def known_waits(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Return the exposed seconds of collectives by rank, for places that all ranks know."""
+    """Return the exposed seconds of collectives by rank, for places with known times on all ranks."""
     by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():
@@ -374,7 +377,7 @@ def known_waits(
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """Return the lower quartile, the median and the upper quartile of each place's seconds.
 
-    They stand for three steps where single steps are unknown. Empty if no module was timed.
+    They are used like three steps if single steps are unknown. Empty if no module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}
     for row, module in profile.modules.items():

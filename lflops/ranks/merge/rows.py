@@ -1,4 +1,4 @@
-"""Merge the modules of ranks: each row is from the first rank that has it."""
+"""Merge the modules of several ranks: each row comes from the first rank that has the module."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -21,7 +21,7 @@ from lflops.profile.profile import (
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import spelled_runs, sum_known, sums
 
-# Number of runs of ranks that `ranges` lists.
+# Largest number of ranges of ranks that `ranges` lists.
 _LISTED = 12
 
 _PARAMETER_FIELDS = (
@@ -40,13 +40,13 @@ Entry = TypeVar("Entry", OpCount, Communication)
 class MergedRows:
     """Merges the rows of ranks, which are added in the order in which they lead.
 
-    A rank adds only the rows that no rank before it had, so a thousand ranks take no more room than
+    A rank adds only the rows that no earlier rank had. So a thousand ranks need no more memory than
     their distinct rows.
 
     Attributes:
         sources: The rank that each row is from.
-        differ: Whether a rank did other work than the first.
-        waits: The places where any rank waits for others.
+        differ: Whether a rank did different work than the first rank.
+        waits: The places where any rank waits for other ranks.
         unsupported: The operators that any rank ran without a formula, by module, operator and
             phase.
     """
@@ -86,7 +86,7 @@ class MergedRows:
         self.waits.update(profile.waits)
         self._op_counts[rank] = self._from(rank, profile.op_counts)
         self._communication[rank] = self._from(rank, profile.communication)
-        # A total that leaves out an operator on one rank is incomplete, too.
+        # If a total leaves out an operator on one rank, the total is incomplete.
         for each in profile.unsupported:
             self.unsupported.setdefault((each.module, each.operator, each.phase), each)
 
@@ -95,7 +95,7 @@ class MergedRows:
         return [each for each in entries if self.sources[each.module] == rank]
 
     def modules(self) -> dict[str, ModuleProfile]:
-        """Return every row as its source has it, plus what other ranks have below it."""
+        """Return every row of its source, plus the work that other ranks have below it."""
         added_below: dict[str, list[ModuleProfile]] = {}
         for row, module in self._rows.items():
             above = ancestry(row)[1:]
@@ -109,7 +109,10 @@ class MergedRows:
         return modules
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
-        """Group the rows that not all ranks have: the ranks, and the uppermost of these rows."""
+        """Group the rows that only some ranks have.
+
+        Each group has its ranks and the uppermost of these rows.
+        """
         all_ranks = (1 << len(self._added)) - 1
         uppermost: dict[int, list[str]] = {}
         for row in sorted(self._rows, key=self._positions.__getitem__):
@@ -125,12 +128,12 @@ class MergedRows:
         return [rank for index, rank in enumerate(self._added) if bits >> index & 1]
 
     def op_counts(self) -> Iterator[OpCount]:
-        """Yield the operators of each row's source."""
+        """Yield the operators of each row, from the row's source."""
         for rank in sorted(self._op_counts):
             yield from self._op_counts[rank]
 
     def communication(self) -> Iterator[Communication]:
-        """Yield the collectives of each row's source."""
+        """Yield the collectives of each row, from the row's source."""
         for rank in sorted(self._communication):
             yield from self._communication[rank]
 
@@ -161,7 +164,10 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
-    """Return the inclusive work plus more work below. Times of several ranks have no sum."""
+    """Return the inclusive work plus additional work below.
+
+    The times become `None`, because times of several ranks cannot be added.
+    """
     if not any(sums(below, *COUNTS).values()):
         return work
     return replace(
@@ -174,7 +180,10 @@ def _with_added_work(work: Work, below: list[Work]) -> Work:
 
 
 def _differ(one: Profile, other: Profile) -> bool:
-    """Return whether two ranks did different work. The order of the work does not matter."""
+    """Return whether two ranks did different work.
+
+    The order of the work does not matter.
+    """
     if one is other:
         return False
     if one.op_counts != other.op_counts and set(one.op_counts) != set(other.op_counts):
@@ -196,6 +205,6 @@ def _unsupported(profile: Profile) -> Counter[Hashable]:
 
 
 def _collectives(profile: Profile) -> Counter[Hashable]:
-    """Count equal collectives, without the names of their groups, which differ between ranks."""
+    """Count equal collectives, without their group names, because these differ between ranks."""
     key = attrgetter("module", "phase", "collective", "group_size", "calls", "bytes")
     return Counter(map(key, profile.communication))

@@ -1,12 +1,13 @@
-"""Merge the steps of all ranks: each interval between two collectives is from the last rank.
+"""Merge the steps of all ranks: each interval between two collectives comes from the last rank.
 
     rank 0   | data 1 | forward 10 | backward 60 (50 of it waiting) | optimizer 5 | sync 1 |
     rank 1   | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
     the run  | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
 
-Ranks leave a collective together, so the intervals of the ranks that came last add up to the run's
-time, and their phases contain no waiting. Ranks of a pipeline do not leave together, so the sum is
-shorter than the step of any rank. Then the merged step is the step of the rank that waited least.
+Ranks leave a collective together. So the intervals of the ranks that came last add up to the time
+of the run, and contain no waiting. Ranks of a pipeline do not leave together, so their sum is
+shorter than the step of any rank. In this case, the merged step is the step of the rank that waited
+least.
 """
 
 from collections import Counter, defaultdict
@@ -34,14 +35,17 @@ ORDER = (
 """The order in which the phases of a step run."""
 
 SYNC = "sync"
-"""The phase in which ranks wait for rank 0, and rank 0 waits for none."""
+"""The phase in which all other ranks wait for rank 0.
 
-# If the intervals add up to a smaller share of the shortest rank's step, they overlap.
+Rank 0 itself does not wait.
+"""
+
+# If the intervals add up to less than this share of the shortest rank's step, they overlap.
 ALIGNED = 0.97
 
 
 class RankSteps(Struct, frozen=True, kw_only=True):
-    """Times of one rank's unprofiled steps: in total, waiting for data, and on the CPU."""
+    """Times of one rank's unprofiled steps: total, waiting for data, and CPU time."""
 
     step: TimingStats | None
     data: TimingStats | None
@@ -49,7 +53,7 @@ class RankSteps(Struct, frozen=True, kw_only=True):
 
 
 def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
-    """Return whether ranks wait in backward at its end only, as under DDP."""
+    """Return whether, in backward, ranks only wait at its end, as under DDP."""
     return not any(wait.fqn and step_phase(wait.phase) == "backward" for wait in waits)
 
 
@@ -58,7 +62,7 @@ class MergedSteps:
 
     Args:
         waits: The phases in which ranks wait for each other.
-        at_end: Whether ranks wait in backward at its end only.
+        at_end: Whether, in backward, ranks only wait at its end.
     """
 
     def __init__(self, waits: Collection[str], *, at_end: bool = False) -> None:
@@ -91,7 +95,7 @@ class MergedSteps:
 
     @property
     def last_rank(self) -> int | None:
-        """The rank that ran the forward of most merged unprofiled steps; `None` without a step."""
+        """Return the rank with the forward of most merged unprofiled steps; `None` without a step."""
         ranks = Counter(step.forward_rank for step in self._steps.values() if step.is_unprofiled)
         return max(ranks, key=lambda rank: (ranks[rank], -rank), default=None)
 
@@ -113,7 +117,7 @@ def _statistics(steps: Iterable[Step]) -> RankSteps:
 
 
 class _Waits:
-    """The phases in which ranks wait for each other, and how long a rank waited in them."""
+    """Measures how long a rank waited, given the phases in which ranks wait for each other."""
 
     def __init__(self, phases: Collection[str], *, at_end: bool) -> None:
         self._phases = frozenset(phases)
@@ -133,7 +137,10 @@ class _Waits:
         return self._seconds(step, [phase for phase in phases if phase in self.ends])
 
     def _seconds(self, step: Step, phases: Iterable[str]) -> float:
-        """Add the waiting up. If the waiting is unknown, the work in the phase is included."""
+        """Add up the waiting seconds.
+
+        If the waiting time of a phase is unknown, the whole phase is included.
+        """
         seconds = 0.0
         for phase in phases:
             if phase == "backward" and self._at_end and step.waiting is not None:
@@ -143,9 +150,9 @@ class _Waits:
         return seconds
 
     def intervals(self, step: Step) -> list[list[str]]:
-        """Return the phases of a step from one collective to the next.
+        """Return the phases of a step, divided at its collectives.
 
-        The last interval continues in the first interval of the next step, so it is part of it.
+        The last interval continues in the next step, so its phases are part of the first interval.
         """
         phases = [phase for phase in ORDER if phase in step.phases]
         phases += [phase for phase in step.phases if phase not in ORDER]
@@ -173,9 +180,9 @@ class _MergedStep:
     """One step of the run, merged from the steps of its ranks.
 
     Attributes:
-        marks: The marks of all ranks, as keys in their order.
-        samples: The samples of each batch.
-        tokens: The tokens of each batch.
+        marks: The marks of all ranks, in order, as keys of a dictionary.
+        samples: Number of samples of each batch.
+        tokens: Number of tokens of each batch.
     """
 
     def __init__(self, waits: _Waits) -> None:
@@ -184,7 +191,7 @@ class _MergedStep:
         self.tokens: list[int | None] = []
         self._waits = waits
         self._shortest: float | None = None
-        # The step of the rank that waited least in total, and in each interval.
+        # The step of the rank that waited least, in total and in each interval.
         self._least: _Candidate | None = None
         self._last: list[_Candidate] = []
 
@@ -196,7 +203,7 @@ class _MergedStep:
             self.tokens.append(step.tokens)
         if step.seconds is not None and (self._shortest is None or step.seconds < self._shortest):
             self._shortest = step.seconds
-        # Without any waiting, the rank with the longest step came last.
+        # If no rank waited, the rank with the longest step came last.
         has_waits = self._waits.ends_any(step)
         waited = self._waits.in_step(step) if has_waits else -(step.seconds or 0.0)
         if self._least is None or waited < self._least.waited:
@@ -221,14 +228,17 @@ class _MergedStep:
 
     @property
     def forward_rank(self) -> int:
-        """The rank that came last in the interval with forward."""
+        """Return the rank that came last in the interval with forward."""
         for number, candidate in enumerate(self._last):
             if "forward" in self._waits.intervals(candidate.step)[number]:
                 return candidate.rank
         return self._least_waiting.rank
 
     def joined(self) -> Step:
-        """Join the intervals; if they overlap, return the step of the rank that waited least."""
+        """Join the intervals.
+
+        If the intervals overlap, return the step of the rank that waited least.
+        """
         step = self._joined_intervals()
         if (step.seconds or 0.0) < ALIGNED * (self._shortest or 0.0):
             return self._least_waiting.step
@@ -243,7 +253,7 @@ class _MergedStep:
             for phase in self._waits.intervals(candidate.step)[number]:
                 owners[phase] = candidate.step
         phases = {}
-        # Phases that the first step does not have come last.
+        # Phases that are not in the first step come last.
         for phase in (*first.phases, *owners):
             if phase in owners:
                 phases[phase] = owners[phase].phases[phase]
@@ -277,7 +287,7 @@ class _Batches:
         self._is_known = True
 
     def add(self, rank: int, run: Run, coordinates: Mapping[str, int]) -> bool:
-        """Add a rank and return whether no rank before it has the same batch."""
+        """Add a rank, and return whether no earlier rank has the same batch."""
         is_alone = run.world_size == 1
         self._expected = run.data_parallel_size
         if self._expected is None and is_alone:
@@ -294,7 +304,7 @@ class _Batches:
         return self._seen[coordinate] == 1
 
     def total(self, units: Sequence[int | None]) -> int | None:
-        """Return the sum over all batches; `None` if a batch is unknown."""
+        """Return the sum over all batches; `None` if any value is unknown."""
         known = [each for each in units if each is not None]
         if not self._is_known or not len(known) == len(units) == self._expected:
             return None

@@ -1,11 +1,11 @@
 """Compare the ranks in unprofiled steps, phase by phase.
 
-These steps have no times of modules, but there are many of them: a delay that comes in every tenth
-step, or that begins late, is in them.
+These steps have no times of modules, but there are many of them. So they include delays that occur
+in every tenth step, or that begin late.
 
-A rank also takes longer while the system gives its core to another thread. That says nothing about
-the phase in which it happens. Where each rank knows how long its thread waited for a core in each
-phase, phases are compared without these waits, and the waits are compared as a place of their own:
+A rank also takes longer while the system gives its core to another thread. Such a wait has nothing
+to do with the phase in which it happens. If each rank has measured its waits for a core in each
+phase, phases are compared without these waits, and the waits are compared as a separate place:
 
     forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
@@ -35,25 +35,25 @@ from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
-# Number of steps that are kept of each rank: the last ones.
+# Number of steps that are kept for each rank: the last steps.
 MOST_STEPS = 256
-# With many ranks there are fewer, so that all ranks together have no more than `MOST_ROWS` steps.
+# With many ranks, fewer steps are kept: all ranks together keep at most `MOST_ROWS` steps.
 MOST_ROWS = 1 << 16
 FEWEST_STEPS = 16
 
-# Number of delays in a comparison. Each has two numbers for each step.
+# Number of delays in a comparison. Each delay has two numbers per step.
 KEPT = 6
-# Number of ranks whose waits for a core are kept.
+# Number of ranks for which waits for a core are kept.
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
-"""The end of backward, where ranks wait for the gradients of others."""
+"""The end of backward, in which ranks wait for the gradients of other ranks."""
 
 _PHASES = (
     "data",
     "transfer",
     "forward",
-    # The table runs backward in reverse order, so `wait` ends backward.
+    # In the table, backward runs in reverse order, so `wait` comes first and ends backward.
     WAIT,
     "backward",
     "clip",
@@ -72,12 +72,12 @@ def _waited_in(phase: str) -> str:
 
 _COLUMNS = (*_PHASES, *_COUNTERS, *map(_waited_in, _PHASES))
 
-# A rank's waits for a core are dropped if they cost a smaller share of a step.
+# If a rank's waits for a core cost less than this share of a step, they are dropped.
 _WORTH_KEEPING = 0.004
 
 
 def most_steps(ranks: int) -> int:
-    """Return how many steps are kept of each rank."""
+    """Return the number of steps that are kept for each rank."""
     return max(min(MOST_STEPS, MOST_ROWS // max(ranks, 1)), FEWEST_STEPS)
 
 
@@ -95,7 +95,10 @@ class UnprofiledSteps:
         self._records: dict[int, deque[_Record]] = {}
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Add steps of one rank out of `ranks`; steps without phases are left out."""
+        """Add steps of one of `ranks` ranks.
+
+        Steps without phases are left out.
+        """
         if rank not in self._records:
             self._records[rank] = deque(maxlen=most_steps(ranks))
         self._records[rank].extend(
@@ -110,8 +113,8 @@ class UnprofiledSteps:
     def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
         """Compare the ranks in the steps that all of them have.
 
-        `waits` are the places where ranks wait for each other. `None` for fewer than two ranks and
-        without a common step.
+        `waits` are the places where ranks wait for each other. Returns `None` for fewer than two
+        ranks, or without a common step.
         """
         indices = self._common_indices()
         if len(self._records) < 2 or not indices:
@@ -155,7 +158,7 @@ class UnprofiledSteps:
         return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
-        """Return the series of all ranks by the name of the column."""
+        """Return the series of all ranks, by column name."""
         columns = {name: RankSeries() for name in _COLUMNS}
         for rank, records in self._records.items():
             by_index = dict(records)
@@ -179,20 +182,20 @@ def _packed(step: Step) -> bytes:
 
 
 def _waits_of(step: Step) -> list[float]:
-    """Return how long the thread waited for a core in each phase; NaN if it is unknown."""
+    """Return the time that the thread waited for a core in each phase; NaN if unknown."""
     if step.waited_by_phase is None:
         return [math.nan] * len(_PHASES)
     return list(_by_column(step, step.waited_by_phase).values())
 
 
 def _by_column(step: Step, by_phase: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds by phase as seconds by `_PHASES`."""
+    """Convert seconds by phase to seconds by `_PHASES`."""
     seconds = dict.fromkeys(_PHASES, 0.0)
     for phase, each in by_phase.items():
         column = phase if phase in seconds else "other"
         seconds[column] += each
     for event in EVENTS:
-        # An event runs between batches, where nothing else takes long.
+        # An event runs between two batches, where nothing else takes long.
         if event in step.marks:
             seconds[event] = seconds["other"]
             seconds["other"] = 0.0
@@ -208,16 +211,16 @@ def _known(value: float) -> float | None:
 
 
 def _has_unknown(series: RankSeries) -> bool:
-    """Return whether the series of any rank has a NaN."""
+    """Return whether any rank's series has a NaN."""
     return any(math.isnan(sum(seconds)) for seconds in series.values())
 
 
 def _places(
     columns: Mapping[str, RankSeries], *, is_wait_known: bool
 ) -> dict[ModulePhase, RankSeries]:
-    """Return the phases as places of a table, without those that no rank spent time in.
+    """Return the phases as places of a table, without phases in which no rank spent time.
 
-    If the wait at the end of backward is unknown on one rank, it is part of backward on all.
+    If the wait at the end of backward is unknown on one rank, it is part of backward on all ranks.
     """
     places = {}
     for phase in _PHASES:
@@ -248,9 +251,9 @@ def _contended(
     *,
     is_wait_known: bool,
 ) -> dict[ModulePhase, RankSeries] | None:
-    """Return how long each rank waited for a core in each phase that is compared.
+    """Return the time that each rank waited for a core in each compared phase.
 
-    `None` if a rank does not know it. A rank that waits for other ranks needs no core, so the
+    `None` if it is unknown on any rank. A rank that waits for other ranks needs no core, so the
     phases in which ranks wait for each other are left out.
     """
     if any(_has_unknown(columns[_waited_in(phase)]) for phase in _PHASES):
@@ -281,7 +284,7 @@ def _without(
 
 
 def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
-    """Return how much longer than the others a rank waited for its core, for the worst ranks."""
+    """Return the excess of the waits for a core, for the ranks that waited longest."""
     if _has_unknown(waited):
         return []
     beyond = waited.beyond_others()
@@ -307,14 +310,14 @@ def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
 
 
 def _rounded(delay: RankDelay) -> RankDelay:
-    """Return a delay with whole microseconds."""
+    """Return a delay with times rounded to whole microseconds."""
     return replace(delay, excess=_in_microseconds(delay.excess), late=_in_microseconds(delay.late))
 
 
 def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[ModulePhase]:
     """Return the phases of a step in which ranks wait for each other.
 
-    If ranks wait at the end of backward only, and that is known, backward itself is not one.
+    If it is known that ranks only wait at the end of backward, backward itself is not included.
     """
     phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
     if is_wait_known:
@@ -327,7 +330,7 @@ def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[Module
 def _activity(
     ranks: Collection[int], columns: Mapping[str, RankSeries], busy: RankSeries
 ) -> tuple[RankActivity, ...]:
-    """Return the counters of these ranks beyond the others, weighted by how late each rank was."""
+    """Return these ranks' counters beyond the other ranks, weighted by the lateness in each step."""
     late = busy.beyond_others()
     waited = columns["waited"].beyond_others()
     other_threads = columns["cpu"].minus(columns["thread_cpu"]).beyond_others()
@@ -349,14 +352,14 @@ def _activity(
 
 
 def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
-    """Return the weighted mean; `None` if a value is unknown or all weights are 0."""
+    """Return the weighted mean; `None` if a value is unknown or if all weights are 0."""
     if not any(weights):
         return None
     return _known(statistics.fmean(values, weights))
 
 
 def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
-    """Return the ratio of a rank's value to the median of the others; `None` if unknown."""
+    """Return a rank's value divided by the median of the other ranks; `None` if unknown."""
     usual = statistics.median(mean for other, mean in means.items() if other != rank)
     if not usual:
         return None
@@ -366,7 +369,7 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
     """Return the correlation of lateness with the size of batches.
 
-    Both are relative to the other ranks. `None` if sizes are unknown or all equal.
+    Both are relative to the other ranks. `None` if the sizes are unknown or all equal.
     """
     more = list(chain.from_iterable(units.beyond_others().values()))
     late = list(chain.from_iterable(busy.beyond_others().values()))

@@ -1,4 +1,4 @@
-"""Draws the roofline and the live memory of a profile, as on the page of the profile.
+"""Draw the roofline and the live memory of a profile, in the same way as on the page.
 
 Each figure has a separate canvas, so the global state of matplotlib does not change.
 """
@@ -42,7 +42,7 @@ CATEGORIES = _COLOURS["categories"]
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure of a size in inches, and its axes."""
+    """Return an empty figure with this size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):
@@ -96,7 +96,7 @@ _AFTER_OPERATOR = 0.5
 """Position of the peak, between the operator that reached it and the next operator."""
 
 _LATE = 0.75
-"""After this share of the step, the label of the peak is to the left of the peak."""
+"""If the peak is after this share of the step, its label is to the left of it."""
 
 
 def memory_figure(analysis: Analysis) -> Figure:
@@ -224,7 +224,9 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
 
 
 def save_memory_figure(profile: Profile, path: Path) -> None:
-    """Write the figure of live memory. The suffix of the path determines the format.
+    """Write the figure of live memory to a file.
+
+    The suffix of the path determines the format.
 
     Raises:
         ProfileError: Memory was not counted, or the file cannot be written.
@@ -269,7 +271,9 @@ _DECADE = 10.0
 
 
 def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[str, str]) -> None:
-    """Write the figure of the roofline. The suffix of the path determines the format.
+    """Write the figure of the roofline to a file.
+
+    The suffix of the path determines the format.
 
     Raises:
         ValueError: The suffix is not in `FORMATS`.
@@ -283,7 +287,7 @@ def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[s
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
     """Draw modules without their submodules as points, with areas in proportion to their seconds.
 
-    If nothing was timed, draw operators at their roofline limit.
+    If nothing was timed, draws operators at their roofline limit.
     """
     figure, axes = drawn_on(9, 6)
     timed = []
@@ -344,7 +348,7 @@ def _scatter(
         edgecolors=colour,
     )
     phase = points[0].phase
-    # The entries that matplotlib makes would be as large as the largest point.
+    # The legend entries that matplotlib makes would be as large as the largest point.
     return Line2D(
         [],
         [],
@@ -360,7 +364,7 @@ def _scatter(
 def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> None:
     """Name the points with the largest potential speed-up.
 
-    A name is to the right or to the left of its point, where it covers no other name or point.
+    Each name is placed to the right or left of its point, so that it covers no other name or point.
     """
     axes.autoscale_view()
     spots = []
@@ -400,7 +404,7 @@ def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
 
 
 def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
-    """Draw a roofline, from a decade before all points and usual ridges to a decade after them."""
+    """Draw a roofline, from a decade before all points and usual ridge points to a decade after."""
     values = [0.1, 1000.0, *intensities]
     left = min(values) / _DECADE
     right = max(values) * _DECADE

@@ -1,1 +1,1 @@
-"""What the page and the TensorBoard tab draw, as one JSON value with a part for each view."""
+"""Build the data of the page and the TensorBoard tab: one JSON value with a part for each view."""

@@ -1,15 +1,18 @@
-"""The payload's format: its version, and its tables, column by column.
+"""Define the format of the payload: its version, and its tables, which are stored by column.
 
-Counts that JavaScript's numbers would round are strings of digits. Unknown values are null. A
-column with the same value in every row is that value, so that a page of 20,000 modules is small
-enough for a mail.
+Counts that JavaScript's numbers would round are strings of digits. Unknown values are null. If
+every row of a column has the same value, the column is stored as this value. So a page with 20,000
+modules is small enough to be sent by mail.
 """
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 VERSION = 4
-"""Version of the payload's format. The payload begins with it; the server rejects other versions."""
+"""Version of the payload's format.
+
+The payload begins with this number, and the server rejects other versions.
+"""
 
 _EXACT = 2**53
 
@@ -18,11 +21,11 @@ Columns = dict[str, list[Value] | Value]
 
 
 def column(values: Iterable[Value]) -> list[Value] | Value:
-    """The values as a list, or a single value if all rows have it."""
+    """Return the values as a list, or a single value if all rows have the same value."""
     rows = list(values)
     if rows and rows[0] == rows[-1] and rows.count(rows[0]) == len(rows):
         return exact(rows[0])
-    # Most columns have no counts, and need no conversion.
+    # Most columns have no counts and need no conversion.
     if int not in set(map(type, rows)):
         return rows
     counts = [value for value in rows if type(value) is int]
@@ -30,15 +33,15 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
 
 
 def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") -> Columns:
-    """A column for each attribute, such as `work.macs`, with its name after the prefix."""
+    """Make a column for each attribute, such as `work.macs`; column names start with the prefix."""
     return {prefix + field: column(map(attrgetter(field), rows)) for field in fields}
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
-    """A table of these fields in which every column is a list."""
+    """Make a table of these fields in which every column is a list."""
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 
 def exact(value: Value) -> Value:
-    """The value, as digits if JavaScript's numbers would round it."""
+    """Return the value, or its digits as text if JavaScript's numbers would round it."""
     return str(value) if type(value) is int and value >= _EXACT else value

@@ -1,4 +1,4 @@
-"""Comparisons of two windows on the page: the data they need, and their payload."""
+"""Compare two windows on the page: the data that comparisons need, and the payload of a comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -29,29 +29,30 @@ _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 
 class ComparedFigures(RunFigures, frozen=True, kw_only=True):
-    """The data of a window for comparisons that its table of modules does not have.
+    """The data that comparisons of a window need and its table of modules does not have.
 
     Attributes:
         times: Operator calls and errors of the medians of each module in each phase with times, in
-            the order of the table of modules, inclusive and `self_`. An error has four digits: it
-            is an estimate, and the page stays small.
+            the order of the table of modules, inclusive and `self_`. Errors are rounded to four
+            digits to keep the page small.
     """
 
     times: Columns
 
 
 class ComparisonShown(Struct, frozen=True, kw_only=True):
-    """A `Diff` as the page draws it.
+    """The data of a `Diff` that the page draws.
 
     Attributes:
         headline: The verdict on the step, and the other sentences about the changes.
         is_news: Whether anything changed beyond noise.
         figures: Figures of the run, and of its whole work, by their names in `Diff`: before and
             after.
-        modules: For each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of
-            the shown time; `own`, whether that is its self time; its self work, as `macs.before`
-            and `macs.after`; `peak_bytes`; and the seconds and MACs of each phase, as
-            `forward.seconds.before`, self or inclusive as the shown time.
+        modules: Columns with a value for each module: `before`, `after`, `kind` and `pattern`; the
+            fields of the shown time, such as `time.before`; `own`, which is true if the shown time
+            is self time; the self work, such as `macs.before` and `macs.after`; `peak_bytes`; and
+            the seconds and MACs of each phase, such as `forward.seconds.before`. If `own` is true,
+            these are self figures, otherwise inclusive.
     """
 
     headline: tuple[str, ...]
@@ -73,7 +74,7 @@ ready_for_threads(_Window)
 
 
 def compared_figures(analysis: Analysis) -> ComparedFigures:
-    """The data of a profile that `lflops.diff` reads and the table of modules does not have."""
+    """Extract the data that `lflops.diff` needs and the table of modules does not have."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
     for name, values in time_columns(analysis.profile).items():
@@ -95,7 +96,7 @@ def _rounded(error: float | None) -> float | None:
 def compared_pairs(
     analyses: Sequence[Analysis], *, all_pairs: bool = True
 ) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Yield the positions of ordered pairs of runs, and their comparison.
+    """Yield the positions of each ordered pair of runs, and the comparison of the pair.
 
     Without `all_pairs`, runs are compared with their neighbours and with the last run.
     """
@@ -172,7 +173,7 @@ def _modules(comparison: Comparison) -> Columns:
 def _in_phase(
     modules: Iterable[ModuleSide | None], is_own: Sequence[bool], phase: Phase, field: str
 ) -> list[Value] | Value:
-    """The seconds or MACs of each module in a phase, self or inclusive."""
+    """Return the seconds or MACs of each module in a phase; self figures where `is_own` is true."""
     figures: list[Value] = []
     for module, own in zip(modules, is_own, strict=True):
         figures.append(None if module is None else module.in_phase(phase, field, own=own))

@@ -1,4 +1,4 @@
-"""The page's Memory view, with live bytes over a step and at the peak, and its Timeline view."""
+"""Build the page's Memory view, with live bytes over a step, and its Timeline view."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
 
 POINTS: Final = 2_000
-"""The most points that are drawn."""
+"""Maximum number of points that are drawn."""
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
         chip: Name of the chip, if its memory is known.
         points: At most `POINTS` moments with their live bytes, and a column for each category that
             ever has bytes.
-        categories: Names of these columns, from the bottom of the stack.
+        categories: Names of the columns of categories, from the bottom of the stack.
         by_category: Bytes at the marked moment.
     """
 
@@ -47,7 +47,7 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
-    """A chip's name and the bytes of its memory that a process can use, if they are known."""
+    """Return a chip's name and the bytes of its memory that a process can use, if they are known."""
     usable = None if chip is None else usable_bytes(chip)
     if chip is None or usable is None:
         return None, None
@@ -62,16 +62,16 @@ _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations"
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A step's live memory before each operator.
 
-    The points are the extremes of equal buckets. The peak is half an operator after the operator
-    that reached it.
+    The step is divided into equal buckets, and the points are the smallest and largest values of
+    each bucket. The peak is drawn half an operator after the operator that reached it.
 
     Attributes:
-        rank: The rank with the largest peak, whose memory is shown; `None` for a single rank.
+        rank: The rank that is shown: the rank with the largest peak; `None` for a single rank.
         modules: Modules that hold the peak, most bytes first; repeated modules together.
-        more: Number of other modules that hold it, and their bytes.
+        more: Number of other modules that hold bytes of the peak, and their bytes.
         largest: Number of the storages in `alive`.
-        alive: Largest storages at the peak, those of repeated modules together; `pattern` is the
-            module's name with `*` for repeats.
+        alive: Largest storages at the peak. Storages of repeated modules are one entry, and
+            `pattern` is the name of these modules with `*` for the number.
         savings: Ways to lower the peak, with the most bytes that each saves, and its cost.
     """
 
@@ -94,7 +94,7 @@ class _Point(Struct, frozen=True):
 
 
 def memory(analysis: Analysis) -> MemoryShown | None:
-    """The view, or `None` if memory was not counted."""
+    """Build the view, or return `None` if memory was not counted."""
     profile = analysis.profile
     counted = profile.memory
     if counted is None or not counted.timeline:
@@ -140,7 +140,7 @@ def _rank_of_peak(profile: Profile, peak_bytes: int) -> int | None:
 
 
 def _index_of_peak(points: Sequence[_Point]) -> int | None:
-    """The index of the point that is not at an operator."""
+    """Return the index of the point that is not at an operator, or `None`."""
     for index, point in enumerate(points):
         if point.at % 1:
             return index
@@ -179,8 +179,9 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
     """A step of a rank; times are nanoseconds since it began.
 
     Attributes:
-        step: The number of the step; of a traced step, its number among the traced steps.
-        names: Names of modules, operators and kernels, to which the columns `name` refer.
+        step: Number of the step; for a traced step, its number among the traced steps.
+        names: Names of modules, operators and kernels. The columns `name` have indices into this
+            list.
         left_out: Numbers of slices, operators and kernels that are too short to be listed.
     """
 
@@ -199,9 +200,9 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
     """The Timeline view, which is stored next to the payload of its window.
 
     Attributes:
-        ranks: The steps of the ranks; of each rank the step of median length comes first.
-        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these steps;
-            `None` if unknown.
+        ranks: The steps of each rank; the step with the median length comes first.
+        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these
+            steps; `None` if unknown.
     """
 
     ranks: tuple[RankTimeline, ...]
@@ -209,7 +210,7 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
 
 
 def timeline(analysis: Analysis, memory: MemoryShown | None) -> TimelineShown | None:
-    """The view, or `None` if no step has a timeline."""
+    """Build the view, or return `None` if no step has a timeline."""
     steps = analysis.profile.timelines
     if not steps:
         return None
@@ -248,7 +249,7 @@ _UPDATE = ("", "optimizer")
 
 
 class _Anchor(NamedTuple):
-    """An operator of the counted step whose moment in the timed step is known."""
+    """An operator of the counted step with a known moment in the timed step."""
 
     number: int
     at: int
@@ -257,10 +258,10 @@ class _Anchor(NamedTuple):
 def _memory_at(
     analysis: Analysis, step: StepTimeline, memory: MemoryShown | None
 ) -> list[int] | None:
-    """Times of the points of the Memory view in a step that ran the same modules.
+    """Compute the times of the points of the Memory view in a timed step with the same modules.
 
-    The step whose memory was counted was not timed. So modules that ran equally often in both steps
-    are anchors, and the operators between two anchors are spaced evenly.
+    The step with counted memory was not timed. So modules that ran equally often in both steps are
+    used as anchors, and the operators between two anchors are spaced evenly.
     """
     counted = analysis.profile.memory
     if memory is None or counted is None:
@@ -289,7 +290,7 @@ def _memory_at(
 
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
-    """Starts and ends of modules that ran equally often in the counted and in the timed step."""
+    """Yield starts and ends of modules that ran equally often in the counted and the timed step."""
     counted: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for key, moments_of_key in groupby(moments, lambda moment: _key(moment.module, moment.phase)):
         run = list(moments_of_key)
@@ -299,7 +300,8 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
         ends = (each.start, each.start + each.length)
         timed.setdefault(_key(each.fqn, each.phase), []).append(ends)
     if _UPDATE in timed:
-        # An optimizer that calls a closure also runs before it, for a short time without work.
+        # If the optimizer calls a closure, it has a short slice before the closure. The longest
+        # slice has the work.
         longest_first = sorted(timed[_UPDATE], key=lambda ends: ends[0] - ends[1])
         timed[_UPDATE] = sorted(longest_first[: len(counted.get(_UPDATE, ()))])
     for key in counted.keys() & timed.keys():
@@ -310,12 +312,15 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
 
 
 def _key(row: str, phase: str) -> tuple[str, str]:
-    """A module and phase; an optimizer's step is not divided over modules in time."""
+    """Return a key for a module and phase.
+
+    The time of the optimizer's step is not divided between modules, so it has one key.
+    """
     return _UPDATE if phase == "optimizer" else (row, phase)
 
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
-    """The slices without slices inside; `slices` are sorted by lane and time."""
+    """Yield the slices without slices inside; `slices` must be sorted by lane and time."""
     for each, following in pairwise(slices):
         if following.lane != each.lane or following.depth <= each.depth:
             yield each
@@ -323,14 +328,15 @@ def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
 
 
 def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
-    """The longest chain of anchors in the same order in both steps.
+    """Yield the longest chain of anchors that have the same order in both steps.
 
-    Modules may have run in another order in one of them.
+    Modules may have run in a different order in the two steps.
     """
-    # For each length, the anchor that ends a chain of that length at the earliest, and its time.
+    # For each length, the anchor that ends a chain of this length at the earliest time, and this
+    # time.
     ends: list[int] = []
     moments: list[int] = []
-    # For each anchor, the anchor before it in its chain, or -1.
+    # For each anchor, the previous anchor in its chain, or -1.
     before: list[int] = []
     for number, anchor in enumerate(anchors):
         length = bisect_left(moments, anchor.at)

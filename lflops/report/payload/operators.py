@@ -1,4 +1,4 @@
-"""The page's tables of modules, of operators with their modules, and of compiled kernels."""
+"""Build the page's tables of modules, operators and compiled kernels."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -35,10 +35,10 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Columns of the modules, then of their work in each phase, inclusive and `self_`.
+    """Build the columns of the modules, then of their work in each phase, inclusive and `self_`.
 
-    The names are always a list. Modules with the same number in `identical` have the same counts,
-    all the way down.
+    The column of names is always a list. Modules with the same number in `identical` have the same
+    counts, and so have all modules below them.
     """
     profile = analysis.profile
     rows = list(profile.modules.values())
@@ -59,7 +59,7 @@ def modules(analysis: Analysis) -> Columns:
 
 
 def _rank_spreads(profile: Profile) -> dict[str, float]:
-    """The largest delay of a rank in each module, as a share of the median rank's time."""
+    """Return the largest delay of a rank in each module, as a share of the median rank's time."""
     spreads: dict[str, float] = {}
     for stat in profile.rank_stats:
         if stat.median and not stat.waits and stat.phase in PASS_PHASES:
@@ -69,13 +69,13 @@ def _rank_spreads(profile: Profile) -> dict[str, float]:
 
 
 def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
-    """The counts of a phase, and its FLOPs that masks skip."""
+    """Build the columns with the counts of a phase, and its FLOPs that masks skip."""
     root = profile.modules[""].work(phase)
     works = [module.work(phase) for module in rows]
     columns: Columns = {}
     for prefix in ("", "self_"):
         for field in _COUNTS:
-            # The root includes all work: if it has none, no module has any.
+            # The root includes all work. If the root has none, no module has any.
             has_any = bool(getattr(root, field))
             values = map(attrgetter(prefix + field), works) if has_any else [0]
             columns[f"{phase}.{prefix}{field}"] = column(values)
@@ -100,7 +100,7 @@ def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
 
 
 KERNELS = 1000
-"""The most compiled kernels in the table, for the size of the page."""
+"""Maximum number of compiled kernels in the table, to limit the size of the page."""
 
 _WORK = ("calls", "bytes_moved", "macs", "flops")
 _TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
@@ -108,17 +108,17 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. Figures are of the mean traced batch.
+    """The kernels of compiled code. Figures are per traced batch, on average.
 
     Attributes:
-        table: The kernels, most time first; `name`, `module` (a row of the table of modules) and
-            `phase` are always lists. A kernel that is fused of several modules has a row in each of
-            them, with its part of the time and the bytes.
+        table: The kernels, most time first. The columns `name`, `module` (a row of the table of
+            modules) and `phase` are always lists. A kernel that is fused from several modules has a
+            row for each module, with a part of the time and the bytes.
         left_out: Number of kernels that are not in the table.
         timed_on: Where the seconds were measured: `device` or `host`.
         graphs: Number of compiled graphs that ran.
         assigned: Share of the time in compiled code that belongs to a known module.
-        fused: Share of that time in kernels that are fused of several modules.
+        fused: Share of that time in kernels that are fused from several modules.
     """
 
     table: Columns
@@ -133,11 +133,12 @@ class Operators(Struct, frozen=True, kw_only=True):
     """Work and time by operator.
 
     Attributes:
-        table: The operators; `operator` and `phase` are always lists, and the phase `all` is all
-            phases together. Seconds are those of the mean traced batch in all phases: a trace does
-            not separate them. A traced operator that was not counted has only seconds.
-        within: Modules of each operator; `row` and `module`, always lists, are rows of this table
-            and of the table of modules.
+        table: The operators. The columns `operator` and `phase` are always lists. The phase `all`
+            means all phases together. Seconds are per traced batch, on average, over all phases,
+            because a trace does not separate phases. A traced operator that was not counted has
+            only seconds.
+        within: Modules of each operator. The columns `row` (a row of `table`) and `module` (a row
+            of the table of modules) are always lists.
         unsupported: Number of operators without a formula that ran.
         kernels: Kernels of compiled code; `None` if none were recorded.
     """
@@ -171,7 +172,7 @@ class _Row(NamedTuple):
 
 
 def operators(analysis: Analysis) -> Operators | None:
-    """The view, or `None` if nothing was counted and nothing traced."""
+    """Build the view, or return `None` if nothing was counted and nothing was traced."""
     profile = analysis.profile
     rows = operator_rows(profile) if profile.is_counted else ()
     listed = [*_counted_rows(profile, rows), *_traced_only(profile, rows)]
@@ -220,7 +221,7 @@ def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Ro
 
 
 def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row]:
-    """Rows of operators that were traced and not counted."""
+    """Yield rows of operators that were traced but not counted."""
     counted = {_short_name(row.operator) for row in rows}
     for name, operator in _traced_by_name(profile).items():
         if name not in counted:
@@ -229,14 +230,14 @@ def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row
 
 
 def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
-    """Traced operators by their short names."""
+    """Return traced operators by their short names."""
     if profile.trace is None:
         return {}
     return {_short_name(operator.name): operator for operator in profile.trace.operators}
 
 
 def _short_name(operator: str) -> str:
-    """The name without torch's namespace, which is missing in some traces and counts."""
+    """Return the name without torch's namespace, because some traces and counts do not have it."""
     return operator.removeprefix(_OF_TORCH)
 
 
@@ -249,7 +250,7 @@ def _traced_seconds(
 
 
 def _intensity(row: OperatorRow) -> float | None:
-    """FLOPs per byte, without the work that a mask skips, as in the roofline."""
+    """Return FLOPs per byte, without the work that a mask skips, as in the roofline."""
     figures = row.figures
     if not row.is_counted or not figures.bytes_moved:
         return None
@@ -258,7 +259,7 @@ def _intensity(row: OperatorRow) -> float | None:
 
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
-    """The work of each operator in its modules."""
+    """Build the table with the work of each operator in its modules."""
     numbers = _module_numbers(profile)
     operators: list[Value] = []
     modules: list[Value] = []
@@ -272,12 +273,12 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 
 
 def _module_numbers(profile: Profile) -> Mapping[str, int]:
-    """The row of each module in the table of modules."""
+    """Return the row of each module in the table of modules."""
     return positions(profile.modules)
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
-    """The kernels with the most time, or `None` if no kernel belongs to a known module."""
+    """Return the kernels with the most time, or `None` if no kernel belongs to a known module."""
     numbers = _module_numbers(profile)
     known = [kernel for kernel in code.kernels if kernel.module in numbers]
     if not known:

@@ -1,6 +1,6 @@
 """Join the JavaScript modules of the page into one script.
 
-A page from disk cannot load other modules, and a server sends one file faster than forty.
+A page from disk cannot load other modules, and a server sends one file faster than many files.
 """
 
 import posixpath
@@ -15,7 +15,7 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def page_script(entry: str) -> str:
-    """The module of `page/` at this path and all its imports, as one module with the same exports.
+    """Join a module of `page/` and all its imports into one module with the same exports.
 
     Each module becomes a function with its own scope that returns its exports.
     """
@@ -27,7 +27,7 @@ def page_script(entry: str) -> str:
 
 
 def _functions(name: str, seen: set[str]) -> Iterator[str]:
-    """The functions of a module and its imports that are not `seen`, the imports first."""
+    """Yield the functions of a module and its imports that are not in `seen`, the imports first."""
     seen.add(name)
     source = _source(name)
 
@@ -35,7 +35,7 @@ def _functions(name: str, seen: set[str]) -> Iterator[str]:
         return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
     def assignment(statement: re.Match[str]) -> str:
-        """The import of `{ a as b }` as an assignment of `{ a: b }` from the function's result."""
+        """Convert `import { a as b }` to an assignment of `{ a: b }` from a function's result."""
         names = _RENAMED.sub(r"\1: \2", statement[1])
         return f"const {names} = {_variable(path_of(statement[2]))};"
 

@@ -1,4 +1,4 @@
-"""The data of the page: values that are ready to be shown, and tables, column by column."""
+"""Build the data of the page: formatted values, and tables that are stored by column."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ class WindowHeader(Struct, frozen=True, kw_only=True):
     Attributes:
         step: The step of the training run.
         when: Window and step as text.
-        kind: The stage, or how the profile was made.
-        figures: Facts of the report that change from window to window, by name, if they are known.
-        ranges: The quartiles of these facts, if they have some.
+        kind: The stage, or a description of how the profile was made.
+        figures: Known facts of the report that change from window to window, by name.
+        ranges: The quartiles of these facts, if known.
     """
 
     step: int | None
@@ -64,10 +64,10 @@ class RanksShown(Struct, frozen=True, kw_only=True):
     Attributes:
         said: Labels and texts of the report's lines.
         ranks: The ranks with their status (`ok`, `late`, `missing` or `failed`) and median times.
-        slowest_first: The ranks by their delay behind the median rank.
-        compared: Whether any module has times of two ranks.
-        places: Modules and phases with the times of all ranks: the median rank's seconds, the extra
-            seconds of the slowest rank, and whether ranks wait for each other there. The largest
+        slowest_first: The ranks by their delay after the median rank, largest first.
+        compared: Whether at least one module has times from two ranks.
+        places: Modules and phases, with the seconds of the median rank, the extra seconds of the
+            slowest rank, and whether ranks wait for each other in this place. The largest
             differences come first.
         seconds: The seconds of each rank in each of these places.
     """
@@ -86,13 +86,13 @@ class Payload(Struct, frozen=True, kw_only=True):
     A field is `None` if there is nothing to show.
 
     Attributes:
-        lflops: The version of this format. It comes first.
-        head: The data for lists of windows. It comes second, so that a server can read it without
-            the rest.
-        title: What was profiled.
+        lflops: The version of this format, as the first field.
+        head: The data for lists of windows, as the second field, so that a server can read it
+            without the other fields.
+        title: Description of the profiled model.
         partial: Whether the run ended before the window did.
         has_timeline: Whether there is a timeline of a step, which is a separate value.
-        peak_flops_per_second: The peak that MFU is a share of.
+        peak_flops_per_second: The peak that MFU is relative to.
         window: The window's part of the first screen.
     """
 
@@ -114,7 +114,7 @@ class Payload(Struct, frozen=True, kw_only=True):
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
-    """The data that the page shows of a profile.
+    """Build the data of the page for a profile.
 
     Paths of traces are relative to `folder`, if it is passed.
     """
@@ -132,11 +132,11 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
 
 
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
-"""The payload of each analysis that is still in use, which the tab and the page share."""
+"""The payload of each analysis that is still in use, shared by the tab and the page."""
 
 
 def _payload(analysis: Analysis) -> Payload:
-    """The payload without the paths of traces."""
+    """Build the payload without the paths of traces."""
     profile = analysis.profile
     root = profile.modules[""].class_name or "a script"
     return Payload(
@@ -202,12 +202,12 @@ def _relative(folder: Path, file: str) -> str:
     try:
         return Path(os.path.relpath(file, folder)).as_posix()
     except ValueError:
-        # another drive on Windows
+        # The file is on another drive on Windows.
         return file
 
 
 def _ranks(analysis: Analysis) -> RanksShown | None:
-    """The view, or `None` for a run with one rank."""
+    """Build the view, or return `None` for a run with one rank."""
     profile = analysis.profile
     if len(profile.ranks) < 2:
         return None
@@ -243,10 +243,10 @@ def _table_of_ranks(listed: Sequence[Rank]) -> Columns:
 
 
 class LedgerShown(Struct, frozen=True, kw_only=True):
-    """A ledger, as the page shows it.
+    """The data of a ledger that the page shows.
 
     Attributes:
-        title: How long the run is, and which rank measured it.
+        title: Duration of the run, and the rank that measured it.
         categories: Labels of categories.
         causes: Labels of the causes of slow steps.
     """
@@ -258,11 +258,12 @@ class LedgerShown(Struct, frozen=True, kw_only=True):
 
 
 class RunShown(Struct, frozen=True, kw_only=True):
-    """A run, as the page shows it.
+    """The data of a run that the page shows.
 
     Attributes:
         screen: The first screen.
-        steps: The steps of the window, if there is no ledger. With a ledger, it has all steps.
+        steps: The steps of the window if there is no ledger. With a ledger, all steps are in the
+            ledger.
         ledger: The ledger, or `None` without one.
     """
 
@@ -272,7 +273,7 @@ class RunShown(Struct, frozen=True, kw_only=True):
 
 
 def run_shown(window: WindowSummary | None, ledger: Ledger | None) -> RunShown:
-    """A run from its last window and its ledger."""
+    """Build the data of a run from its last window and its ledger."""
     steps: Iterator[StepGroup] = iter(())
     if ledger is None and window is not None:
         steps = _groups(window.profile)
@@ -288,7 +289,10 @@ def ledger_shown(ledger: Ledger) -> LedgerShown:
 
 
 def _groups(profile: Profile) -> Iterator[StepGroup]:
-    """The steps of a window with known times. The step that counts work is never timed."""
+    """Yield the steps of a window with known times.
+
+    The step that counts work is never timed.
+    """
     for step in profile.steps:
         if step.seconds is None or step.kind == "counting":
             continue
@@ -310,10 +314,13 @@ ready_for_threads(_Payload)
 
 
 def encoded_run(payload: bytes, folder: Path) -> bytes:
-    """The run of a window as JSON: from the window's payload, and the ledger in the run's folder.
+    """Return the run of a window as JSON.
+
+    The data comes from the window's payload and from the ledger in the run's folder.
 
     Raises:
-        ValueError: The payload lacks the data of the first screen, or the ledger cannot be read.
+        ValueError: The payload does not have the data of the first screen, or the ledger cannot be
+            read.
     """
     try:
         window = json.decode(payload, type=_Payload).window
@@ -325,10 +332,10 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
 
 
 def ledger_in(folder: Path) -> Ledger | None:
-    """The ledger of the last run in a folder, or `None` if there is none.
+    """Load the ledger of the last run in a folder; `None` if there is no ledger.
 
     Raises:
-        ProfileError: It cannot be read.
+        ProfileError: The ledger cannot be read.
     """
     has_ledger = any(folder.rglob(f"*{ENDING}"))
     return load_run(folder) if has_ledger else None

@@ -1,4 +1,4 @@
-"""The page's Roofline view: rooflines, and points by module, repeated module and operator."""
+"""Build the page's Roofline view: rooflines, and points by module, repeated module and operator."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -16,7 +16,10 @@ from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
 
 MAX_POINTS = 2000
-"""The most points in a table: more do not fit a chart, nor the size of the page."""
+"""Maximum number of points in a table.
+
+More points would be too many for a chart and for the size of the page.
+"""
 
 _FIGURES = (
     "flops",
@@ -37,10 +40,11 @@ class Points(Struct, frozen=True, kw_only=True):
     """The points with the most time, or, without times, with the largest roofline-bound time.
 
     Attributes:
-        table: The `phase` of each point, always a list; `module`, its row in the table of modules;
-            `label`, if it has another name; `times`, the number of modules that it stands for;
-            `has_below`, whether it has submodules, which it leaves out; its figures in SI units;
-            and `over`, the reason in words if it is above its roofline limit.
+        table: Columns of the points: `phase`, always a list; `module`, a row of the table of
+            modules; `label`, if the point has another name; `times`, the number of modules that the
+            point stands for; `has_below`, true if there are submodules, which the point does not
+            include; figures in SI units; and `over`, the reason in words if the point is above its
+            roofline limit.
         left_out: Number of points that are not in the table.
     """
 
@@ -52,10 +56,10 @@ class Roofs(Struct, frozen=True, kw_only=True):
     """A roofline.
 
     Attributes:
-        ceilings: The rooflines; the limits of the points come first.
-        why_unknown: Why the points have no limit. Empty if they have one.
+        ceilings: The rooflines; the roofline that limits the points comes first.
+        why_unknown: Reason why the points have no limit. Empty if they have a limit.
         modules: Modules by phase, without submodules.
-        repeats: The same with repeated modules as one point.
+        repeats: Modules by phase, with repeated modules as one point.
         operators: Operators by phase and dtype, over all modules; their times are unknown.
         fusion: A sentence about the bytes that compiled code moves. Empty if they are unknown.
     """
@@ -69,7 +73,10 @@ class Roofs(Struct, frozen=True, kw_only=True):
 
 
 class _PointRow(NamedTuple):
-    """A point and its module's row in the table of modules; for repeated modules the first row."""
+    """A point and the row of its module in the table of modules.
+
+    For repeated modules, it is the row of the first module.
+    """
 
     point: Point
     module: int | None
@@ -79,7 +86,7 @@ class _PointRow(NamedTuple):
 
 
 def roofs(analysis: Analysis) -> Roofs | None:
-    """The view, or `None` if nothing was counted."""
+    """Build the view, or return `None` if nothing was counted."""
     profile = analysis.profile
     overview = analysis.roofline
     if not profile.is_counted or not overview.self_work:
@@ -128,7 +135,7 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """The table of these rows, out of `number` points."""
+    """Make the table of these rows; `number` is the number of all points."""
     points = [row.point for row in rows]
     columns: Columns = {
         "phase": [point.phase for point in points],

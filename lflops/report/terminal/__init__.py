@@ -1,1 +1,1 @@
-"""Tables for a terminal, drawn by rich."""
+"""Draw tables for a terminal with rich."""

@@ -1,4 +1,4 @@
-"""Two runs on a terminal: the changes in words, then tables of the step and of changed modules."""
+"""Draw the comparison of two runs: sentences, then tables of the step and of changed modules."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from lflops.report.text import phase_label
 _LONG_NAME = 40
 
 _RELATIVE = "relative to all modules"
-"""Heading of the intervals without the change of all modules together."""
+"""Heading of the intervals relative to the change of all modules together."""
 
 
 def render_diff(

@@ -1,4 +1,4 @@
-"""The first screen of a run on a terminal."""
+"""Draw the first screen of a run on a terminal."""
 
 from collections.abc import Iterable
 

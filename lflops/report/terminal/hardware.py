@@ -1,4 +1,4 @@
-"""Chips on a terminal: their table, and the figures of a chip next to those of a machine."""
+"""Draw chips on a terminal: a table of chips, and the figures of a chip next to a machine."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _FIGURES = ("memory", "bandwidth", "link", *DTYPES)
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
-    """The chips of each vendor."""
+    """Draw the chips of each vendor."""
     headings = ("memory", "bandwidth", *DTYPES)
     rows = []
     for vendor, of_vendor in chips.items():
@@ -31,9 +31,9 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
 
 
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
-    """The figures of a chip, of a machine, or of both.
+    """Draw the figures of a chip, of a machine, or of both.
 
-    If the machine has that chip, they include the share that the machine reaches.
+    If the machine has this chip, the table includes the shares that the machine reaches.
     """
     devices = [device for device in (chip, measured) if device is not None]
     rows = []

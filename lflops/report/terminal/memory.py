@@ -1,4 +1,4 @@
-"""Memory on a terminal: the peak, and the effect of checkpointing or sharding."""
+"""Draw memory on a terminal: the peak, and the effect of checkpointing or sharding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -32,7 +32,7 @@ _BLOCKS = 5
 
 
 def render_memory(analysis: Analysis) -> Group:
-    """The peak, by category, by module and by its largest storages."""
+    """Draw the peak: by category, by module, and its largest storages."""
     memory = analysis.profile.memory
     if memory is None:
         return Group(text("memory was not counted", "dim"))
@@ -48,7 +48,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
     if memory.reserved is not None:
         yield "reserved", prose(_reserved(memory.reserved))
     for saving, _, cost in savings(analysis):
-        # Checkpointing, which costs time, has separate lines.
+        # Checkpointing costs time, so it has separate lines.
         if not cost:
             yield "to lower it", prose(saving)
     yield from _categories(memory)
@@ -65,7 +65,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
 
 
 def _when(analysis: Analysis, memory: Memory) -> str:
-    """Phase, operator and module of the peak."""
+    """Describe the phase, operator and module of the peak."""
     at = analysis.peak_moment
     if at is None:
         return ""
@@ -111,7 +111,7 @@ def _reserved(reserved: Reserved) -> str:
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
-    """The verdict, and its parts."""
+    """Yield the verdict and its parts."""
     yield (
         f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
         f"that a process has on {fit.chip} "
@@ -131,7 +131,7 @@ def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
-    """Lines of the largest parts, and a line for the rest."""
+    """Yield lines for the largest parts, and a line for the rest."""
     largest = sorted(filter(parts.get, parts), key=lambda name: -parts[name])
     for name in largest[:_LISTED]:
         yield _part(parts[name], total, name)
@@ -145,7 +145,7 @@ def _part(nbytes: int, total: int, name: str) -> Text:
 
 
 def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
-    """The blocks that save most, and all together."""
+    """Draw the blocks that save most when they are checkpointed, and all blocks together."""
     rows = []
     for block in blocks[:_BLOCKS]:
         saving = _saving(block.saved_bytes, block.macs)
@@ -163,7 +163,7 @@ def _saving(saved: int, macs: int) -> str:
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """The memory of a rank under each strategy: in all, by part, and whether it fits."""
+    """Draw the memory of a rank under each strategy: in total, by part, and whether it fits."""
     headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
     if any(strategy.memory_fit is not None for strategy in strategies):
         headings += ["needs", "verdict"]

@@ -1,4 +1,4 @@
-"""A profile on a terminal: lines about the run, then a table of its modules or operators."""
+"""Draw a profile on a terminal: lines about the run, then a table of its modules or operators."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -24,10 +24,10 @@ from lflops.report.verdict import verdict_lines
 
 
 def header(analysis: Analysis, *, of_run: bool = False) -> Group:
-    """Lines about the verdict, the run, its speed, its totals and its caveats.
+    """Draw lines about the verdict, the run, its speed, its totals and its caveats.
 
-    If the first screen of the run is above them (`of_run`), they leave out the verdict, and name
-    the figures that are those of the window.
+    If the first screen of the run is shown above (`of_run`), the verdict is left out, and figures
+    of the window are labelled.
     """
     report = report_of(analysis)
     blocks: list[RenderableType] = []
@@ -75,7 +75,7 @@ def _step_breakdown(parts: tuple[Part, ...]) -> Table:
 
 
 def _totals(analysis: Analysis) -> FittedTable:
-    """The work of each phase and of all phases."""
+    """Draw the work of each phase and of all phases."""
     ran: dict[str, WorkCounts] = {
         phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()
     }
@@ -104,11 +104,11 @@ def _totals(analysis: Analysis) -> FittedTable:
 
 
 _GAP = 2
-# Width that names get, if they need it, before columns are left out for them.
+# Width that names get if they need it; columns are left out to make room.
 _NAME = 36
 # Smallest width of a name, without its indent.
 _LABEL = 8
-# The first columns are never left out for names.
+# Number of first columns that are never left out for names.
 _KEPT = 2
 
 
@@ -129,7 +129,7 @@ def render(
         sort: Column to sort by. Default: the model's order for a tree, MACs for a flat list.
         flat: Whether to draw a flat list by self work.
         phase: The phase of times, work and shares; `None` for all phases together.
-        of_run: Whether the first screen of the run is above it.
+        of_run: Whether the first screen of the run is shown above the profile.
 
     Raises:
         ValueError: `depth`, `sort` or `phase` is invalid.
@@ -209,7 +209,7 @@ class _Modules:
         return _GAP + max(map(len, [*column.heading.split("\n"), *self._cells[column]]))
 
     def _fitting(self, width: int) -> list[ModuleColumn]:
-        """The columns that leave room for the names; the last ones are left out first."""
+        """Return the columns that leave room for the names; the last columns are left out first."""
         kept = list(self._columns)
         longest = max(map(_full_width, self._lines), default=0)
         deepest = max(map(_level, self._lines), default=0)
@@ -243,12 +243,15 @@ class _Modules:
 
 
 def _is_listed(row: ModuleRow) -> bool:
-    """Return whether to list a row: rows of a flat list without work and parameters are left out."""
+    """Return whether to list a row.
+
+    Rows of a flat list without work and parameters are left out.
+    """
     return not row.is_self or bool(row.parameters) or bool(row.one(None).calls)
 
 
 def _level(line: ModuleLine) -> int:
-    """The level of a line; a flat list has a single level."""
+    """Return the level of a line; all lines of a flat list have the same level."""
     return 0 if line.row.is_self else line.row.depth
 
 
@@ -275,7 +278,10 @@ def _kind(line: ModuleLine) -> str:
 
 
 def _name(line: ModuleLine, indent: int, room: int) -> Text:
-    """The indented label, shortened in the middle if necessary, and the class if there is room."""
+    """Return the indented label and, if there is room, the class.
+
+    A long label is shortened in the middle.
+    """
     kind = _kind(line)
     label = shortened_name(_label(line), max(room - indent, 1))
     name = Text(" " * indent + label, no_wrap=True, overflow="crop")
@@ -325,7 +331,7 @@ def _operator(row: Operator, *, by_flops: bool) -> dict[str, str]:
 
 
 def _traced(trace: Trace) -> FittedTable:
-    """The operators with the most self time, in the mean recorded batch.
+    """Draw the operators with the most self time, per recorded batch on average.
 
     Device time is attributed to the operator that launched it.
     """
@@ -348,9 +354,9 @@ def _traced(trace: Trace) -> FittedTable:
 
 
 def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
-    """The kernels of compiled code with the most time, in the mean recorded batch.
+    """Draw the kernels of compiled code with the most time, per recorded batch on average.
 
-    A fused kernel has a row in each of its modules.
+    A fused kernel has a row for each of its modules.
     """
     rows = []
     for kernel in code.kernels[:_KERNELS]:

@@ -1,4 +1,4 @@
-"""The roofline, the lower bound of a step and its predicted time, on a terminal."""
+"""Draw the roofline, the lower bound of a step and its predicted time on a terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
-    """The rooflines, and the modules and operators with the largest potential speed-up.
+    """Draw the rooflines, and the modules and operators with the largest potential speed-up.
 
     `top` is the number of modules, and of operators. Without times, the largest roofline-bound
     times come first.
@@ -46,7 +46,7 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 
 
 def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
-    """Names and points of the modules, repeated modules together."""
+    """Return the names and points of the modules; repeated modules are one point."""
     named = []
     for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
         name = plain(repeats.label) or "(model)"
@@ -55,7 +55,7 @@ def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
 
 
 def _operators(points: Iterable[Point]) -> list[tuple[str, Point]]:
-    """Names and points of the operators."""
+    """Return the names and points of the operators."""
 
     def key(point: Point) -> tuple[float, ...]:
         return (*_most_seconds_first(point), -point.flops, -point.bytes_moved)
@@ -146,7 +146,7 @@ def _remarks(
 
 
 def render_lower_bound(bound: LowerBound) -> Group:
-    """The step, its phases, and the modules directly below the root that take longest."""
+    """Draw the bounds of the step, its phases, and the longest modules directly below the root."""
     sentence = (
         f"{units.duration(bound.seconds)} per step, with every operator at the peak or the "
         f"bandwidth of {bound.hardware}"
@@ -169,9 +169,9 @@ def render_lower_bound(bound: LowerBound) -> Group:
 def render_prediction(
     predicted: Prediction | None, reason: str | None, more: Iterable[tuple[str, str]] = ()
 ) -> Group:
-    """The predicted time of a step, its interval and its parts, or why it is not predicted.
+    """Draw the predicted time of a step, its interval and its parts, or why it is not predicted.
 
-    `more` are further labels and lines.
+    `more` has labels and texts of further lines.
     """
     if predicted is None:
         return Group(margin([("not predicted", prose(reason or ""))]))

@@ -1,4 +1,4 @@
-"""Text and tables that fit the width of a terminal, without markup or control characters."""
+"""Draw text and tables that fit the width of a terminal, without markup or control characters."""
 
 import re
 import textwrap
@@ -21,19 +21,19 @@ _WITH_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
 )
 _GAP = 2
-# Names are never cut below this width, and need at most this width.
+# Names are never shortened to less than this width.
 _SHORTEST = 16
 _LONG_NAME = 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
 
 def text(content: str, style: str = "") -> Text:
-    """A line without markup or control characters."""
+    """Return a line without markup or control characters."""
     return Text(plain(content), style=style)
 
 
 def figure(number: str) -> Text:
-    """A number; dimmed if it is 0 or unknown."""
+    """Return a number as text; it is dimmed if it is 0 or unknown."""
     return text(number, "dim" if number in _NOTHING else "")
 
 
@@ -41,7 +41,7 @@ class prose:  # noqa: N801 - used like the function `text`
     """Sentences that wrap between words, but not between a number and its unit."""
 
     def __init__(self, content: str, style: str = "", indent: int = 0) -> None:
-        """Accept a text, a style of rich, and the number of columns to indent every line by."""
+        """Store a text, a rich style, and the number of columns by which every line is indented."""
         self._content = plain(content)
         self._style = style
         self._indent = " " * indent
@@ -66,12 +66,15 @@ class prose:  # noqa: N801 - used like the function `text`
 
 
 def one_line(heading: str) -> str:
-    """A heading of two lines as one line."""
+    """Join a heading of two lines into one line."""
     return heading.replace("-\n", "-").replace("\n", " ")
 
 
 def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Lines with a label in the margin; consecutive lines with the same label show it once."""
+    """Draw lines with a label in the margin.
+
+    Consecutive lines with the same label show it once.
+    """
     table = Table.grid(padding=(0, 2, 0, 0))
     above = ""
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
@@ -84,7 +87,10 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 class FittedTable:
-    """Names with their figures; if the terminal is too narrow, columns are left out, not digits."""
+    """A table of names with figures.
+
+    If the terminal is too narrow, columns are left out, but digits are never cut off.
+    """
 
     def __init__(
         self,
@@ -95,15 +101,16 @@ class FittedTable:
         room: int | None = None,
         first: Sequence[str] = (),
     ) -> None:
-        """Accept the cells of each column by heading.
+        """Store the cells of each column by heading.
 
         Args:
             heading: Heading of the names.
-            names: Name of each row.
+            names: Names of the rows.
             columns: Cells by heading. A heading can have two lines.
             room: Width of the names while columns can be left out. Default: the longest name, up to
                 40 characters.
-            first: Headings of the columns to leave out first. The last columns follow.
+            first: Headings of the columns to leave out first. After them, the last columns are left
+                out.
         """
         if room is None:
             longest = max(map(len, names), default=0)
@@ -123,7 +130,10 @@ class FittedTable:
         room: int | None = None,
         first: Sequence[str] = (),
     ) -> Self:
-        """Accept rows instead of columns: their names, and their cells by heading."""
+        """Make a table from rows instead of columns.
+
+        Each row has a name, and its cells by heading.
+        """
         names = []
         columns: dict[str, list[str]] = {}
         for name, cells in rows:
@@ -153,7 +163,7 @@ class FittedTable:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
-        """The headings of the columns that leave enough room for the names."""
+        """Return the headings of the columns that leave enough room for the names."""
         kept = list(self._columns)
         for heading in self._left_out_first:
             if len(kept) == 1 or self._room + self._width(kept) <= width:

@@ -1,4 +1,4 @@
-"""Categories of operators and kernels, and precision and tensor cores by kernel names.
+"""Find the category of operators and kernels, and precision and tensor cores by kernel names.
 
 A kernel has the category of the operator that launched it, if the operator is known, because a
 layout conversion inside a convolution is convolution. Otherwise the kernel's name determines the

@@ -1,4 +1,4 @@
-"""Collectives by kind and group, and the time that ranks wait for each other in them.
+"""Sum collectives by kind and group, with the time that ranks wait for each other in them.
 
 Algorithmic bandwidth is the message size over the time. Bus bandwidth is algorithmic bandwidth
 times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's nccl-tests. With
@@ -6,8 +6,8 @@ n ranks the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an all-ga
 reduce-scatter and an all-to-all; and 1 for all others.
 
 On each rank, a collective's kernel runs from the rank's arrival until all ranks are done. So the
-rank that arrives last has the shortest kernel: its time is the transfer. The other ranks waited for
-the rest of their kernel time. This comparison needs no common clock.
+rank that arrives last has the shortest kernel, and the time of this kernel is the transfer time.
+The other ranks waited for the rest of their kernel time. This comparison needs no common clock.
 
     rank 0    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
     rank 1            ▇▇▇▇▇▇▇▇     last: rank 1; rank 0 waited half of its time
@@ -36,7 +36,7 @@ class Occurrence(NamedTuple):
     """One call of a collective on one rank.
 
     Attributes:
-        step: Name of the step that launched it; empty if no step did.
+        step: Name of the step that launched the call; empty if no step did.
         bytes: Size of the input or of the result, whichever is larger; `None` if unknown.
     """
 
@@ -161,7 +161,7 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
 
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
-    """Waiting in all calls of one kind in one group that at least two ranks recorded.
+    """Waiting times in all calls of one kind in one group that at least two ranks recorded.
 
     Attributes:
         transfer: Nanoseconds of the shortest kernel of each call.
@@ -182,7 +182,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """Waiting in all collectives together, with fields as in `CollectiveSkew`.
+    """Waiting times in all collectives together, with fields as in `CollectiveSkew`.
 
     Attributes:
         unmatched: Number of calls that only one rank recorded.

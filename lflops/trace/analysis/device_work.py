@@ -1,4 +1,4 @@
-"""Device work by stream, kernel, category and precision."""
+"""Sum device work by stream, kernel, category and precision."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +43,9 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     """Nanoseconds of all calls of one kernel.
 
     Attributes:
-        tensor_cores: Whether it runs on tensor or matrix cores; `None` if its name does not show
-            it.
-        operators: The operators that launched it, the operator with the most time first.
+        tensor_cores: Whether the kernel runs on tensor or matrix cores; `None` if its name does not
+            show it.
+        operators: The operators that launched the kernel, the operator with the most time first.
     """
 
     name: str
@@ -108,8 +108,8 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
 def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
     """Return the precision of an operator's inputs.
 
-    For a custom matmul, the precision is unknown: its operands may be packed, and it may have
-    inputs of other dtypes.
+    For a custom matmul, the precision is unknown, because its operands may be packed and it may
+    have inputs with other dtypes.
     """
     is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
     if is_custom_matmul:

@@ -1,4 +1,4 @@
-"""Ties device work to the operator, the modules and the scopes that launched it on the host.
+"""Attribute device work to the operator, the modules and the scopes that launched it.
 
     host     scope [ aten::linear [ aten::addmm [ cudaLaunchKernel ] ] ]
     device                                          kernel     self time of addmm, inclusive time of
@@ -45,9 +45,9 @@ class OperatorSums(SliceTimes):
         counted_calls: Number of counted calls.
         counted_device: Inclusive device time of the counted calls.
         unsupported_device: Device self time outside all counted calls.
-        has_operators: Whether it called another operator.
-        has_tf32: Whether the name of a kernel in its counted calls contains TF32. Inputs only show
-            fp32.
+        has_operators: Whether the operator called another operator.
+        has_tf32: Whether the name of a kernel in the counted calls contains TF32. The inputs only
+            show fp32.
     """
 
     inputs: Inputs | None = None
@@ -131,7 +131,7 @@ class _Open:
         operator: The innermost operator, this item included.
         operator_end: End of that operator.
         is_within_counted: Whether this item or an item around it is a counted operator.
-        is_backward: Whether it is inside a backward node whose forward module is known.
+        is_backward: Whether this item is inside a backward node with a known forward module.
         module: The innermost module; in backward, the module of the node's forward.
         node: The outermost backward node.
         again: The outermost operator in that node that is a forward operator.
@@ -309,7 +309,7 @@ class _Walker:
         return True
 
     def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
-        """Add work whose launch was not recorded to the operator that its `external` names."""
+        """Add work with an unrecorded launch to the operator that its `external` names."""
         sums = self._operator_sums(call)
         sums.device += work.duration
         sums.self_device += work.duration

@@ -1,4 +1,4 @@
-"""Causes of a device's idle time, delays of launches, and depth of the launch queue.
+"""Find causes of a device's idle time, delays of launches, and the launch queue's depth.
 
 Each idle interval ends with a piece of work. The thread that launched that work determines the
 cause:
@@ -55,7 +55,10 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread. A moment belongs to the first that contains it, or else to `python`."""
+"""Activities of a thread.
+
+A moment belongs to the first activity that contains it, or to `python` if none does.
+"""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset(
@@ -99,7 +102,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Number of launches whose work has not started, during the window.
+    """Number of launches with work that has not started, during the window.
 
     Attributes:
         mean: Mean over time.

@@ -39,8 +39,8 @@ class Clock(Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: The rank, or `None` if neither the trace nor its file name has it.
-        moved: Nanoseconds added to its times, or `None` if it shares no collective with the ranks
-            before it.
+        moved: Nanoseconds added to the rank's times, or `None` if it shares no collective with
+            earlier ranks.
         collectives: Number of shared collectives; the shift is their median.
     """
 
@@ -56,7 +56,8 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
         file: Path of the merged trace.
         ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
         damaged: Number of events left out because they cannot be read.
-        clocks: Shift of each rank except the first, whose clock is the common clock.
+        clocks: Shift of each rank except the first. The clock of the first rank is the common
+            clock.
     """
 
     file: str
@@ -92,8 +93,9 @@ class _Properties(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, all from the same window, into one compressed file.
 
-    A rank's clock is set by the collectives that it shares with the ranks before it. Without shared
-    collectives it is not shifted: clocks of different machines differ by milliseconds.
+    The shift of a rank's clock follows from the collectives that it shares with earlier ranks.
+    Without shared collectives, the clock is not shifted, and clocks of different machines differ by
+    milliseconds.
 
     Args:
         folder: Folder with the traces.
@@ -237,7 +239,7 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return new values of the arguments whose numbers are unique only in this trace."""
+        """Return new values of the arguments that are unique only in this trace."""
         changed = {}
         # The numbers of the first trace stay the same.
         if index:

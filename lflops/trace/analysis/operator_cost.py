@@ -1,4 +1,4 @@
-"""Cost of a recorded operator, from its input shapes and the formulas for live calls.
+"""Compute the cost of a recorded operator, from its input shapes and the formulas for live calls.
 
 A cost is exact, or it is `None` because the inputs do not determine it.
 """
@@ -155,7 +155,7 @@ _FAILURES = (
 
 
 class _Call(NamedTuple):
-    """A call whose cost is calculated."""
+    """A call with a calculated cost."""
 
     name: str
     arguments: Sequence[Argument]

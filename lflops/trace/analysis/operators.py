@@ -1,8 +1,8 @@
-"""Operators of a trace by name and by the shapes of their inputs, and modules and scopes.
+"""Sum the operators of a trace by name and by input shapes, and modules and scopes.
 
 Modules and scopes are spans around operators. A module frame of the Python stack has the class and
-a number as its name, for example `Linear_3`; a slice of lflops has the module's name. A backward
-node belongs to the module whose forward created the node, if the trace has sequence numbers. Device
+a number as its name, for example `Linear_3`; a slice of lflops has the module's name. If the trace
+has sequence numbers, a backward node belongs to the module that created the node in forward. Device
 times are the times of kernels that were launched inside.
 """
 
@@ -27,7 +27,7 @@ from lflops.trace.analysis.operator_cost import (
 )
 
 MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
-"""Categories of operators whose work is multiply-accumulates."""
+"""Categories of operators with multiply-accumulates as their work."""
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
@@ -80,7 +80,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """A multiplying operator whose recorded inputs do not show how much it multiplies."""
+    """A multiplying operator with recorded inputs that do not show how much it multiplies."""
 
     name: str
     calls: int
@@ -88,7 +88,7 @@ class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
 
 
 class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of the modules or scopes whose names differ only in numbers.
+    """Nanoseconds of the modules or scopes with names that differ only in numbers.
 
     Attributes:
         name: The name, with a star instead of each number if there are several instances.

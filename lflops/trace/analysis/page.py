@@ -1,6 +1,6 @@
-"""One HTML file that shows traces.
+"""Draw traces as one HTML file.
 
-It opens from disk, makes no network request and runs no script.
+The file opens from disk, makes no network request and runs no script.
 """
 
 import html
@@ -189,5 +189,5 @@ def _row(name: str, *cells: str) -> str:
 
 
 def _text(content: str) -> str:
-    """Return content as HTML text: names come from a file and may contain any characters."""
+    """Return content as HTML text, because names come from a file and may contain any characters."""
     return html.escape(plain(content))

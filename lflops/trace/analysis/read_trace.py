@@ -83,7 +83,10 @@ _Texts = list[str | list[str]]
 """JSON types of an operator's input types and values."""
 
 _ASCEND = "Ascend Hardware"
-"""Name of the process whose slices are work of an Ascend device. The slices have no category."""
+"""Name of the process with the work of an Ascend device.
+
+The slices of this process have no category.
+"""
 _ASCEND_WAITS = ("EVENT_", "NOTIFY_")
 """Prefixes of the Ascend tasks that compute nothing."""
 

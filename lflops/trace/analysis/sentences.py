@@ -1,4 +1,4 @@
-"""Sentences and tables about a trace, shared by the terminal and the HTML page."""
+"""Write the sentences and tables about a trace that the terminal and the HTML page share."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The profiler's steps, and the states of the devices in each step."""
+"""Find the profiler's steps, and the states of the devices in each step."""
 
 from collections.abc import Sequence
 from operator import attrgetter

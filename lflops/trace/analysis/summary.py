@@ -1,4 +1,4 @@
-"""The analysis of one trace, or of the traces of several ranks, as one value."""
+"""Analyze one trace, or the traces of several ranks, and return the results as one value."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,13 +96,13 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
         idle: Idle time of all devices by cause.
         step: Median and quartiles of the steps, or `None` without a step.
         shapes: Counted operators, by name and inputs.
-        hardware: The chip whose peaks are compared with the rates.
+        hardware: The chip. Its peaks are compared with the rates.
         left_out: Device work from before the window.
         has_stack: Whether Python frames were recorded, which slows the host.
         negative: Number of events with a negative duration, which is treated as 0.
         unread: Number of events of unknown categories, by category.
-        unlaunched: Number of device events whose launch is not in the trace, so that no operator
-            includes them.
+        unlaunched: Number of device events without a launch in the trace. No operator includes
+            them.
         damaged: Number of events left out because they cannot be read.
         damage: Error of the first damaged event.
     """

@@ -1,4 +1,4 @@
-"""Traces on a terminal: one trace, several ranks, a roofline, and two traces compared."""
+"""Draw traces on a terminal: one trace, several ranks, a roofline, and a comparison of two traces."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -54,7 +54,7 @@ def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
-    """Render the first sentence in bold, and the others below it."""
+    """Render the first sentence in bold, and all other sentences below it."""
     first, *others = sentences
     return [text(first, "bold"), *map(text, others)]
 

@@ -1,4 +1,4 @@
-"""MFU and HFU of a trace, from its counted operators."""
+"""Compute MFU and HFU of a trace, from its counted operators."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

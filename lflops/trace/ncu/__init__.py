@@ -1,1 +1,1 @@
-"""The counts of Nsight Compute, read from its CSV or log and shown by `lflops roofline --ncu`."""
+"""Read the counts of Nsight Compute from its CSV or log, for `lflops roofline --ncu`."""

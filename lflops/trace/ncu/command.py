@@ -1,4 +1,4 @@
-"""`lflops roofline --ncu` and `--ncu-command`: the kernels that Nsight Compute counted."""
+"""`lflops roofline --ncu` and `--ncu-command`: show the kernels that Nsight Compute counted."""
 
 import math
 import shlex

@@ -1,4 +1,4 @@
-"""The kernels that Nsight Compute counted: FLOPs, bytes, time, and their place on the roofline.
+"""Read kernels that Nsight Compute counted: FLOPs, bytes, time, and place on the roofline.
 
 FLOPs are 2 x fused multiply-adds + additions + multiplications + operations of tensor cores. DRAM
 bytes are 32 x sectors.
@@ -24,7 +24,7 @@ class _TensorCores(Struct, array_like=True):
     Attributes:
         since: The first compute capability that has the dtype.
         total: Metric of all operations.
-        parts: Metrics whose sum is the total.
+        parts: Metrics that add up to the total.
     """
 
     since: float
@@ -150,7 +150,7 @@ def command(script: Sequence[str]) -> list[str]:
     """Return the command that runs a Python script under Nsight Compute with all `METRICS`.
 
     The command is for Ampere and later chips. Nsight Compute writes `n/a` for a metric that a chip
-    lacks.
+    does not have.
     """
     return [
         "ncu",
@@ -181,7 +181,7 @@ def read(
         gpu_seconds: Running time of the GPU, for example from Nsight Systems. It replaces the sum
             of the kernel times.
         modules: Names of modules to find among the NVTX ranges.
-        chip: The chip whose roofline applies.
+        chip: The chip. Its roofline applies.
 
     Raises:
         LflopsError: No kernel has a metric that lflops reads.
@@ -260,7 +260,7 @@ def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
 def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
     """Yield the FLOPs of the requested metrics, with their dtypes.
 
-    Dtypes that the tensor cores of the chip lack are left out.
+    Dtypes that the tensor cores of the chip do not support are left out.
     """
     for name, value in launch.metrics.items():
         if name in _SCALAR_OPERATIONS:

@@ -160,7 +160,8 @@ class _Modules:
 def _plus(time: TimingStats | None, other: TimingStats, share: float) -> TimingStats:
     """Return a time plus a share of another time.
 
-    Both times are from the same steps. A share of a median is as certain as the median.
+    Both times are from the same steps. A share of a median has the same relative error as the
+    median.
     """
     if time is None:
         return other.times(share)

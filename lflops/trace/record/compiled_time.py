@@ -1,4 +1,4 @@
-"""The time of compiled regions by module.
+"""Divide the time of compiled regions between modules.
 
 The kernels of each region are matched with the kernel calls in the generated code of its graph.
 
@@ -181,8 +181,8 @@ def _event(name: str) -> str:
 class CompileTracking:
     """Records every graph that is compiled between `start` and `stop`.
 
-    It changes inductor's settings, which belong to the process: the first user sets them and the
-    last user restores them.
+    It changes inductor's settings, which all users in the process share: the first user sets them,
+    and the last user restores them.
 
     Attributes:
         refusal: Reason why no graph is recorded, or `None`.
@@ -197,7 +197,10 @@ class CompileTracking:
         self._runs = False
 
     def start(self) -> None:
-        """Begin to record. If this torch does not support it, `refusal` has the reason."""
+        """Begin to record.
+
+        If this version of torch does not support it, `refusal` has the reason.
+        """
         try:
             from lflops.torch_private.self_check import check_inductor
 

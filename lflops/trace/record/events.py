@@ -1,7 +1,7 @@
-"""Operators with self time, and device work by module, from Kineto's events in memory.
+"""Compute operators with self time, and device work by module, from Kineto's events in memory.
 
-Operators call other operators: on each thread, events are nested by their times. Device work
-belongs to the operator that launched it, no matter when it runs, and so to the module that ran the
+Operators call other operators, so on each thread events are nested by their times. Device work
+belongs to the operator that launched it, even if it runs later, and to the module that ran this
 operator. Sums are by name, as in torch's table, which also has rows for runtime calls.
 `trace/analysis/host_walk.py` sums the operators of a trace file by their inputs.
 
@@ -449,7 +449,7 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the attributed events of all threads.
 
-        An operator whose only child has the same name counts once with it, as in torch's table.
+        If the only child of an operator has the same name, both count as one, as in torch's table.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:

@@ -203,7 +203,7 @@ class Replay:
         self._calls: list[Call] = []
         self._runs: list[_Run] = []
         self._node_fqn = ""
-        # Whether no log entry was read since the latest node.
+        # True if no log entry was read since the latest node.
         self._continues_run = False
         self.module_phase = ModulePhase("", self._outside)
         self.due: float = inf

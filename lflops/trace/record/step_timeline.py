@@ -1,4 +1,4 @@
-"""The timeline of one traced step, the states of the device, and collectives on device and host.
+"""Compute the timeline of one traced step, device states, and collectives on device and host.
 
 `trace/device_states.py` defines the states of a device.
 """
@@ -179,7 +179,7 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
 def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
     """Return the intervals in which each nested call was the innermost call, in order of time."""
     running: list[SelfTime] = []
-    # For each call that runs, when other calls were inside it.
+    # For each running call, the intervals in which other calls were inside it.
     inside: list[Intervals] = []
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):

@@ -109,7 +109,7 @@ class Tracer:
 
     Attributes:
         refusal: Reason why there is no recording or no file, or `None`.
-        error: Error that kept the trace file from being written, or `None`.
+        error: Error because of which the trace file was not written, or `None`.
     """
 
     _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
@@ -163,7 +163,7 @@ class Tracer:
         self._hooks = CleanupStack()
         self._profile: profile | None = None
         self._step: record_function | None = None
-        # For each batch, whether a step ended with it.
+        # For each batch, true if a step ended with it.
         self._ends: list[bool] = []
         self._phases: list[PhaseMark] = []
 
@@ -207,7 +207,10 @@ class Tracer:
         return len(self._ends)
 
     def batch(self) -> None:
-        """Begin a batch, unless one has begun. Events between two batches belong to no batch."""
+        """Begin a batch, unless a batch has begun.
+
+        Events between two batches belong to no batch.
+        """
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
             # A dispatch mode of the user must not see the operator.
@@ -270,11 +273,14 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop without a recording. Calling it twice is harmless."""
+        """Stop without a recording.
+
+        A second call does nothing.
+        """
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def leave_to_parent(self) -> None:
-        """Do nothing more for this recording, because this process was forked during it."""
+        """Stop this recording in a forked process, because it belongs to the parent process."""
         self._recording.discard(self)
         self._step = None
         self._profile = None
@@ -319,7 +325,7 @@ class Tracer:
             # During the other recording, the end of the step would be written into freed memory.
             self._end_step(whole=None)
             recorder.stop_trace()
-        # A reference cycle in it would keep the events.
+        # A reference cycle in the recorder would keep the events.
         recorder.profiler = None
 
     def _end_step(self, *, whole: bool | None) -> None:
@@ -423,7 +429,10 @@ def other_profiler_runs() -> bool:
 
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
-    """Return Kineto's events. Converting them to torch's events takes a hundred times as long."""
+    """Return Kineto's events.
+
+    Converting them to torch's events would take a hundred times as long.
+    """
     results = None
     if profiler.profiler is not None:
         results = profiler.profiler.kineto_results
@@ -527,7 +536,10 @@ def _end_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Leave recordings and files to the parent. In the child, Kineto's threads do not exist."""
+    """Leave recordings and files to the parent process.
+
+    In the child process, Kineto's threads do not exist.
+    """
     for each in tuple(Tracer._recording):  # noqa: SLF001 - same file
         each.leave_to_parent()
     UNANNOTATED.clear()

@@ -1,10 +1,8 @@
 """A simulated accelerator for tests: two devices of a PrivateUse1 backend, with planted times.
 
-It is no claim about any real chip.
-
-`device.cpp` says what it does. To load it changes the process for good, and torch starts a thread
-for each device with the first backward. So the tests of `tests/simulated/` run in a process of
-their own; see the `conftest.py` there.
+The times show nothing about real chips. `device.cpp` describes the device. After it is loaded, it
+cannot be removed from the process, and torch starts a thread for each device in the first backward.
+So the tests in `tests/simulated/` run in a separate process; see their `conftest.py`.
 """
 
 import ctypes

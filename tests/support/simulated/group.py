@@ -1,9 +1,9 @@
 """A process group over simulated devices.
 
-Gloo carries the tensors, and on the simulated clock every rank waits for the last one.
+Gloo sends the tensors, and on the simulated clock every rank waits for the last rank.
 
-Collectives run on a stream of the group's. Whoever waits for one has the current stream wait, as
-with NCCL, and the host goes on.
+Collectives run on a stream of the group. As with NCCL, a wait for a collective makes the current
+stream wait, while the host continues.
 """
 
 import datetime as dt

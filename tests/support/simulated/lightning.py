@@ -1,4 +1,4 @@
-"""What Lightning asks of an accelerator, for the simulated devices."""
+"""An accelerator of Lightning for the simulated devices."""
 
 from typing import Any
 

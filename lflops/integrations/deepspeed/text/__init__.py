@@ -1,1 +1,1 @@
-"""The text report in the form and with the labels that users of DeepSpeed's profiler know."""
+"""Write the text report in the format of DeepSpeed's profiler, with the same labels."""

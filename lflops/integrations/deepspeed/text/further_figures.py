@@ -16,7 +16,7 @@ from lflops.report.text import counted
 
 # Facts of the report about speed that are shown here.
 _SPEED_FACTS = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
-# Codes of notes that have lines of their own.
+# Codes of notes that have separate lines.
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
 # Number of operators of a trace that are listed.
 _LISTED_OPERATORS = 5
@@ -56,7 +56,7 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
             yield f"{label} flops {owner}", units.count(work.flops)
     for phase, macs in analysis.unsharded_macs.items():
         if phase == "forward" and analysis.is_staged:
-            # DeepSpeed's figures have them.
+            # These metrics are already in DeepSpeed's figures.
             continue
         short_phase = _SHORT_PHASES.get(phase, phase)
         yield f"{short_phase} MACs of model, on this rank's batch", units.count(macs)
@@ -135,7 +135,10 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """The remarks of the report. Only the first of several with one label has it."""
+    """Yield the remarks of the report.
+
+    If several remarks have the same label, only the first of them has it.
+    """
     above = ""
     for fact in report.remarks:
         if fact.name in _SHOWN_ELSEWHERE:

@@ -33,7 +33,7 @@ def detailed(analysis: Analysis, *, fold: bool) -> str:
     identical = analysis.identical_subtrees
     groups = None
     if fold:
-        # Also keep what torch prints of the modules apart.
+        # Also separate the text that torch prints for the modules.
         groups = numbered(analysis.children, lambda name: (identical[name], modules[name].detail))
     (root,) = tree(analysis.profile, fold=False, below=analysis.children, groups=groups)
     lines = [_LEGEND]

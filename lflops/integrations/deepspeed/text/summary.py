@@ -1,4 +1,4 @@
-"""A profile as the text that users of DeepSpeed's profiler know.
+"""Write a profile as text in the format of DeepSpeed's profiler.
 
 It has a summary, the classes of modules by depth, and the model in detail. Headings, labels and
 their order are DeepSpeed's, so that two reports can be compared line by line. A label that differs
@@ -38,7 +38,7 @@ def summary(
     detailed: bool = True,
     fold: bool = False,
 ) -> str:
-    """The whole text. The arguments are those of `get_model_profile`, with two more.
+    """The whole text. The arguments are the same as in `get_model_profile`, with two more.
 
     Args:
         analysis: The profile with its results.
@@ -46,7 +46,7 @@ def summary(
         module_depth: The last depth of the classes.
         top_modules: Number of classes at each depth.
         detailed: Whether the model is shown module by module.
-        fold: Whether repeated modules share their lines there.
+        fold: Whether repeated modules share their lines in this listing.
 
     Raises:
         ValueError: There is no such depth.

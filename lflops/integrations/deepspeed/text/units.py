@@ -1,7 +1,7 @@
-"""Numbers as DeepSpeed's profiler writes them, so that two reports can be compared.
+"""Format numbers like DeepSpeed's profiler, so that two reports can be compared.
 
 Numbers have two decimals without trailing zeros. `K` is a thousand, `u` a millionth, and parameters
-are in billions, `B`. An unknown value is a dash, and no value other than 0 reads as 0.
+are in billions, `B`. An unknown value is a dash. 0 is `0`, and no other value is rounded to 0.
 """
 
 from functools import partial
