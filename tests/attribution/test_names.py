@@ -308,7 +308,7 @@ def test_a_scope_outside_of_a_count_does_nothing() -> None:
     """No row, no error; a name that cannot be one is refused."""
     with lflops.scope("loss"):
         pass
-    with pytest.raises(ValueError, match="without dots"), lflops.scope("a.b"):
+    with pytest.raises(ValueError, match="has no dots"), lflops.scope("a.b"):
         pass
 
 

@@ -90,7 +90,7 @@ def test_a_listed_chip_has_one_without_being_asked() -> None:
     assert isinstance(listed, Memory)
     assert isinstance(unlisted, Memory)
     assert (True, None) == (isinstance(listed.reserved, Reserved), unlisted.reserved)
-    with pytest.raises(lflops.CountError, match="'expandable' is unknown"):
+    with pytest.raises(lflops.CountError, match="unknown setting 'expandable'"):
         lflops.estimate(model, x, allocator="expandable:True")
 
 

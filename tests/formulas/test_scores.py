@@ -98,7 +98,7 @@ def test_sequences_of_no_tokens_have_no_scores() -> None:
 def test_offsets_that_go_back_are_refused() -> None:
     """The call is listed as unsupported then, and not guessed."""
     packed = (7, 3, 16)
-    with pytest.raises(ValueError, match="begin before"):
+    with pytest.raises(ValueError, match="begins before"):
         sequences(packed, packed, Packing(Values((0, 5, 3)), Values((0, 5, 3)), 5, 5))
 
 

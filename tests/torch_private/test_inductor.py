@@ -81,4 +81,4 @@ def test_a_second_monitor_shares_the_settings_and_the_last_restores_them() -> No
     with torch._inductor.config.patch(_post_fusion_custom_pass=list):
         refused.start()
         assert torch._inductor.config._post_fusion_custom_pass is list
-    assert "config._post_fusion_custom_pass is taken" in str(refused.refusal)
+    assert "config._post_fusion_custom_pass is already set" in str(refused.refusal)
