@@ -92,12 +92,17 @@ def start(folder: Path, rank: int, ranks: int, *, is_monitored: bool) -> int:
     if child:
         return child
     os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(log_of(folder, rank), os.O_RDWR | os.O_CREAT)
     for stream in (1, 2):
-        os.dup2(null, stream)
+        os.dup2(log, stream)
     train(folder, rank, ranks, is_monitored=is_monitored)
     # This ends the interpreter as any program does.
     sys.exit(0)
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    """The file with the output of a rank."""
+    return folder.with_name(f"{folder.name}.rank{rank}.log")
 
 
 def end_run(chance: random.Random, number: int, top: Path, *, is_monitored: bool) -> Ended:
@@ -199,7 +204,9 @@ def main() -> int:
         problems = list(ended.problems)
         others = set(ended.statuses) - usual[ended.sent, ended.ranks]
         if others:
-            problems.append(f"exit status {others}")
+            logs = [log_of(top / f"run{number}", rank) for rank in range(ended.ranks)]
+            said = [log.read_text().strip().rpartition("\n")[2] for log in logs]
+            problems.append(f"exit statuses {ended.statuses}: {said}")
         counts[f"{ended.sent.name}, {ended.ranks} ranks: {ended.statuses}"] += 1
         wrong += bool(problems)
         for problem in problems:

@@ -20,6 +20,7 @@ from lflops.cli.main import main
 from lflops.errors import HardwareError
 from lflops.hardware.chips import DTYPES, Hardware, chips, hint, lookup, names
 from lflops.report.terminal.hardware import figures
+from tests.support.terminal import printed
 
 # What drivers say of a chip, and figures of it as its sheet has them: halved where they are with
 # sparsity, or cores, operations a clock and clock. Bandwidth in GB/s, None where boards of one name
@@ -659,6 +660,14 @@ def test_another_chip_has_no_share_of_what_is_measured() -> None:
         drawn.append(captured.get())
     assert [False, True] == ["reached" in each for each in drawn]
     assert [False, True] == ["40.4 %" in each for each in drawn]
+
+
+def test_a_chip_s_name_is_no_markup_and_is_shortened() -> None:
+    """A name of 100,000 backslashes took rich 20 seconds as markup."""
+    lines = printed(figures(Hardware("[red]My[/red] chip", {"bf16": 400e12})))
+    assert "[red]My[/red] chip" in lines[0]
+    lines = printed(figures(Hardware("\\" * 100_000, {"bf16": 400e12})))
+    assert max(map(len, lines)) <= 100
 
 
 def test_the_table_needs_no_torch() -> None:

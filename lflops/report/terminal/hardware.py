@@ -9,9 +9,11 @@ from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
 from lflops.profile.module_names import plain
 from lflops.report.terminal.tables import FittedTable, text
+from lflops.report.text import shortened
 
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
 _FIGURES = ("memory", "bandwidth", "link", *DTYPES)
+_NAME_WIDTH = 40
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
@@ -42,7 +44,7 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
             continue
         cells = {}
         if chip is not None:
-            cells[plain(chip.name)] = _with_unit(chip, name)
+            cells[shortened(plain(chip.name), _NAME_WIDTH)] = _with_unit(chip, name)
         if measured is not None:
             cells["measured"] = _with_unit(measured, name)
         if chip is not None and measured is not None and lookup(measured.name) == chip:

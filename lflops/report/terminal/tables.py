@@ -81,7 +81,7 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     table.add_column(overflow="fold")
     for label, line in rows:
         shown = text(line) if isinstance(line, str) else line
-        table.add_row("" if label == above else label, shown)
+        table.add_row(text("" if label == above else label), shown)
         above = label or above
     return table
 
@@ -149,9 +149,10 @@ class FittedTable:
         room = max(options.max_width - self._width(kept), 1)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         width = min(self._room, room)
-        table.add_column(self._heading, min_width=width, no_wrap=True, vertical="bottom")
+        # Rich would interpret a string as markup, and a heading can be the name of a chip.
+        table.add_column(Text(self._heading), min_width=width, no_wrap=True, vertical="bottom")
         for heading in kept:
-            table.add_column(heading, justify="right", overflow="fold", vertical="bottom")
+            table.add_column(Text(heading), justify="right", overflow="fold", vertical="bottom")
         cut = shortened_name if self._heading.startswith("module") else shortened
         width = max(room, min(self._room, _SHORTEST))
         cells = zip(*(self._columns[heading] for heading in kept), strict=True)

@@ -15,9 +15,7 @@ _HEADING = re.compile(
     r"(?: \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)|, \d{4}-\w{3}-\d+ [\d:]+)"
     r", Context \d+, Stream \d+"
 )
-_METRIC = re.compile(
-    r"^\s+(?P<name>[a-z0-9]\w*__[\w.]+)\s+(?:(?P<unit>[A-Za-z]\S*)\s+)?(?P<value>\S+)\s*$"
-)
+_METRIC = re.compile(r"[a-z0-9]\w*")
 _GROUPED_DIGITS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 _SECONDS = {
     "s": 1.0,
@@ -111,19 +109,26 @@ def _launch(row: Mapping[str, str]) -> Launch:
 def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
     """Return the launches that a text log lists.
 
-    The metrics of a launch are indented below its heading.
+    The metrics of a launch are indented below its heading: a name, sometimes a unit, and a value.
     """
     launches: list[Launch] = []
     for line in lines:
-        heading = _HEADING.match(line)
-        metric = _METRIC.match(line)
+        heading = _HEADING.match(line) if ", Context " in line else None
         if heading:
             capability = _capability(line.rpartition(", CC ")[2])
             launches.append(Launch(heading["name"], (), capability, {}))
-        elif metric and launches:
-            value = _number(metric["value"], metric["unit"] or "")
-            launches[-1].metrics[metric["name"]] = value
+        elif launches and "__" in line and line[0].isspace():
+            fields = line.split()
+            if len(fields) in {2, 3} and _is_metric(fields[0]):
+                unit = fields[1] if len(fields) == 3 else ""
+                launches[-1].metrics[fields[0]] = _number(fields[-1], unit)
     return launches
+
+
+def _is_metric(name: str) -> bool:
+    """Check for a name such as `dram__bytes_read.sum`."""
+    before, separator, behind = name.partition("__")
+    return bool(separator and behind and _METRIC.fullmatch(before))
 
 
 def _capability(text: str) -> float:

@@ -13,6 +13,7 @@ from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.report.text import kernel_name
 from lflops.trace.ncu.kernels import METRICS, Kernel, Measured, command, read
+from lflops.trace.ncu.log import launches_in
 from tests.support.ncu_logs import (
     ADD,
     BF16,
@@ -353,3 +354,16 @@ def test_the_shell_prints_the_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.endswith("python3 train.py --name 'my run'\n")
     assert 0 == main(["roofline", "--ncu-command", "train.py", "--json"])
     assert "train.py" == json.loads(capsys.readouterr().out)["command"][-1]
+
+
+def test_a_long_line_of_metric_names_is_read_in_linear_time() -> None:
+    """A regular expression with two repetitions would need minutes for 400,000 characters."""
+    log = (
+        "  sgemm (1, 1, 1)x(1, 1, 1), Context 1, Stream 7, Device 0, CC 9.0\n"
+        f"    {'a__' * 130_000} !\n    lonely__name.sum\n"
+        "    dram__bytes_read.sum     byte     96\n    dram__bytes_write.sum     32\n"
+    )
+    (launch,) = launches_in(log)
+    assert {"dram__bytes_read.sum": 96.0, "dram__bytes_write.sum": 32.0} == {
+        name: value for name, value in launch.metrics.items() if name.startswith("dram")
+    }
