@@ -1,7 +1,7 @@
 """Measure the FLOPs, bytes and milliseconds of a PyTorch training run.
 
-Names are loaded when they are first used. So importing the package is fast, and reading profiles
-does not require torch. `__init__.pyi` lists the names, also for type checkers.
+Names are loaded when they are first used, so importing the package is fast and reading profiles
+does not require torch. `__init__.pyi` lists the names, for this module and for type checkers.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _read_stub() -> dict[str, str]:
-    """Read the public names with their modules, from lines such as `from a import b as b`."""
+    """Read each public name and its module from lines such as `from a import b as b`."""
     homes: dict[str, str] = {}
     home = ""
     # Importing pathlib would take longer than everything else here.
@@ -31,7 +31,7 @@ __all__ = sorted(name for name, home in _HOMES.items() if home != __name__)  # n
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name and keep it."""
+    """Load a public name and cache it."""
     if name == "__version__":
         return importlib.import_module("lflops.version").__version__
     missing = AttributeError(f"module 'lflops' has no attribute {name!r}")

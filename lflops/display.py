@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 
 class Displayed:
-    """Prints a value as its report, and shows it in a notebook.
+    """Base class of values that print as a report, and are shown as one in a notebook.
 
-    The report is imported when a value is displayed, because its modules import these values.
+    `lflops.report` is imported only when a value is displayed, because its modules import the
+    classes of such values.
     """
 
     __slots__ = ()
@@ -23,18 +24,20 @@ class Displayed:
 
 
 def from_report(name: str) -> Any:
-    """Return a function of the report."""
+    """Return the function with this name from `lflops.report.display`."""
     return getattr(importlib.import_module("lflops.report.display"), name)
 
 
 def _parts(value: Displayed) -> Sequence[Any]:
-    """Return the parts of the report of a value: texts and tables."""
+    """Return the texts and tables of a value's report."""
     parts: Sequence[Any] = from_report("parts_of")(value)
     return parts
 
 
 class Table(NamedTuple):
-    """A table of texts, which prints aligned. Its first two columns are names.
+    """A table of text cells that prints with aligned columns.
+
+    The first two columns contain names and are aligned to the left.
 
     Attributes:
         head: The headings of the columns.
@@ -57,7 +60,7 @@ class Table(NamedTuple):
 
 
 NAMES = 2
-"""The number of columns of a table that are names."""
+"""Number of columns that contain names: the first two."""
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -74,7 +77,7 @@ def _html_row(tag: str, cells: Sequence[str]) -> str:
     parts = []
     for place, cell in enumerate(cells):
         side = "left" if place < NAMES else "right"
-        # Spaces at the beginning show the depth in the tree.
+        # Leading spaces show the depth in the tree.
         parts.append(f'<{tag} style="text-align:{side};white-space:pre">{escape(cell)}</{tag}>')
     return f"<tr>{''.join(parts)}</tr>"
 

@@ -1,7 +1,8 @@
 """Guard a training run against errors of lflops: the run calls lflops only through this guard.
 
-If lflops fails, everything that it installed is removed, it logs one warning, and training
-continues. An interrupt such as Ctrl-C removes the same things, and is raised.
+If lflops fails, it removes everything that it has installed, logs one warning, and training
+continues. After an interrupt such as Ctrl-C, lflops also removes everything, and the interrupt is
+raised.
 
     boundary = ErrorGuard(fail)
     hook = boundary.guard(listener.enter_module)     # a hook that never raises
@@ -18,11 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""A function that makes a function of lflops safe to be called by a training run."""
+"""A function that wraps an lflops function so that a training run can call it safely."""
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The guard for direct calls by a user, who must see the errors of lflops."""
+    """Return the function unchanged, as a guard for direct calls by users, who must see errors."""
     return function
 
 
@@ -30,22 +31,24 @@ class ErrorGuard:
     """Handles the errors of lflops in one training run.
 
     Attributes:
-        passes: Function that returns whether an error in this thread comes from other code.
+        passes: Function that returns whether an error in this thread comes from other code. Such
+            an error is raised.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         """Create the guard.
 
         Args:
-            fail: Function that is called with the error. It removes everything that lflops
-                installed, and can be called again. It raises the error to end the training run.
+            fail: Function that is called with the error. It removes everything that lflops has
+                installed, and may be called more than once. To end the training run, it raises the
+                error.
         """
         self._fail = fail
         # `bool()` returns False: by default, no error passes.
         self.passes: Callable[[], bool] = bool
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of the function that raises no error: after an error, it returns `None`."""
+        """Return a wrapper of `function` that returns `None` instead of raising an error."""
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -70,9 +73,9 @@ class ErrorGuard:
         return error is not None and self.contains(error)
 
     def contains(self, error: BaseException) -> bool:
-        """Remove everything.
+        """Handle an error by removing everything that lflops has installed.
 
-        Returns whether the error is suppressed; an interrupt is not suppressed.
+        Returns whether the error is suppressed. Interrupts and errors of other code are not.
         """
         if self.passes():
             return False
@@ -89,8 +92,9 @@ class ErrorGuard:
 class ExitBy:
     """The `__exit__` of a class, implemented by an `ExitStack`.
 
-    Python looks up `__exit__` before the block begins. The method that it finds has no Python line
-    of lflops. So the whole stack is closed even if this call is interrupted.
+    Python looks up `__exit__` before the block begins, and finds the method of the `ExitStack`
+    itself. No Python code of lflops runs before that method. So the whole stack is closed even if
+    an interrupt arrives during the call.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
@@ -101,15 +105,15 @@ class ExitBy:
         return self if instance is None else self._stack_of(instance).__exit__
 
     def __call__(self, instance: Any, *error: Any) -> bool | None:
-        """Exit an object in the same way as `contextlib.ExitStack`: through the class."""
+        """Exit `instance` if `__exit__` was looked up on the class, as `ExitStack` does."""
         return self._stack_of(instance).__exit__(*error)
 
 
 class CleanupStack:
-    """Installed parts, with the functions that remove them.
+    """A stack of functions that remove the parts that lflops has installed.
 
-    A part is added before it is installed, so an interrupt between both actions loses nothing. A
-    function that removes a part must do nothing if it is called again, or if the part was not
+    Each function is added before its part is installed, so an interrupt between the two actions
+    loses nothing. A function must do nothing if it is called again, or if its part was not
     installed.
     """
 
@@ -117,7 +121,7 @@ class CleanupStack:
         self._parts: list[Callable[[], object]] = []
 
     def add(self, remove: Callable[..., object], *args: Any) -> None:
-        """Add the function that removes a part, with its arguments. Then install the part."""
+        """Add the function that removes a part, with its arguments, before installing the part."""
         self._parts.append(partial(remove, *args))
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
@@ -136,7 +140,7 @@ class CleanupStack:
         return self
 
     def _ends(self) -> contextlib.ExitStack:
-        """Return a stack that closes this one, twice in case the first time is interrupted."""
+        """Return an `ExitStack` that closes this stack twice, in case of an interrupt."""
         ends = contextlib.ExitStack()
         ends.callback(self.close)
         ends.callback(self.close)
@@ -152,12 +156,12 @@ class CleanupStack:
         except Exception:
             self._parts.pop()
             raise
-        # After an interrupt, the part stays on the stack, and it is removed again.
+        # An interrupt skips this line, so the part stays on the stack and is removed again.
         self._parts.pop()
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all functions, and then raise the first interrupt, or otherwise the first error.
+    """Call all functions, and then raise an interrupt, if there was one, or the first error.
 
     A function that is interrupted is called a second time.
     """
@@ -180,9 +184,9 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """An attribute of an instance that replaces a method.
+    """An instance attribute that replaces a method of the instance.
 
-    It calls `around` with the method and its arguments.
+    If it is called, it calls `around` with the method and the arguments of the call.
     """
 
     __slots__ = (
@@ -206,7 +210,7 @@ class _Wrapper:
 
     @property
     def __wrapped__(self) -> Any:
-        """Return the method: an earlier attribute of the instance, or its class's current method."""
+        """Return the wrapped method: an earlier instance attribute or the current class method."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
         owner = self._lflops_owner
@@ -221,7 +225,7 @@ class _Wrapper:
         return self._lflops_bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The value of `__wrapped__`, without calling this property in every step.
+        # This is the value of `__wrapped__`. Calling the property in every step would be slow.
         method = self._lflops_before
         if method is _ABSENT:
             found = getattr(type(self._lflops_owner), self._lflops_name)
@@ -254,7 +258,7 @@ class _Wrapper:
 
 
 def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> None:
-    """Replace an attribute of a class or a module by `ours` until `undo` is closed.
+    """Replace an attribute of a class or a module with `ours` until `undo` is closed.
 
     If other code has replaced the attribute by then, the newer replacement stays.
     """
@@ -263,13 +267,13 @@ def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> N
 
 
 def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
-    """Restore an attribute, and earlier replacements below it that have already ended.
+    """End a replacement, and restore the attribute as it was before.
 
-    If lflops has replaced the attribute again since then, the newer replacement does this when it
-    ends.
+    This also undoes earlier replacements below it that have already ended. If lflops has replaced
+    the attribute again in the meantime, the newer replacement restores it when it ends.
     """
-    # The mark contains the object itself, so that a copy of it, for example by `functools.wraps`,
-    # does not count.
+    # The mark contains the replacement itself. So the mark does not count on another object to
+    # which, for example, `functools.wraps` has copied it.
     ours.lflops_ended = (ours, before)
     while True:
         current = vars(owner).get(name)
@@ -283,7 +287,7 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
     """Wrap a method of one object until `undo` is closed.
 
     Only an attribute of this instance is set. If other code has wrapped the wrapper by then, the
-    wrapper stays and only calls the method.
+    wrapper stays in place and still calls `around`.
 
     Args:
         undo: Stack that removes the wrapper.
@@ -299,7 +303,7 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
     """Remove a wrapper, and earlier wrappers below it that have already ended.
 
-    Monitors may end in any order.
+    Monitors may end in any order, so a wrapper that has ended may still be below another one.
     """
     wrapper._lflops_ended = True  # noqa: SLF001
     while True:

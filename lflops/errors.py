@@ -1,4 +1,4 @@
-"""Define the errors that lflops raises on purpose. All of them are a `LflopsError`."""
+"""Define the errors that lflops raises on purpose. All of them derive from `LflopsError`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class CountError(LflopsError):
 
 
 class UnknownTorchError(CountError):
-    """torch's internals differ from the versions that lflops supports.
+    """torch's internals differ from those of the versions that lflops supports.
 
     The message names torch's version and the difference.
     """
@@ -49,7 +49,7 @@ class MissingPackageError(LflopsError, ImportError):
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """Return a context for imports that only one feature needs.
+    """Wrap imports that only one feature needs, so that an error names the feature.
 
     Raises:
         MissingPackageError: A module is not installed.

@@ -26,13 +26,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         "command:show_trace_roofline",
     ),
 }
-"""The functions that the rest of lflops calls, as `module:function`, by extra."""
+"""For each extra, the functions that the rest of lflops calls, as `module:function`."""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:
-    """Import and yield the functions with this name from all extras.
+    """Import and yield the functions called `name` from all extras.
 
-    `feature` is the name of the feature in errors about missing packages.
+    Errors about missing packages name the `feature`.
     """
     for folder, entries in EXTRAS.items():
         for entry in entries:
@@ -44,7 +44,7 @@ def offered(name: str, feature: str) -> Iterator[Any]:
 
 
 def needed(name: str, feature: str) -> Any:
-    """Import the only function with this name.
+    """Import and return the only function called `name`.
 
     Raises:
         LflopsError: The extra was removed.

@@ -1,7 +1,7 @@
-"""Open, read and write files safely, even if other users prepared the files or share the folders.
+"""Open, read and write files safely, even if other users created the files or share the folders.
 
 Reading never waits for a pipe, and never uses more memory than the caller allows. A file is written
-completely or not at all, and never through a link. Only this module of lflops opens files.
+completely or not at all, and never through a link. No other module of lflops opens files.
 """
 
 import errno
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 GZIP = b"\x1f\x8b"
-"""First bytes of a file that gzip compressed."""
+"""First bytes of a gzip file."""
 
 SMALL = 1 << 20
-"""Maximum number of bytes of a table or a configuration, and of a file of the operating system."""
+"""Maximum size of a table, a configuration file or a file of the operating system, in bytes."""
 
 MOST_INFLATED = 1 << 25
 INFLATED_RATIO = 100
-"""Maximum ratio of the decompressed size to the size of a file.
+"""Maximum ratio of a file's decompressed size to its compressed size.
 
-A file may always contain `MOST_INFLATED` bytes.
+Up to `MOST_INFLATED` decompressed bytes are always allowed.
 """
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
@@ -60,26 +60,26 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
     """Read a whole regular file of at most `most` bytes.
 
     Raises:
-        OSError: The file cannot be read, is not a regular file, or is larger.
+        OSError: The file cannot be read, is not a regular file, or is larger than `most` bytes.
     """
     with open_file(path) as file:
         size = size_of(file)
         if size > most:
             raise _error(errno.EFBIG, f"has {size} bytes; at most {most} are read", path)
-        # Files of the operating system have no size.
+        # Files of the operating system, such as those in `/proc`, have a size of 0.
         return file.read(size or SMALL)
 
 
 def path_text(path: str | PathLike[str]) -> str:
-    """Return the text of a path, for writing it to a file.
+    """Return a path as text that can be written to a file.
 
-    Bytes that are not UTF-8 are replaced.
+    Bytes that are not valid UTF-8 are replaced.
     """
     return os.fsencode(path).decode(errors="replace")
 
 
 class InflatedFile:
-    """A regular file that is decompressed while it is read, if gzip compressed it."""
+    """A regular file for reading. A gzip file is decompressed while it is read."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = path
@@ -96,10 +96,10 @@ class InflatedFile:
         self._raw.close()
 
     def read(self, size: int) -> bytes:
-        """Read at most this many decompressed bytes.
+        """Read at most `size` bytes after decompression.
 
         Raises:
-            OSError: The file is damaged, or it contains far more than its size allows.
+            OSError: The file is damaged, or its decompressed size is over the limit.
         """
         try:
             content = self._file.read(size)
@@ -113,9 +113,9 @@ class InflatedFile:
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a file in the same way as `replacing`.
+    """Write a whole file, which replaces `path` only when it is complete.
 
-    `lasting` waits until the content is on the disk.
+    With `lasting`, the function waits until the content is on the disk.
     """
     with replacing(path) as file:
         file.write(content)
@@ -151,12 +151,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def temporary_path(folder: Path, ending: str) -> Path:
-    """Return a new name for a temporary file, which `remove_leftovers` removes after a crash."""
+    """Return a new path for a temporary file. `remove_leftovers` removes the file after a crash."""
     return folder / f"{_temporary_prefix()}{os.getpid()}-{os.urandom(8).hex()}{ending}"
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of processes of this machine that have ended."""
+    """Remove the temporary files that ended processes of this machine have left behind."""
     prefix = _temporary_prefix()
     with suppress(OSError):
         for path in folder.iterdir():
@@ -166,8 +166,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _temporary_prefix() -> str:
-    # Other machines may share the folder, and it is unknown whether their processes are still
-    # running.
+    # The prefix contains the machine's name, because other machines may share the folder and it is
+    # unknown whether their processes are still running.
     return f".lflops-{platform.node()}-"
 
 
@@ -185,10 +185,10 @@ def _is_running(process: str) -> bool:
 def open_for_append(path: Path, *, new: bool) -> int:
     """Open a file for appending.
 
-    With `new`, the file is created. Otherwise, it must be a regular file.
+    With `new`, the file is created. Otherwise, it must already exist as a regular file.
 
     Raises:
-        OSError: The file cannot be opened, is a link, or already exists although it should be new.
+        OSError: The file cannot be opened, it is a link, or it already exists in spite of `new`.
     """
     created = ("O_CREAT", "O_EXCL") if new else ()
     number = os.open(path, _flags("O_WRONLY", "O_APPEND", "O_NOFOLLOW", *created), 0o666)
@@ -202,9 +202,9 @@ def open_for_append(path: Path, *, new: bool) -> int:
 
 @contextmanager
 def folder_opened(folder: Path) -> Iterator[Path]:
-    """Provide an ASCII path of a folder, for code that cannot read the real path.
+    """Provide an ASCII path of a folder, for code that cannot handle the real path.
 
-    On systems without `/proc`, it is the real path.
+    On systems without `/proc`, the real path is provided.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -217,7 +217,7 @@ def folder_opened(folder: Path) -> Iterator[Path]:
 def open_lock(path: Path) -> int:
     """Open a file for `lock`.
 
-    A new file can only be read and written by this user. A link is refused.
+    If the file is new, only this user can read and write it. A link is rejected.
 
     Raises:
         OSError: The file cannot be opened.
@@ -228,7 +228,8 @@ def open_lock(path: Path) -> int:
 def lock(file: int) -> bool:
     """Lock an open file without waiting.
 
-    Returns false if another process has locked it. On Windows, nothing is locked.
+    Returns false if another process has locked the file. On Windows, nothing is locked, and the
+    result is always true.
     """
     if sys.platform == "win32":
         return True
@@ -247,7 +248,10 @@ def open_device(path: Path) -> BinaryIO:
 
 
 def _permissions(path: Path) -> int | None:
-    """Return the permissions of the file that is replaced, or `None` for a new file."""
+    """Return the permissions to keep when a file is replaced.
+
+    Returns `None` if the file is new, is a link or belongs to another user.
+    """
     with suppress(FileNotFoundError):
         _check_regular(path.stat(), path)
         before = path.lstat()

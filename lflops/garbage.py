@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 LONGEST = 1.0
-"""Maximum number of seconds of a search."""
+"""Maximum duration of a search in seconds."""
 
 CHUNK = 100_000
-"""Objects that a search checks between two looks at the clock: about 2 ms."""
+"""Number of objects that a search checks before it reads the clock again: about 2 ms of work."""
 
 
 class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
@@ -20,11 +20,11 @@ class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
 def alive(kinds: Collection[type]) -> Iterator[Any]:
     """Yield all live objects of exactly these classes.
 
-    No function is called per object: `isinstance` would read the class of a proxy's object, and a
-    profiler of Python calls would record a million calls.
+    The search does not call a function for each object. `isinstance` would look through proxies at
+    the objects behind them, and a profiler of Python calls would record a million calls.
 
     Raises:
-        SearchTimeout: There are too many objects.
+        SearchTimeout: The search took longer than `LONGEST` seconds.
     """
     objects = gc.get_objects()
     deadline = time.monotonic() + LONGEST

@@ -1,4 +1,7 @@
-"""Calculate with sets of moments: sorted, disjoint intervals of integer nanoseconds."""
+"""Combine sets of time intervals.
+
+A set is a sorted list of disjoint intervals, in integer nanoseconds.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -43,9 +46,10 @@ def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Interv
 
 
 def shares(intervals: Intervals, *others: Intervals) -> list[int]:
-    """Return the length of the intervals inside each of several sets, and last, outside all sets.
+    """Return how much of `intervals` lies inside each of the other sets.
 
-    A moment that is in several sets counts for the first of these sets.
+    The last value is the length outside all of them. A moment that is in several sets counts only
+    for the first of them.
     """
     found = []
     for each in others:

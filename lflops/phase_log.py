@@ -1,15 +1,15 @@
 """Log the transitions between phases of a training run.
 
-Each transition appends four values. Everything else is computed from these values later, by
-functions that a test can call with a list:
+Each transition appends four values to the log. Everything else is computed from the values later,
+by functions that a test can call with a plain list. For example:
 
     moment   event       subject     detail
     1000     ENTER       "data"      "train"      the phase `data` of a training step begins
     2500     LEAVE       None        None         the innermost phase ends
     2600     STEP_END    a reader    None         a step of this reader ends
 
-A moment is an integer number of nanoseconds. The values are not packed into tuples: thousands of
-tuples would make Python's garbage collector run.
+A moment is an integer number of nanoseconds. The values are not packed into tuples, because
+thousands of tuples would make Python's garbage collector run.
 """
 
 import os
@@ -39,40 +39,41 @@ STEP_END = "step_end"
 """A step ends. Subject: the reader that counts the steps. Detail: the number of the step, if any."""
 
 COUNTERS = "counters"
-"""Counters of the thread before a step's end: scheduler counters and resource usage.
+"""The thread's scheduler counters and resource usage, appended just before the end of a step.
 
-Instead of the moment, the event has the nanoseconds of the thread on a core.
+The first value of this event is not a moment. It is the time that the thread has run on a core, in
+nanoseconds.
 """
 
 BATCH = "batch"
-"""Facts about a step, before its end.
+"""Facts about a step, appended just before its end.
 
-They are the shapes of its batch, and whether lflops affected it.
+Subject: the shapes of the batch. Detail: whether lflops affected the step.
 """
 
 BEGIN = "begin"
 """A category of the run's time begins. Subject: its name."""
 
 END = "end"
-"""The innermost category with this name ends, and everything inside it. Subject: the name."""
+"""The innermost category with a given name ends, with everything inside it. Subject: the name."""
 
 REST = "rest"
-"""From now on, time in no phase belongs to a category. Subject: its name."""
+"""From now on, time outside all phases belongs to a category. Subject: its name."""
 
 PAST = "past"
-"""The last nanoseconds before now belong to a category. Subject: its name. Detail: nanoseconds."""
+"""The time just before now belongs to a category. Subject: its name. Detail: nanoseconds."""
 
 MOVE = "move"
-"""The last nanoseconds of a phase belong to a category. Subject: both. Detail: nanoseconds."""
+"""The last part of a phase belongs to a category. Subject: both names. Detail: nanoseconds."""
 
 WIDTH = 4
 """Number of values per event."""
 
 RUN = "run"
-"""Used as the stage of phases that belong to no step, such as saving a checkpoint."""
+"""Stage of phases that belong to no step, such as saving a checkpoint."""
 
 MANY = WIDTH * 10_000
-"""Number of values after which the log is delivered even if no reader has requested it."""
+"""The log is delivered after this many values, even if no reader has requested it."""
 
 Event = tuple[int, str, Any, Any]
 
@@ -88,10 +89,10 @@ class PhaseLog:
     """The log of one training loop.
 
     Attributes:
-        clock: Returns the moment of an event.
-        events: Events that were not delivered yet, as a flat list of values.
-        append: Function that appends the values of one or several events, written in C. Without a
-            reader, it drops the values.
+        clock: Function that returns the current moment in nanoseconds.
+        events: Events that have not been delivered yet, as a flat list of values.
+        append: Function, written in C, that appends the values of one or more events. If the log
+            has no reader, the function drops the values.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -114,7 +115,7 @@ class PhaseLog:
             self.append = self.events.extend
 
     def disconnect(self, reader: Reader) -> None:
-        """Stop delivering events to a reader, after it has received all events until now.
+        """Stop delivering events to a reader after it has received all events so far.
 
         Disconnecting a reader again does nothing.
         """
@@ -137,7 +138,7 @@ class PhaseLog:
                     reader.take(events)
 
     def unlock(self) -> None:
-        """Release the lock in a forked process, if a thread of the parent process holds it."""
+        """Replace the lock in a forked process, because a thread of the parent may hold it."""
         self._lock = threading.RLock()
 
 
@@ -166,14 +167,14 @@ def innermost(
     Args:
         values: Events of the log.
         stage: The stage.
-        running: The phases that run before the first event, each with its stage. The list is
-            changed to the phases that run after the last event.
-        reader: The reader that determines the step ends to include.
+        running: The phases that run before the first event, each with its stage. The function
+            updates this list to the phases that run after the last event.
+        reader: Only step ends of this reader are included.
 
     Yields:
-        A moment, and the innermost phase after it. The phase is "" if no phase runs, `WAIT` in a
-        wait for other ranks, and `STEP_END` at the end of a step. The moment is `None` after an
-        exception, because the previous phase has no measured end.
+        A moment, and the innermost phase after it. The phase is "" if no phase runs, `WAIT` during
+        a wait for other ranks, and `STEP_END` at the end of a step. The moment is `None` after an
+        exception, because the end of the previous phase was not measured.
     """
     for moment, event, subject, detail in events_in(values):
         if event == ENTER:
@@ -191,7 +192,7 @@ def innermost(
 
 
 def last_phase(running: Sequence[tuple[str, str]], stage: str) -> str:
-    """Return the innermost running phase of a stage, or ""."""
+    """Return the innermost running phase of a stage, or "" if no phase runs."""
     for phase, of_stage in reversed(running):
         if of_stage == stage:
             return phase

@@ -11,12 +11,11 @@ _LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of `torch.profiler.schedule`, with the same names. A step is a batch.
+    """A schedule with the parameters of `torch.profiler.schedule`. A step is a batch.
 
     Attributes:
         wait: Number of steps before each window, in which only the clock is read.
-        warmup: Number of steps at the start of a window. The last of them is counted, and never
-            timed.
+        warmup: Number of steps at the start of a window. The last one is counted, and never timed.
         active: Number of steps in which the window records.
         repeat: Number of windows; 0 repeats windows until the end of the run.
         skip_first: Number of steps before the first wait.
@@ -37,7 +36,7 @@ class Schedule:
 
 
 class Position(NamedTuple):
-    """The phase of a step, and the number of its window, from 0."""
+    """The phase of a step, and the number of the step's window. Windows are numbered from 0."""
 
     phase: Literal["wait", "warmup", "count", "traced", "module_timing", "over"]
     window: int
@@ -47,7 +46,7 @@ class Position(NamedTuple):
 class Plan:
     """A schedule in optimizer steps.
 
-    An optimizer step has as many batches as gradients are accumulated over.
+    With gradient accumulation, an optimizer step consists of several batches.
 
     Attributes:
         windows: The number of windows, or `None` if they repeat without end.
@@ -71,16 +70,16 @@ class Plan:
         batches: float = math.inf,
         traced: bool = False,
     ) -> "Plan":
-        """Round a schedule up to whole steps, and shorten it to the batches of the run.
+        """Convert a schedule from batches to whole steps, and shorten it to fit the run.
 
-        At least one window remains, with its counting step. Parts are shortened in this order: the
-        skipped steps, the wait, all active steps except one, all warm-up steps except one, and the
-        last active step.
+        Partial steps are rounded up. At least one window remains, with its counting step if there
+        is a warm-up. The parts of the schedule are shortened in this order: the skipped steps, the
+        wait, the active steps down to one, the warm-up steps down to one, and the last active step.
 
         Args:
             schedule: The schedule, in batches.
             accumulation: The number of batches in a step.
-            batches: The number of batches in the run.
+            batches: The number of batches in the run; infinite if it is unknown.
             traced: Whether the active steps are traced.
         """
 
@@ -112,7 +111,7 @@ class Plan:
         return self.skip_first + self.wait + self.warmup + times * self.active
 
     def waits_until(self, step: int) -> float:
-        """Return the first step, from this step on, that is not a wait; infinity if there is none."""
+        """Return the first step from `step` on that is not a wait; infinity if there is none."""
         position = self.place(step)
         if position.phase == "over":
             return math.inf
@@ -120,7 +119,7 @@ class Plan:
         return max(step, self.skip_first + position.window * period + self.wait)
 
     def place(self, step: int) -> Position:
-        """The position of a step of the run, which begins at 0.
+        """Return the position of a step. The steps of the run are numbered from 0.
 
         The last step of a warm-up is the counting step.
         """
@@ -146,7 +145,8 @@ class ScheduleCursor:
         first: The number of the plan's first window.
         phase: The phase of the current step.
         window: The number of the current window.
-        idle_until: The first step that is not a wait.
+        idle_until: The first step that is not a wait, starting at the current step; infinity if
+            there is none.
     """
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
@@ -157,7 +157,7 @@ class ScheduleCursor:
         self.go_to(0)
 
     def go_to(self, step: int) -> None:
-        """Move to a step, from 0."""
+        """Move to a step. Steps are numbered from 0."""
         self.phase, window = self._plan.place(step + self._ahead)
         self.window = self.first + window
         self.idle_until = self._plan.waits_until(step + self._ahead) - self._ahead
@@ -169,9 +169,9 @@ class ScheduleCursor:
 
 
 def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part of the schedule that occurs `times` times.
+    """Shorten a part of the schedule, which occurs `times` times, to remove excess steps.
 
-    Returns its new length and the excess that remains.
+    Returns the new length of the part and the excess that remains.
     """
     cut = min(math.ceil(excess / times), length - least)
     return length - cut, max(excess - times * cut, 0)

@@ -26,9 +26,9 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Largest accepted ratio of the shortest forward time to the time in which the host waits.
+"""Largest accepted ratio of the measured forward time to the forward time on the host's clock.
 
-The host waits for the device, and its time includes the latency of launches.
+The host waits for the device, so its time includes the launch latency.
 """
 
 COMPARED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
@@ -40,7 +40,7 @@ class Check(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the check.
         passed: Whether it passed; `None` if the device does not support it.
-        found: The result, in words.
+        found: What the check measured, in words.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 class SelfTest(Struct, frozen=True, kw_only=True):
-    """The checks of one device."""
+    """The results of all checks on one device."""
 
     device: str
     device_name: str
@@ -63,7 +63,7 @@ class SelfTest(Struct, frozen=True, kw_only=True):
 
 
 class Layers(nn.Module):
-    """Three equal layers: a plain layer, a checkpointed layer, and a layer in a nested checkpoint."""
+    """Three equal layers: one plain, one checkpointed, and one in a nested checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def _check_support(device: torch.device) -> Iterator[Check]:
 
 
 def _check_forward_time(profile: Profile, model: Layers, x: Tensor) -> Iterator[Check]:
-    """Compare the forward time with the host's clock, if the device has another clock."""
+    """Compare the measured forward time with the host's clock, unless the device is the CPU."""
     if x.device.type == "cpu":
         return
     measured = min(step.phases["forward"] for step in profile.steps if step.kind == "unprofiled")

@@ -1,8 +1,8 @@
 """Format numbers as text.
 
-Numbers are only rounded in this module. Counts and bytes have two decimals and a prefix; a count
-that needs no prefix stays exact. Times and rates have three digits. An unknown value is a dash. 0
-is `0`, and no other value is rounded to 0.
+This is the only module that rounds numbers. Counts and bytes have two decimals and a prefix; a
+count that needs no prefix stays exact. Times and rates have three digits. An unknown value is shown
+as a dash. 0 is shown as `0`, and no other value is rounded to 0.
 """
 
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -35,9 +35,9 @@ def size(value: float | None, *, digits: int = 2) -> str:
 def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
     """Format a rate: `177 GFLOP/s`.
 
-    It has three digits, because it comes from a measured time.
+    The text has three digits, because a rate comes from a measured time.
 
-    A rate above the `peak` is marked, as in `of_peak`.
+    A rate above `peak` is marked in the same way as in `of_peak`.
     """
     text = _three_digits(_known(value), _with_prefixes(unit))
     is_over = value is not None and peak is not None and value > peak
@@ -62,7 +62,7 @@ def duration(value: float | None) -> str:
 def long_duration(value: float | None) -> str:
     """Format seconds with larger units: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`.
 
-    From one minute, the smaller unit is rounded down.
+    From one minute up, the smaller unit is rounded down.
     """
     known = _known(value)
     if known is None or known < 60:
@@ -75,7 +75,7 @@ def long_duration(value: float | None) -> str:
 
 
 def percent(share: float | None, *, digits: int = 1) -> str:
-    """Format a share of 1: `41.5 %`."""
+    """Format a fraction as a percentage: `41.5 %`."""
     known = _known(share)
     if known is None:
         return UNKNOWN
@@ -91,7 +91,7 @@ def percent(share: float | None, *, digits: int = 1) -> str:
 def of_peak(share: float | None) -> str:
     """Format a share of the peak: `41.5 %`.
 
-    A share above 1 is marked: the peak is too low, or a count is wrong.
+    A share above 1 is marked, because it means that the peak is too low or a count is wrong.
     """
     text = percent(share)
     return f"{text} (over the peak)" if share is not None and share > 1 else text
@@ -102,7 +102,7 @@ def _with_prefixes(unit: str) -> tuple[str, ...]:
 
 
 def _known(value: float | None) -> Decimal | None:
-    """Return the number; `None` if it is unknown or not finite."""
+    """Return the value as a `Decimal`, or `None` if it is unknown or not finite."""
     if value is None:
         return None
     # Adding 0 turns -0.0 into 0.

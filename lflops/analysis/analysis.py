@@ -55,7 +55,7 @@ from lflops.ranks.stragglers import stragglers
 class Analysis:
     """The results for one profile on one chip; the chip is `None` if unknown.
 
-    A result is computed when it is first read, and kept.
+    Each result is computed when it is first read, and then cached.
     """
 
     profile: Profile
@@ -114,7 +114,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Reasons why the step takes as long as it does: issues first, then other uses of the time."""
+        """Reasons why the step takes as long as it does: issues, then where else the time goes."""
         return findings_of_step(self.evidence)
 
     @cached_property
@@ -137,7 +137,7 @@ class Analysis:
 
     @cached_property
     def busiest(self) -> tuple[BusyModules, ...]:
-        """Modules by falling self time; repeated modules are one entry."""
+        """Modules in descending order of self time; repeated modules are one entry."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
     @cached_property
@@ -252,8 +252,9 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, or on the chip with this name in the table.
+    """Analyze a profile on a chip.
 
-    `None` uses the chip of the run. Results are computed when they are read.
+    `hardware` is the chip, its name in the table, or `None` for the chip of the run. Results are
+    computed when they are read.
     """
     return Analysis(profile, chip_of(profile, hardware))

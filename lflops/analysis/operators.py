@@ -37,7 +37,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
         is_counted: Whether the operator has a formula. If so, its work is in the totals.
         share: Share of the phase's MACs or FLOPs; `None` if not counted.
         modules: Number of modules that ran the operator.
-        by_module: Self work of the modules with the most of it, at most 20, most first.
+        by_module: Self work of the modules that do the most work, at most 20, most work first.
     """
 
     operator: str
@@ -65,7 +65,7 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """Return the operators of a phase, or of all phases, in falling order of MACs, FLOPs and bytes."""
+    """Return the operators of a phase, or of all phases, sorted by MACs, FLOPs and bytes."""
     phases = phases_of(phase)
     cells = [cell for cell in profile.op_counts if cell.phase in phases]
     total = _Total(profile, phase)
@@ -77,9 +77,10 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Return a row of every operator in all phases, then its rows by phase and dtype.
+    """Return a row for each operator over all phases, and a row for each phase and dtype.
 
-    Operators without a formula come first; within both kinds, most work first.
+    Operators without a formula come first. In both groups, the rows over all phases come before the
+    other rows, and rows are sorted by work, most work first.
     """
     unsupported = list(map(_as_op_count, profile.unsupported))
     twice = _calls_in_two_phases(profile.op_counts)
@@ -104,7 +105,7 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Count the calls with a separate cell for their recomputed part, by operator and module.
+    """Count the calls that have a second cell for their recomputed part, by operator and module.
 
     An example is the backward of fused attention: its second matmul is a cell of the phase
     `recompute` that moves no bytes. Over all phases, both cells count as one call.
@@ -221,7 +222,7 @@ def _total_and_largest(
     counted: Sequence[_ModuleCounts],
 ) -> tuple[WorkCounts, dict[str, WorkCounts]]:
     """The sum over the modules, and the counts of the `MODULES` modules with the most work."""
-    # Layers repeat, so only few of the counts differ.
+    # Layers repeat, so there are only a few different counts.
     work: dict[tuple[int, ...], WorkCounts] = {}
     total = WorkCounts()
     for counts, modules in Counter(counts for _, counts in counted).items():

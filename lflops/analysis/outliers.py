@@ -1,8 +1,8 @@
-"""Find modules that are much slower than other modules which do the same work in the same place.
+"""Find modules that are much slower than other modules that do the same work in the same place.
 
 An example is a single slow layer of a stack. A module is flagged if its excess time is above three
-limits: the threshold, the noise, and the time that other processes took. If a large excess is below
-one of the last two, it is reported as a caveat.
+limits: the threshold, the noise, and the time that other processes took. If the excess is above the
+threshold but below another limit, the module is not flagged, and a caveat gives the reason.
 """
 
 import math
@@ -19,7 +19,7 @@ from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import ratio, robust_deviation
 
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
-"""Reasons why it cannot be decided whether a module is slow.
+"""Reasons why lflops cannot decide whether a module is slow.
 
 * `busy`: other processes had the CPU.
 * `few_steps`: there are too few module-timing steps.
@@ -36,7 +36,7 @@ _LEAST_RATIO = 1.2
 _LEAST_SHARE = 0.02
 # If other processes take at least this share of the CPU time, they explain why times vary.
 _BUSY = 0.05
-# Smallest excess, as a multiple of its error: chance exceeds it once in 30,000 modules.
+# Smallest excess, as a multiple of its error. One module in 30,000 exceeds it by chance.
 _REACH = 4.0
 # A submodule explains an outlier if its excess is at least this share of the outlier's excess.
 _MOST_OF = 0.7
@@ -167,7 +167,7 @@ class _Circumstances:
         self._allocating = allocating(profile)
 
     def caveat(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierCaveat | None:
-        """The reason why the excess does not prove that the module is slow, or `None`."""
+        """Return why the excess does not prove that the module is slow, or `None` if it does."""
         is_noise = excess <= _noise(time, others)
         if self._lost >= excess / self._step or (is_noise and self._lost >= _BUSY):
             return "busy"
@@ -184,9 +184,9 @@ class _Circumstances:
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Add up each module's times, over the phases in which all of these modules have a time.
+    """Add up each module's times, over the phases in which all modules of `names` have a time.
 
-    Recomputed fused attention has calls but no time: its time is part of backward.
+    Recomputed fused attention has calls but no time, because its time is part of backward.
     """
     phases = []
     for phase in PASS_PHASES:
@@ -212,7 +212,7 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 
 def allocating(profile: Profile) -> float:
-    """Seconds of a traced step in which the host waits for the driver to allocate or free memory."""
+    """Seconds per traced step in which the host waits for the driver to allocate or free memory."""
     if profile.trace is None:
         return 0.0
     seconds = 0.0
@@ -223,10 +223,10 @@ def allocating(profile: Profile) -> float:
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """The smallest excess that is more than chance.
+    """Seconds by which a module may exceed the other modules by chance.
 
-    It follows from the module's spread, the spread of the other modules, and the scatter among the
-    modules.
+    They are computed from the error of the module's time, the errors of the other times, and the
+    scatter of the other times.
     """
     scatter = robust_deviation([other.seconds for other in others])
     error = max(time.error, statistics.median(other.error for other in others))
@@ -234,7 +234,7 @@ def _noise(time: _Time, others: Sequence[_Time]) -> float:
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the uppermost of these slow modules, or the submodules that explain them."""
+    """Return the uppermost slow modules, or the submodules that explain why they are slow."""
     found: dict[str, None] = {}
     for name in excesses:
         if name.rpartition(".")[0] not in excesses:

@@ -86,8 +86,8 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         potential_seconds: Seconds per step that would be saved at the roof.
         over: Reason why the point is above its roof, or `None`.
         fused_bytes: Bytes that the kernels of compiled code read and write, as the compiler counts
-            them. For a module with submodules it includes the bytes of code that is not compiled.
-            `None` if no part is known to be compiled.
+            them. For a module with submodules, the bytes of code that is not compiled are included.
+            `None` if no part of the module is known to be compiled.
     """
 
     module: str
@@ -113,8 +113,8 @@ class Roofline(Struct, frozen=True, kw_only=True):
     """The ceilings, and the points below them.
 
     Attributes:
-        ceilings: Roofs by dtype: first of the chip that points are compared with, then of the run's
-            chip and its datasheet if they differ.
+        ceilings: The roof of each chip for each dtype: first the chip that points are compared
+            with, then the run's chip and its datasheet, if their roofs differ.
         modules: A point per module and phase, with submodules, in the model's order.
         operators: A point per operator, phase and dtype over all modules. A traced operator has a
             single point with its time.
@@ -138,7 +138,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
         hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
 
     Raises:
-        HardwareError: The table does not have the name.
+        HardwareError: The table has no chip with this name.
     """
     return LazyRoofline(profile, chip_of(profile, hardware)).points()
 
@@ -146,7 +146,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 class LazyRoofline:
     """The lists of a `Roofline`, each made when it is first read.
 
-    Entries are parts instead of points, because only few points of a large model are drawn.
+    Modules are parts instead of points, because only a few points of a large model are drawn.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -244,8 +244,8 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
     """Yield a part per module and phase without submodules, in the model's order.
 
-    Device time includes submodules. So if a module has submodules in a phase, only its self time on
-    the host is known.
+    Device time includes submodules. So for a module with submodules in a phase, only the self time
+    on the host is known.
     """
     numbers: defaultdict[ModulePhase, list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
@@ -303,7 +303,7 @@ class Total(NamedTuple):
     Attributes:
         seconds: Seconds at the roof; `None` if unknown.
         bound: The side of the roof that has most of these seconds.
-        costs: The different costs of the cells, with the number of cells that have each.
+        costs: Each different cost, with the number of cells that have it.
     """
 
     calls: int
@@ -320,8 +320,8 @@ _WORK_OF = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes
 class _Costs:
     """The costs of all cells.
 
-    `numbers` maps each cell to the number of its cost. Layers repeat, so only few costs differ, and
-    each of them is computed once.
+    `numbers` has the number of each cell's cost. Layers repeat, so there are only a few different
+    costs, and each of them is computed once.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -462,9 +462,10 @@ def point_of(part: RooflinePart) -> Point:
 
 
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
-    """The likely reason why these cells took at most `longest` seconds, less than their least time.
+    """Return the likely reason why some cells took less than their least time.
 
-    A reason is likely if the time is long enough when the cells that it applies to move no bytes.
+    A reason is likely if the least time is at most `longest` seconds when the cells that the reason
+    applies to move no bytes.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:
@@ -491,7 +492,7 @@ def _seconds(work: Work) -> float | None:
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
-    """The roofs of the known chips, without duplicates, because chips may have the same roofs."""
+    """Return the roofs of the known chips; chips with the same roof have only one entry."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.op_counts if cell.executed_macs)
     ceilings: dict[Ceiling, Ceiling] = {}
     for known in (chip, profile.run.hardware, lookup(profile.run.device_name)):
@@ -532,11 +533,11 @@ class LowerBound(Struct, frozen=True, kw_only=True):
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
-    """Sum of the least times of all operators; `None` if the chip or its bandwidth is unknown.
+    """Add up the least times of all operators; `None` if the chip or its bandwidth is unknown.
 
-    The least time of an operator is the longer of two times: of its matmuls at the peak of their
-    dtype, and of its bytes at the bandwidth. Assumes that operators run one after the other, as in
-    eager code. Fused operators may move fewer bytes.
+    The least time of an operator is the longer of two times: the time of its matmuls at the peak of
+    their dtype, and the time of its bytes at the bandwidth. The sum assumes that operators run one
+    after the other, as in eager code. Fused operators may move fewer bytes.
     """
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
@@ -584,8 +585,8 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     """Bytes per step of each module and phase with compiled kernels, without submodules.
 
     A value is `None` if the bytes of a kernel are unknown. The compiler may recompute cheap
-    operators in backward. If the code itself recomputes nothing, these bytes count as backward.
-    Then both counts of bytes cover the same work.
+    operators in backward. If the module itself recomputes nothing, their bytes count as backward,
+    so that compiled and eager byte counts cover the same work.
     """
     trace = profile.trace
     steps = profile.traced_steps
@@ -629,7 +630,7 @@ def bytes_with_below(
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """Bytes that fusion saves, by phase; empty without traced compiled kernels or without counts."""
+    """Bytes that fusion saves, by phase; empty without counts or traced compiled kernels."""
     if not profile.is_counted:
         return ()
     compiled = bytes_as_compiled(profile)

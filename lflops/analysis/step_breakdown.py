@@ -1,17 +1,17 @@
 """Divide the time of the unprofiled steps into disjoint parts that add up to 1: the step breakdown.
 
-    a step    |data|transfer|  forward, module by module  |  backward, likewise  |communication|clip|optimizer|other|
-    a module                 |useful|recompute|memory-bound|below the roof|
-
-A phase outside modules is one part. The self time of a module is divided in this order, and each
+Each phase outside modules is one part, such as `data`, `transfer`, `clip` and `optimizer`. Forward
+and backward are divided by module. The self time of a module is divided in this order, and each
 part is limited to the time that is left:
 
-useful its matmuls at the peak: ideal compute recompute its recomputed matmuls at the peak
-memory-bound its operators' bytes at the bandwidth, if that takes longer than the matmuls below the
-roof the rest: inefficient kernels
+* `ideal_compute`: the module's matmuls at the chip's peak.
+* `recompute`: the module's recomputed matmuls at the peak.
+* `memory_bound`: the time by which moving the operators' bytes at the chip's bandwidth takes longer
+  than their matmuls.
+* `inefficient_kernels`: the rest.
 
-With a device trace, the phases are the phases of the kernels, and idle time of the device is
-another part.
+Communication is a separate part. With a device trace, modules are divided by their kernel times,
+and the idle time of the device is another part.
 """
 
 from collections import defaultdict
@@ -31,8 +31,8 @@ from lflops.profile.series import scaled, summed
 IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
 """The parts of a module's self time, in this order."""
 
-# Work is divided by pass. The second matmul of a fused backward has no separate time. This value
-# stands for both passes if forward and backward cannot be separated.
+# Work is divided by pass instead of phase, because the second matmul of a fused backward has no
+# separate time. This name stands for both passes if forward and backward cannot be separated.
 _BOTH_PASSES = ""
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
@@ -46,8 +46,8 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
         parts: Shares by name, which add up to 1: the parts of `IN_MODULES`, each phase outside
             modules, and the activities of a traced device. The parts `forward` and `backward` are
             the time of these phases outside all modules.
-        modules: The parts of each module's self time, by module. Their sums are in `parts`.
-        idle: Shares of forward and backward in which a traced device computed nothing.
+        modules: For each module, the parts of its self time. `parts` has the sums over all modules.
+        idle: Share of the step in which a traced device computed nothing, for forward and backward.
         inside_rest: Parts that are unknown and therefore included in `inefficient_kernels`: `idle`
             or `memory_bound`.
     """
@@ -60,7 +60,7 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
 
 class _Need(NamedTuple):
-    """Seconds that operators need at the chip's peak and bandwidth, in the order of `IN_MODULES`."""
+    """Seconds that operators need at the chip's peak and bandwidth, ordered as in `IN_MODULES`."""
 
     ideal_compute: float = 0.0
     recompute: float = 0.0
@@ -103,7 +103,7 @@ def step_breakdown(
     """Divide the mean unprofiled step, first by phase and then within modules.
 
     `share` is the share of the counted work that one rank did. Returns `None` if nothing was
-    counted, or if the step time or the peak of a dtype with matmuls is unknown.
+    counted, or if the step time, the chip, or its peak for a dtype of the matmuls is unknown.
     """
     seconds = times.mean
     if not seconds or chip is None or not profile.op_counts:
@@ -145,7 +145,7 @@ def step_breakdown(
 
 
 def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
-    """Yield the parts of `IN_MODULES`, each limited to the time that earlier parts left."""
+    """Yield the seconds of each part in `IN_MODULES`, limited to what earlier parts left."""
     left = seconds
     for part, needed in zip(IN_MODULES, (*need, seconds), strict=True):
         cut = min(needed, left)
@@ -193,8 +193,8 @@ def _by_module(
     times: dict[str, float] = {}
     if name in PASSES or name == _BOTH_PASSES:
         times = {module: took for (module, when), took in own.items() if when == name}
-    # If a module has no time, for example inside a compiled module, it ran in the time of the
-    # nearest module above it that has a time.
+    # A module may have no time, for example inside a compiled module. If so, its work is added to
+    # the nearest module above it that has a time.
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
         if name not in {when, _BOTH_PASSES}:
@@ -213,7 +213,7 @@ def _by_module(
 def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
     """The phases of the unprofiled steps and the self seconds of modules.
 
-    Communication is a separate part, taken out of the modules that communicate.
+    Communication is a separate part, which is subtracted from the modules that communicate.
     """
     parts = dict(times.parts)
     own = _seconds_by_pass(profile, "self_seconds")
@@ -242,9 +242,10 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
 def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
     """The phases of the unprofiled steps, divided by what a traced device did in them.
 
-    Tracing slows down the host but not the device. So the time of a phase in which the device does
-    not compute is idle time. Copies and communication that overlap with nothing are separate parts,
-    and are subtracted from the parts that contain them. Returns `None` without a device trace.
+    Tracing slows down the host but not the device. So the unprofiled time of a phase, minus the
+    traced time in which the device computed, is idle time. Copies and communication that overlap
+    with nothing are separate parts, and are subtracted from the parts that contain them. Returns
+    `None` without a device trace.
     """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:

@@ -1,7 +1,7 @@
 """Compute the time of a step and of its phases over the unprofiled steps.
 
-Unprofiled steps run without hooks or traces. Every share of a step is relative to the summed time
-of these steps: here, in the step breakdown and by module. So the parts add up to the whole even if
+Unprofiled steps run without hooks or traces. Here, in the step breakdown and by module, every share
+of a step is relative to the summed time of these steps, so the parts add up to the whole even if
 steps differ. The median step and its quartiles are reported next to the mean.
 """
 
@@ -20,7 +20,8 @@ VERY_BUSY = 0.2
 
 # A communication wait below this share of the step is the cost of reading the clock.
 _MIN_WAIT_SHARE = 0.001
-# Recomputation below this share of the step is not a separate phase: any fused attention has some.
+# Recomputation below this share of the step is not a separate phase, because any fused attention
+# recomputes a little.
 _LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
@@ -32,11 +33,11 @@ def lost_share(profile: Profile) -> float:
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Times over the unprofiled steps; `None` and a missing phase mean unknown.
+    """Times over the unprofiled steps; `None` or a missing phase means unknown.
 
     Attributes:
         steps: Number of unprofiled steps.
-        seconds: Median step with its quartiles.
+        seconds: Median and quartiles of the seconds of a step.
         mean: Mean seconds of a step.
         longest: Seconds of the longest step.
         phases: Mean seconds of each recorded phase, in step order. A step without the phase counts
@@ -48,12 +49,13 @@ class StepTimes(Struct, frozen=True, kw_only=True):
             or if nothing is recomputed.
         communicating: Seconds of self time, by module and pass, in which the module computes
             nothing because it exchanges data or waits for other ranks.
-        spreads: Median and quartiles of each phase over the steps that have it. They do not add up.
-        uncontended: Medians of each phase over the module-timing steps, without the time in which
-            other threads had the core; empty if unknown.
-        samples_per_second: Samples of all unprofiled steps over their time; for several ranks, of
-            all ranks together.
-        tokens_per_second: The same rate for tokens.
+        spreads: Median and quartiles of the seconds of each phase, over the steps that have the
+            phase. The medians do not add up to the step.
+        uncontended: Median seconds of each phase over the module-timing steps, without the time in
+            which other threads had the core; empty if unknown.
+        samples_per_second: Samples per second over all unprofiled steps. With several ranks, the
+            samples of all ranks are added up.
+        tokens_per_second: Tokens per second, computed in the same way.
         cpu_seconds: CPU time of a step, user and system, over all threads of the process.
         system_seconds: System part of `cpu_seconds`.
     """
@@ -76,7 +78,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Disjoint seconds of the mean step by phase; time in no phase is `other`.
+        """Seconds of the mean step by phase, without overlaps; time outside all phases is `other`.
 
         The parts add up to the mean step. Empty if no phase was recorded.
         """
@@ -92,7 +94,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def recomputed_share(self) -> float:
-        """Share of backward that recomputes activations; 0 if this is a small part of the step."""
+        """Share of backward spent recomputing activations; 0 if it is a small part of the step."""
         backward = self.phases.get("backward")
         recompute = self.recompute or 0.0
         if not backward or recompute < _LEAST_RECOMPUTED * (self.mean or 0.0):
@@ -108,12 +110,12 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         return max(self.seconds.high - median, median - self.seconds.low) / median
 
     def share(self, seconds: float | None) -> float | None:
-        """Return the seconds as a share of the mean step; `None` if either is unknown."""
+        """Return `seconds` as a share of the mean step; `None` if either is unknown."""
         return ratio(seconds, self.mean)
 
 
 def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float]:
-    """Split this share of backward off as a separate phase, `recompute`."""
+    """Split off the given share of backward as a separate phase, `recompute`."""
     divided: dict[str, float] = {}
     for name, seconds in phases.items():
         if name == "backward" and share:
@@ -145,8 +147,8 @@ def step_times(profile: Profile) -> StepTimes:
     else:
         communicating = _host_collectives(profile)
 
-    # Steps of several ranks contain the samples of all ranks, but the usual number of the run is
-    # the number of one rank.
+    # In a profile of several ranks, a step has the samples of all ranks, but `run` has the number
+    # of one rank.
     usual_samples = usual_tokens = None
     if len(profile.ranks) < 2:
         usual_samples = profile.run.samples_per_step
@@ -224,9 +226,9 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
-    """Units per second, such as samples.
+    """Samples or tokens per second.
 
-    If the number of units of a step is unknown, the usual number is used.
+    If the number of samples or tokens of a step is unknown, `usual` is used instead.
     """
     total = 0
     total_seconds = 0.0
@@ -243,8 +245,8 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
 def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
     """Exposed seconds of host collectives in the traced steps, by module and pass.
 
-    The time of a module is at most its self time. Empty if a device was traced: the step breakdown
-    then takes communication from the device.
+    They are limited to the self time of each module. Empty if a device was traced, because the step
+    breakdown then reads communication from the device.
     """
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}

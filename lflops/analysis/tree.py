@@ -29,14 +29,17 @@ from lflops.profile.records import PHASES, Phase, median_of
 from lflops.profile.series import positions, ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""The phases of a module's total time.
+"""The phases that a module's total time includes.
 
-The optimizer's time is rarely known by module.
+The time of the optimizer is rarely known for single modules.
 """
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase, with or without submodules as in its row; the fields are those of `Work`."""
+    """Work in one phase, with the same fields as `Work`.
+
+    It includes submodules if the figures of its row do.
+    """
 
     calls: int = 0
     macs: int = 0
@@ -78,13 +81,14 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
     """One module, or consecutive identical siblings.
 
     For several siblings, every count is for ONE sibling, and a time is the mean over the siblings.
-    A row inside 12 identical blocks has the mean over all 12 blocks. Shares are of the root's work
-    in the requested phase: of its MACs, or of its FLOPs if it has no MACs (see `share_of`).
+    A row inside 12 identical blocks has the mean over all 12 blocks. Shares are relative to the
+    root's work in the requested phase: its MACs, or its FLOPs if there are no MACs (see
+    `share_of`).
 
     Attributes:
         name: Dotted path of the module or of the first sibling.
         label: Last part of `name`.
-        names: All modules that the row stands for within the row above.
+        names: Names of all modules that the row stands for, inside one module of the row above.
         repeat: The siblings, or `None` for a single module.
         depth: Levels below the root; the root has 0.
         is_self: If true, figures and parameters exclude the submodules.
@@ -118,7 +122,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> int:
-        """Number of modules that the row stands for within the row above."""
+        """Number of modules that the row stands for, inside one module of the row above."""
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
@@ -129,7 +133,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return total
 
     def all(self, phase: Phase | None) -> WorkCounts:
-        """Work of all the row's modules within one module of the row above."""
+        """Work of all the row's modules, inside one module of the row above."""
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
@@ -196,21 +200,23 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[ModuleRow, ...]:
-    """Build the rows of the module tree, with submodules: the root row, and children below it.
+    """Build the rows of the module tree: the root row, and its children below it.
+
+    Figures include submodules.
 
     Args:
         profile: The profile.
         depth: Levels to show below the root; -1 for all.
         fold: Show consecutive siblings as one row if they have the same classes, labels and counts
             all the way down.
-        sort: One of `SORT_KEYS`, by which siblings are sorted. A folded row is sorted by the sum
-            over its modules. `None` keeps the model's order.
+        sort: The key that siblings are sorted by, one of `SORT_KEYS`. A folded row is sorted by the
+            sum over its modules. `None` keeps the model's order.
         phase: The phase that `share` and `sort` use; `None` for all phases together.
         below: The result of `children`, if already computed.
         groups: The result of `identical_subtrees`, if already computed.
 
     Raises:
-        ValueError: An argument has a wrong value.
+        ValueError: An argument has an invalid value.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
@@ -228,7 +234,7 @@ def tree(
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
         """Build the rows of siblings.
 
-        Each tuple has a sibling and its counterparts in the folded modules above.
+        Each tuple has a sibling and its counterparts in the modules that the row above folds.
         """
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
@@ -259,7 +265,7 @@ def flat(
 ) -> tuple[ModuleRow, ...]:
     """Build a row per module without its submodules, sorted by MACs by default.
 
-    `sort` and `phase` mean the same as in `tree`, and wrong values raise the same errors.
+    `sort` and `phase` mean the same as in `tree`, and invalid values raise the same errors.
     """
     _check_sort(profile, sort, phase)
     builder = _RowBuilder(profile, phase, own=True)
@@ -296,7 +302,7 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """The metric of shares in a phase: MACs, or FLOPs if there are no MACs, as in the optimizer."""
+    """Return the metric for shares of a phase: MACs, or FLOPs if there are none (the optimizer)."""
     has_flops = False
     for name in phases_of(phase):
         work = profile.modules[""].work(name)
@@ -479,8 +485,8 @@ def busiest(
 ) -> tuple[BusyModules, ...]:
     """Group the modules by their place in the model, most self time first.
 
-    Places without a time are left out. The seconds of `communicating`, by module and pass, are
-    subtracted.
+    Places without a time are left out. The seconds in `communicating`, keyed by module and pass,
+    are subtracted.
     """
     subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     timed: dict[str, float] = {}
@@ -538,7 +544,7 @@ def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> 
 
 
 def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
-    """Number the modules by a key and by the labels and keys of all modules below."""
+    """Give modules the same number if their keys, and all labels and keys below, are equal."""
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
     # Longer names come first, so that children come before their parents.
@@ -557,7 +563,7 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
-# A sum of parts has the first of these reasons that any part has.
+# If several parts are added up, the first of these reasons that any part has applies to the sum.
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
@@ -585,8 +591,8 @@ class Repeats(NamedTuple):
     def point(self) -> Point:
         """The sum of the parts as one point.
 
-        The bound of the point is the bound of most of the roof time. The point is above its roof if
-        any part is above its roof.
+        The point has the bound that applies to most of the roof time. It is above its roof if any
+        part is above its roof.
         """
         first = self.parts[0]
         if len(self.parts) == 1:

@@ -27,8 +27,9 @@ class Utilization(Struct, frozen=True, kw_only=True):
         mfu: 2 x MACs of forward and backward, divided by the step time and the peak of the run's
             dtype.
         hfu: Like `mfu`, but includes the MACs of recomputation, so it is never below `mfu`.
-        executed: Share of the peak with which the chip executed matmuls. It counts the MACs of all
-            passes except those that kernels skip because of a mask, each at the peak of its dtype.
+        executed: Share of the peak at which the chip executed matmuls. It counts the MACs of all
+            passes, each at the peak of its dtype, but not the MACs that kernels skip because of a
+            mask.
         flops_per_second: 2 x MACs of forward and backward, divided by the step time.
         peak_flops_per_second: Peak of the run's dtype.
         dtype: Name of the peak, one of `hardware.DTYPES`.
@@ -81,7 +82,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
         hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
 
     Raises:
-        HardwareError: The table does not have the name.
+        HardwareError: The table has no chip with this name.
     """
     return utilization_at(profile, chip_of(profile, hardware), step_times(profile))
 

@@ -1,8 +1,8 @@
 """Predict how long a measured step would take after a change.
 
 The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
-multiplies them. Every change has an error, which is a share of the changed time. On a device, the
-removal of one wait may expose another: exposed communication may stay.
+multiplies them. Every change has an error, which is a share of the changed time. On a device,
+removing one wait may expose another, so removed communication may not save its full time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ STEP_ERROR = 0.03
 """Relative difference of a step between two runs of the same code."""
 
 MUCH_IDLE = 0.2
-"""Idle share of a step above which the host limits it."""
+"""The host limits a step if the device is idle for at least this share of the step."""
 
 # Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"
@@ -60,7 +60,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         phases: Seconds of the phases of the changed step.
         caveats: Reasons why the prediction is unreliable. `busy`: other processes took much of the
             CPU time. `modules`: the change refers to modules, and the times of modules are
-            approximate. `idle`: the device is idle, and the idle time may change much with another
+            approximate. `idle`: the device is idle, and the idle time may change a lot with another
             batch size.
     """
 
@@ -106,7 +106,7 @@ def what_if(
         hardware: Another chip, as in `utilization`. The chip of the profile must be known.
 
     Raises:
-        ProfileError: An argument is wrong, or the profile does not have the time that an argument
+        ProfileError: An argument is invalid, or the profile does not have the time that an argument
             names.
         HardwareError: The chip is unknown.
     """
@@ -177,7 +177,7 @@ class _ChangedStep:
 
     Attributes:
         phases: The phases after the changes so far.
-        may_stay: Removed seconds that remain if another wait takes their place.
+        may_stay: Removed seconds that may remain, because another wait takes their place.
     """
 
     def __init__(self, profile: Profile, times: StepTimes) -> None:
@@ -227,7 +227,7 @@ class _ChangedStep:
                 self.phases[name] = phase.times(factor, error * abs(factor - 1))
 
     def change_chip(self, hardware: Hardware | str) -> None:
-        """Change the time of modules and of the optimizer to another chip.
+        """Convert the times of modules and of the optimizer to another chip.
 
         Time beyond the ideal time of the work, for example in inefficient kernels, may or may not
         change. This makes the interval wide.
@@ -288,7 +288,7 @@ class _ChangedStep:
             self._subtract("optimizer", seconds, error)
 
     def _recompute_seconds(self) -> float:
-        """Seconds per step that recompute activations: measured, or from their share of FLOPs."""
+        """Seconds per step for recomputing activations: measured, or estimated from their FLOPs."""
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:
             self._uses_module_times = True

@@ -1,11 +1,11 @@
-"""Install hooks on modules and optimizers, which call listeners.
+"""Install hooks on modules and optimizers that call listeners.
 
     with CleanupStack() as undo:
         install_hooks(undo, listener)
         model(x)    # listener.enter_module(model, args) … listener.leave_module(model, …, output)
 
-Hooks for all modules are torch's global hooks, so nothing is stored on a module or an optimizer.
-Leaving the `with` block removes them, also after an error or an interrupt.
+The hooks are torch's global hooks for all modules, so nothing is stored on a module or an
+optimizer. Leaving the `with` block removes the hooks, even after an error or an interrupt.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class ModuleListener(Protocol):
         """
 
     def follows_this_thread(self) -> bool:
-        """Return whether scopes on this thread are to be reported."""
+        """Return whether scopes on this thread should be reported."""
 
     def enter_module(self, module: nn.Module, args: Any, /) -> None:
         """Handle the start of a module's forward."""
@@ -64,12 +64,12 @@ class ModuleListener(Protocol):
     def leave_module(self, module: nn.Module, /, *values: Any) -> None:
         """Handle the end of a module's forward.
 
-        The values are the arguments, keyword arguments and output. After an exception, torch omits
-        the keyword arguments.
+        `values` are the arguments, the keyword arguments and the output. After an exception, torch
+        omits the keyword arguments.
         """
 
     def enter_scope(self, key: int, name: str, /) -> None:
-        """Handle the start of a `lflops.scope`."""
+        """Handle the start of an `lflops.scope`."""
 
     def leave_scope(self, key: int, /) -> None:
         """Handle the end of the scope that was entered with the same key."""
@@ -82,7 +82,7 @@ class OptimizerListener(Protocol):
         """Handle the start of an optimizer step."""
 
     def leave_step(self, optimizer: Optimizer, /) -> None:
-        """Handle the end of an optimizer step, and of its closure if an exception ended it."""
+        """Handle the end of an optimizer step. An exception in the closure also ends the step."""
 
     def enter_closure(self, key: int, /) -> None:
         """Handle the start of a step's closure.
@@ -108,9 +108,9 @@ def install_hooks(
     *,
     guard: Guard = unguarded,
 ) -> None:
-    """Call `listener` for every module and scope, and `steps` for optimizers.
+    """Report every module and scope to `listener`, and optimizer steps to `steps`.
 
-    The hooks are removed when `undo` is closed. Code that is compiled until then is compiled
+    The hooks are removed when `undo` is closed. Code that is compiled before then is compiled
     without the hooks. `guard` keeps errors of lflops away from the code that calls a module.
     """
     if listener.tree.compiled:
@@ -120,7 +120,8 @@ def install_hooks(
     hidden = HiddenHooks((enters, leaves))
     never_compiled(enters)
     never_compiled(leaves)
-    # Recomputation that stops early leaves forward with an exception, so the hook is always called.
+    # Recomputation that stops early leaves forward with an exception, so the hook must be called
+    # after exceptions too.
     register_leaves = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
     _hook(undo, None, (register_module_forward_pre_hook, enters), (register_leaves, leaves))
     undo.add(hidden.stop)
@@ -143,7 +144,7 @@ def _hook(
     owner: nn.Module | Optimizer | None,
     *hooks: tuple[Callable[[Any], object], Callable[..., Any]],
 ) -> None:
-    """Register hooks on an owner, or for all modules and optimizers, until `undo` is closed.
+    """Register hooks on an owner, or on all modules and optimizers, until `undo` is closed.
 
     The removal is prepared first, so that no hook remains after an interrupt.
     """
@@ -160,7 +161,7 @@ def scope(name: str) -> Iterator[None]:
     Does nothing while torch.compile compiles the code, or if nothing is being profiled.
 
     Raises:
-        ValueError: The name is empty or has a dot in it.
+        ValueError: The name is empty or contains a dot.
     """
     if not isinstance(name, str) or not name or "." in name:  # type: ignore[redundant-expr,unused-ignore]
         raise ValueError(f"scope: name={name!r}: pass a name that is not empty and has no dots")
@@ -184,7 +185,7 @@ def _forget(listener: ModuleListener) -> None:
 
 @contextlib.contextmanager
 def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Run the action after each call of a module, with a hook on only this module."""
+    """Run an action after each call of a module, with a hook on that module alone."""
     handle = module.register_forward_hook(uncompiled(lambda *_: action()))
     try:
         yield
@@ -209,11 +210,11 @@ class _ModelHook(partial[None]):
 
 
 def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
-    """Call a hook before each call of these modules, until `undo` is closed.
+    """Call a hook before each call of the given modules, until `undo` is closed.
 
-    The hook receives the arguments of a forward pre-hook, and must do nothing while dynamo compiles
+    The hook receives the arguments of a forward pre-hook, and must do nothing while Dynamo compiles
     the code that calls it. A module that was compiled in place gets no hook, because a new hook
-    would make torch compile it again. `undo` keeps no module alive.
+    would make torch compile the module again. `undo` keeps no module alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(hook)
@@ -226,7 +227,7 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
 
 
 def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:
-    """Return a hook that runs an action, except while dynamo compiles the calling code.
+    """Return a hook that runs an action, except while Dynamo compiles the calling code.
 
     Errors of the action do not reach the calling code.
     """
@@ -246,8 +247,8 @@ def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[
 def _reduced(module: nn.Module) -> Any:
     """Reduce a module for copying and pickling, without the hooks of lflops.
 
-    The function is registered for the module's class while a module of this class has such a hook.
-    Loading with `weights_only=True` would reject the pickled form of a hook.
+    This function is registered for the module's class while a module of that class has a hook of
+    lflops. Loading with `weights_only=True` would reject the pickled form of a hook.
     """
     function, args, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
@@ -278,8 +279,8 @@ def hook_optimizers(
 ) -> None:
     """Call hooks before and after each step of all optimizers, until `undo` is closed.
 
-    The hooks must do nothing while dynamo compiles the code that calls them. With `only`, they are
-    called for only this optimizer.
+    The hooks must do nothing while Dynamo compiles the code that calls them. With `only`, the hooks
+    are called for that optimizer alone.
     """
     register_before: Any = register_optimizer_step_pre_hook
     register_after: Any = register_optimizer_step_post_hook
@@ -295,7 +296,7 @@ def hook_optimizers(
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Report the start of a step, and return its arguments with the closure wrapped.
 
-    Returns `None` without a closure, which leaves the arguments unchanged.
+    Returns `None` if there is no closure; the arguments then stay unchanged.
     """
     steps.enter_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -6,20 +6,21 @@ Forward: each thread has a stack of the modules that it has entered. Global modu
 stack, and store nothing on the modules.
 
 Backward: torch numbers the autograd nodes of a thread in the order in which they are built. The
-number at each module boundary divides the nodes into segments, each with its module. In backward,
-the number of the running node gives the segment that built it. Nothing depends on the arguments or
-results of modules.
+numbers at module boundaries divide the nodes into segments, and each segment belongs to a module.
+In backward, the number of the running node identifies the segment that built the node. Nothing
+depends on the arguments or results of modules.
 
     forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6
     boundaries  5 q, 6 root, 6 k, 7 root
     backward    node 6: k, node 5: q
 
-On a GPU, backward runs on the device's thread, which has a separate numbering. Activation
-checkpointing rebuilds nodes on this thread. A nested backward pass runs them on the same thread
-(`in_inner_backward`), and they are freed with it. But nodes stay alive if a differentiated backward
-builds them on this thread, or if a second thread builds them in forward. In these cases, nodes are
-claimed. If this is not enough, the root gets the work, and a note reports it (`ambiguous`).
+On a GPU, backward runs on the device's thread, which numbers its nodes separately. Activation
+checkpointing rebuilds nodes on the device's thread. A nested backward pass runs the rebuilt nodes
+on the same thread (`in_inner_backward`), and they are freed with that pass. But nodes stay alive if
+a differentiated backward builds them on the device's thread, or if a second thread builds them in
+forward. Such nodes are claimed for the thread that built them (`Claims`). If the thread is still
+unclear, the root gets the work, and a note reports it (`ambiguous`).
 """
 
 import threading
@@ -72,7 +73,7 @@ class AutogradSegments:
         self._end = start
 
     def mark(self, number: int, fqn: str) -> None:
-        """Assign the nodes with this number and higher numbers to a module."""
+        """Assign the node with the given number and all later nodes to a module."""
         if self._starts and self._starts[-1] >= number:
             self._fqns[-1] = fqn
         else:
@@ -91,27 +92,27 @@ class AutogradSegments:
         self._end = number
 
     def name_of(self, number: int) -> str:
-        """Return the module that built a node; the root for a node that existed before."""
+        """Return the module that built a node, or the root if the node existed before tracking."""
         index = bisect_right(self._starts, number) - 1
         return self._fqns[index] if index >= 0 else ""
 
     def spans(self, number: int) -> bool:
-        """Return whether the thread built a node with this number while it was tracked."""
+        """Return whether the thread built a node with the given number while it was tracked."""
         return bool(self._starts) and self._starts[0] <= number < self._end
 
 
 class Claims:
     """Marks on autograd nodes, used only if several threads build nodes.
 
-    The numbers of different threads overlap, and a node does not contain its thread. A mark is an
-    entry in `Node.metadata`, which exists for this purpose. `release` removes all marks.
+    The numbers of different threads overlap, and a node does not record its thread. A mark is an
+    entry in `Node.metadata`, which exists for such purposes. `release` removes all marks.
     """
 
     def __init__(self) -> None:
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
-        """Claim these nodes, and all unclaimed nodes that they lead back to, for `segments`."""
+        """Claim `nodes`, and all unclaimed nodes that they lead back to, for `segments`."""
         for node in nodes_behind(nodes):
             if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
                 node.metadata[self] = segments
@@ -131,7 +132,7 @@ class Claims:
 
 @dataclass(slots=True)
 class Frame:
-    """A module or scope that was entered and not left.
+    """A module or scope that has been entered but not left.
 
     Attributes:
         key: The key that is used to leave the frame.
@@ -149,9 +150,10 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove and return the innermost frame of a key and all frames above it, outermost first.
+        """Remove and return the innermost frame with a key and all frames above it.
 
-        The frames above it were left by an exception, for which torch calls no hook.
+        The outermost frame comes first. The frames above the frame with the key were left by an
+        exception, for which torch calls no hook.
         """
         if self and self[-1].key == key:
             return [self.pop()]
@@ -171,8 +173,8 @@ class TrackedFrame(Frame):
         fqn: Name in the tree.
         module_fqn: Name of the nearest module at or above this frame.
         backward: Number of the backward pass in which the frame was entered.
-        caller: The Python frame that entered a module. If this Python frame has ended, the module
-            was left, because torch calls no hook after an interrupt.
+        caller: The Python frame that called a module; `None` for a scope. If the Python frame has
+            ended, the module was left by an interrupt, for which torch calls no hook.
     """
 
     fqn: str
@@ -188,16 +190,16 @@ class ThreadState:
         stack: The modules and scopes that the thread is in.
         segments: The segments of the thread's autograd nodes.
         calls: Number of calls of each module.
-        backward: The last backward pass on this thread with gradients enabled.
-        differentiated: Whether this pass is itself differentiated, and does not recompute.
-        writes_gradient: Whether the last node of backward wrote `.grad`.
-        recomputed_round: The last round of forward with a backward in which modules were entered on
-            this thread.
-        detour: Whether the next operator has to begin a segment, because nodes were built in
-            backward, or a frame was left by an exception.
+        backward: Number of the latest backward pass on this thread.
+        differentiated: Whether that pass is itself differentiated, rather than recomputing forward.
+        writes_gradient: Whether the latest node of backward writes `.grad`.
+        recomputed_round: The tracker's number of forward calls when this thread last recomputed in
+            backward; -1 if it never has.
+        detour: Whether the next operator must begin a new segment, because nodes were built in
+            backward or a frame was left by an exception.
         unfollow: Function that is called when the thread has left the tree's modules.
         steps: The running optimizer steps, each with the backward pass in which it began. `None`
-            instead of an optimizer means the closure of a step.
+            in place of an optimizer stands for the closure of a step.
     """
 
     def __init__(self) -> None:
@@ -242,7 +244,7 @@ class ModuleTracker:
             tree: The modules.
             phase: The phase of operators outside all modules until the first module is called.
             follow: Function that is called when another thread enters a module of the tree. It
-                returns a function to call when this thread has left the tree.
+                returns a function to call when that thread has left the tree.
         """
         self.tree = tree
         self.ambiguous = 0
@@ -258,12 +260,12 @@ class ModuleTracker:
         self._hooks = CleanupStack()
 
     def start(self, guard: Guard = unguarded) -> None:
-        """Install the hooks and follow this thread, the home thread."""
+        """Install the hooks, and follow the current thread as the home thread."""
         self.begin()
         install_hooks(self._hooks, self, self, guard=guard)
 
     def begin(self) -> None:
-        """Follow this thread without hooks: only names passed to `enter_name` and scopes."""
+        """Follow only scopes and names passed to `enter_name` on this thread, without hooks."""
         self.home = threading.get_ident()
         self._boundary("", NO_BACKWARD)
 
@@ -277,7 +279,7 @@ class ModuleTracker:
     def outside(self, phase: Phase) -> None:
         """Set the phase of operators outside all modules.
 
-        The forward of a module and any backward pass change it again.
+        The forward of a module and any backward pass change this phase again.
         """
         self._phase = phase
 
@@ -289,7 +291,7 @@ class ModuleTracker:
     def current(  # noqa: C901 - a call costs too much here
         self, operands: Any = ()
     ) -> tuple[str, Phase]:
-        """Return the module and phase of the operator that this thread runs on these operands."""
+        """Return the module and phase of the operator that this thread runs on `operands`."""
         backward = backward_id()
         state = self._local.state
         phase: Phase
@@ -311,8 +313,8 @@ class ModuleTracker:
         else:
             fqn = ""
             phase = self._phase
-            # A differentiable operator is part of forward. Other operators are gradient clipping,
-            # averages or metrics.
+            # A differentiable operator is part of forward. Other operators are, for example,
+            # gradient clipping, averages or metrics.
             if torch.is_grad_enabled():
                 for tensor in tensors_in(operands):
                     if tensor.requires_grad:
@@ -326,7 +328,8 @@ class ModuleTracker:
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
         """Return the module and phase of a view; in backward, the module is always the root.
 
-        This is faster than `current`, and nothing is counted for a view.
+        This is faster than `current`. The module does not matter, because no work is counted for a
+        view.
         """
         state = self._local.state
         if (
@@ -372,7 +375,7 @@ class ModuleTracker:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer with a running step; `None` while the step runs its closure."""
+        """The optimizer that is running a step; `None` while the step runs its closure."""
         steps = self._local.state.steps
         if not steps:
             return None
@@ -418,7 +421,7 @@ class ModuleTracker:
         self._pop(key)
 
     def enter_name(self, key: int, fqn: str) -> None:
-        """Enter any name.
+        """Enter a frame with any name.
 
         This does not count as a call of a module, and does not change the phase outside modules.
         """
@@ -501,7 +504,7 @@ class ModuleTracker:
         state = self._local.state
         stack = state.stack
         # A pass has a higher number than the pass that contains it. So a frame with a higher number
-        # was left by an exception.
+        # than the current pass was left by an exception.
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
             state.detour = True

@@ -1,6 +1,6 @@
 """Read facts from the Python frames of this thread.
 
-The frames show who called a hook, and in which of torch's functions an operator runs.
+The frames show which code called a hook, and in which of torch's functions an operator runs.
 """
 
 import sys
@@ -16,7 +16,7 @@ _AROUND_HOOKS = ("lflops/error_guard.py", "lflops/timing/measure.py", "torch/_dy
 """Files of functions that may be on the stack between torch's hook call and `ModuleTracker`."""
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)
-"""The class of the argument of a DDP communication hook.
+"""The class of the bucket that DDP passes to a communication hook.
 
 `None` if torch was built without distributed training.
 """
@@ -32,7 +32,7 @@ MODE = "__torch_dispatch__"
 
 
 def caller() -> FrameType | None:
-    """Return the Python frame that called a hook of lflops, below the guard around the hook."""
+    """Return the Python frame that called a hook of lflops, skipping the guard around the hook."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
         frame = frame.f_back
@@ -96,8 +96,8 @@ def in_communication_hook() -> bool:
 def sums_gradients(args: Any, kwargs: Any) -> bool:
     """Return whether autograd's engine called an addition in backward to sum gradients.
 
-    Without a dispatch mode, the engine adds in place. It calls the addition without a Python frame
-    in between. The gradient formulas of a few operators look the same.
+    Without a dispatch mode, the engine would add in place. The engine calls such an addition with
+    no Python frame in between. Additions in the gradient formulas of a few operators look the same.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False

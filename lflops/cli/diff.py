@@ -16,7 +16,7 @@ from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
-# Reasons why the result of a limit is unknown.
+# Why the result of a limit is unknown.
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
@@ -128,7 +128,7 @@ def diff(
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
     """Raise an error for a limit with an unknown result.
 
-    `reasons` has a text for each limit, by `unknown_` and the name of the limit.
+    `reasons` has a text for each limit. A key is `unknown_` followed by the limit's name.
     """
     for limit in checked:
         if limit.is_broken is None and limit.caveat is None:
@@ -148,7 +148,10 @@ def _share(option: str, given: str | None) -> float | None:
 
 
 def memory_limit(given: str | None, before: float | None) -> float | None:
-    """Parse a size, or a growth relative to the first run's bytes, into bytes."""
+    """Parse a size into bytes.
+
+    A growth such as `5%` is relative to `before`, the bytes of the first run.
+    """
     if given is None:
         return None
     if given.endswith("%"):
@@ -174,9 +177,9 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
 
 
 def _number(given: str) -> float | None:
-    """Parse a number that is at least 0.
+    """Parse a number that is at least 0; return `None` for any other text.
 
-    `float` alone also accepts forms such as `1_000` and `nan`.
+    The text is checked first because `float` also accepts forms such as `1_000` and `nan`.
     """
     if not re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given):
         return None

@@ -319,7 +319,7 @@ def estimate(
     _check_fsdp_options(mesh, mp, reduce, cpu_offload=cpu_offload)
 
     with ProgressLine("loading torch") as progress:
-        # These modules import torch. No other command needs this import.
+        # Imported here because these modules import torch, which most commands do not need.
         from lflops.estimation.changes import Changes, mixed_precision
         from lflops.estimation.estimate import Estimator
         from lflops.estimation.largest_batch import search_batch
@@ -385,7 +385,7 @@ _COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
 
 
 def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:
-    """Raise an error if a search has no memory to fill, or if memory is passed without a search."""
+    """Raise an error if a search has no memory limit, or if `memory` is passed without a search."""
     if policy and batch:
         raise UsageError("--ac best and --batch max both fill the memory: pass one of them")
     if not policy and not batch:
@@ -420,9 +420,10 @@ def _adapter_rank(lora: str | None) -> int | None:
 def _training(
     target: str, tokens: float | None, price: float | None, samples: int, seq: int | None
 ) -> "Training | None":
-    """Describe the whole training run; `None` without its number of tokens.
+    """Describe the whole training run, or return `None` if its number of tokens is unknown.
 
-    `samples` is the number of samples of a rank in a step, `seq` the number of tokens of a sample.
+    `samples` is the number of samples per rank and step, and `seq` is the number of tokens per
+    sample.
     """
     if tokens is None:
         return None
@@ -433,9 +434,9 @@ class Training(NamedTuple):
     """A whole training run with an estimated step.
 
     Attributes:
-        tokens: Tokens of the whole run.
+        tokens: Number of tokens in the whole run.
         price: Price of a GPU-hour.
-        tokens_of_a_rank: Tokens of one rank in a step.
+        tokens_of_a_rank: Number of tokens that one rank processes in a step.
     """
 
     tokens: float
@@ -467,8 +468,8 @@ class _Estimate(NamedTuple):
 
     Attributes:
         of_ranks: Memory of each rank under ZeRO, if requested.
-        plan: Checkpointing plan of `--ac best`.
-        largest: Largest batch of `--batch max`; 0 if one sample does not fit.
+        plan: Checkpointing plan that `--ac best` found.
+        largest: Largest batch that `--batch max` found; 0 if not even one sample fits.
     """
 
     analysis: Analysis
@@ -561,7 +562,7 @@ def _tokens_of_a_sample(target: str) -> int:
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
-    """Return the sizes of the device mesh by dimension."""
+    """Return the size of each dimension of the device mesh, keyed by the dimension's name."""
     if ddp is not None:
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
@@ -603,7 +604,7 @@ def _check_fsdp_options(
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
     """Parse a whole number above 0.
 
-    The number is a part of the value `given` of an option.
+    `given` is the whole value of the option if `number` is only a part of it.
     """
     if not number.isdecimal() or not int(number):
         raise UsageError(f"{option} {given or number}: pass {wanted}")
@@ -629,7 +630,7 @@ def bytes_of(size: str) -> float:
 def builder_for(
     target: str, tokens: int | None, *, remote_code: bool
 ) -> Iterator[Callable[[int], Any]]:
-    """Provide a function that builds the subject of a target for a number of samples.
+    """Provide a function that takes a number of samples and builds the target's subject.
 
     Modules in the current folder can be imported. Errors name the target.
     """
@@ -637,8 +638,8 @@ def builder_for(
     sys.path.insert(0, "")
     try:
         build = _builder(target, tokens, remote_code=remote_code)
-        # The objects of torch and transformers stay alive. Without this, each full collection would
-        # visit all of them.
+        # The objects of torch and transformers stay alive. Without this, every full garbage
+        # collection would visit all of them.
         gc.freeze()
         yield build
     except (LflopsError, UsageError):
@@ -669,7 +670,7 @@ def _builder(target: str, tokens: int | None, *, remote_code: bool) -> Callable[
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """Import the function of a target."""
+    """Import the function that a target names."""
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(

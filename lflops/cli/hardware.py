@@ -57,7 +57,7 @@ def hardware(
     measured = None
     saved_in = None
     if measure:
-        # This imports torch, which no other command needs.
+        # Imported here because it imports torch, which most commands do not need.
         from lflops.hardware.calibrate import calibrate
 
         measured = calibrate(fresh=True)
@@ -200,7 +200,7 @@ def selftest(
 
     The exit status is 1 if something is wrong.
     """
-    # This imports torch, which no other command needs.
+    # Imported here because it imports torch, which most commands do not need.
     from lflops.selftest import self_test
 
     result = self_test(device)

@@ -1,7 +1,7 @@
-"""Run the command line.
+"""Define the command line and run it.
 
 Exit status 0 means success, and 1 means that a limit is broken. 2 means wrong usage or an
-unreadable file, and an error message of one line is printed.
+unreadable file; a one-line error message is then printed.
 """
 
 import os
@@ -67,16 +67,16 @@ for add_commands in offered("add_commands", "the command line"):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command with these arguments, or with those of the process.
+    """Run a command and return its exit status.
 
-    Returns the exit status.
+    By default, `args` are the arguments of the process.
     """
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # Writing to stdout failed, because errors of reading are ProfileErrors. The rest of the
-        # buffer must not fail again while Python shuts down.
+        # Writing to stdout failed, because a failed read raises a ProfileError. Discard the rest of
+        # the buffer, so that writing it does not fail again while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0

@@ -1,4 +1,4 @@
-"""Print the output of all commands: tables in the terminal's width and colours, JSON, usage errors."""
+"""Print the output of the commands: tables in the terminal's width and colours, lines, and JSON."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ BYTES = {
     "GiB": 1024**3,
     "TiB": 1024**4,
 }
-"""Number of bytes, by the unit of a size."""
+"""Number of bytes in each unit."""
 
 # The error that typer raises on wrong usage. Typer does not export this base class by name, and its
 # package depends on the version of typer.
@@ -71,7 +71,10 @@ def save_memory(profile: Profile, figure: Path | None) -> None:
 
 
 def name_file(path: Path | None, *, as_json: bool) -> None:
-    """Print the name of a written file, if any; to stderr if stdout has JSON."""
+    """Print the name of the file that was written, if any.
+
+    The name goes to stderr if stdout has JSON.
+    """
     if path is not None:
         typer.echo(path, err=as_json)
 

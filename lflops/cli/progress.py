@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 FIRST_SECONDS = 3.0
-"""Seconds before the first line: a shorter command writes nothing."""
+"""Seconds before the first line. A shorter command writes nothing."""
 
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
@@ -56,15 +56,15 @@ class ProgressLine:
         self._thread.join()
 
     def operators(self, done: int, _total: int | None) -> None:
-        """Show the number of operators of an estimate."""
+        """Show the number of operators estimated so far."""
         self.stage = f"estimating, {done:,} operators so far"
 
     def estimates(self, done: int) -> None:
-        """Show the number of estimates of a plan."""
+        """Show the number of estimates made for a plan so far."""
         self.stage = f"planning, {done:,} estimates so far"
 
     def line(self, seconds: float) -> str:
-        """Return the text of the line after this number of seconds."""
+        """Return the text of the line after the given number of seconds."""
         return f"lflops: {self.stage} ({seconds:.0f} s)"
 
     def _write(self) -> None:
@@ -80,7 +80,7 @@ class ProgressLine:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # No program reads stderr any more.
+                # No program reads stderr any longer.
                 return
         if is_terminal and width:
             self._stream.write(f"\r{'':<{width}}\r")

@@ -63,7 +63,7 @@ def run(
 
 
 def _settings(folder: Path | None) -> str | None:
-    """Return the value of LFLOPS: its settings, and the folder of the ledger."""
+    """Return the value for LFLOPS: the user's settings, with the folder of the ledger."""
     settings = settings_line()
     if folder is None and settings is not None and "dirpath" in settings:
         return settings

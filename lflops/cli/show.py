@@ -159,7 +159,7 @@ def _check_views(
 
 
 def _phase(name: str) -> Phase | None:
-    """Return the phase with this name; `None` for all phases."""
+    """Return the phase that `--phase` names, or `None` for `all`."""
     if name == "all":
         return None
     for phase in PHASES:
@@ -178,7 +178,7 @@ def _write_modules(
     sort: str | None,
     flat: bool,
 ) -> None:
-    """Write the table of modules in a format of `FORMATS`; as JSON if no format is passed."""
+    """Write the table of modules in one of `FORMATS`, or as JSON if `form` is `None`."""
     if flat:
         rows = analysis.flat(sort=sort, phase=phase)
     else:
@@ -295,7 +295,7 @@ def html(
 
 
 def _default_page(files: list[Path]) -> Path:
-    """The file of a page if no file is passed."""
+    """Return the path of the page if `--out` is not passed."""
     if files[-1].is_dir():
         return files[-1] / "run.html"
     if len(files) == 1:
@@ -304,9 +304,9 @@ def _default_page(files: list[Path]) -> Path:
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    """File names, or paths if names are not distinct; a repeated path has a number.
+    """Return the file names, or the paths if two files have the same name.
 
-    A single file needs no name.
+    A path that is passed twice gets a number the second time. A single file needs no name.
     """
     if len(files) == 1:
         return []

@@ -1,4 +1,4 @@
 """Estimate a step without running it.
 
-Counts and peak memory come from fake tensors. Also finds the largest batch that fits.
+Counts and peak memory come from fake tensors. The package also finds the largest batch that fits.
 """

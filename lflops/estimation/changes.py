@@ -1,4 +1,4 @@
-"""Change a model before it is estimated; each change has an option of `lflops estimate`.
+"""Change a model before it is estimated. Each change has an option of `lflops estimate`.
 
 The changes are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
 """
@@ -31,13 +31,13 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""How a block recomputes.
+"""Policies for the recomputation of a block.
 
-It recomputes nothing, everything except the operators in `KEPT`, or everything.
+In this order, a block recomputes nothing, everything except the operators in `KEPT`, or everything.
 """
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""All policies, with torchtitan's policy that recomputes every second matmul in `KEPT`."""
+"""All policies, including torchtitan's policy, which also recomputes every second `mm`."""
 
 _ATTENTION = (
     "flash_attention",
@@ -63,9 +63,9 @@ Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-
 
 
 class FourBit(nn.Module):
-    """A frozen linear layer, quantized by bitsandbytes to a format in `QUANTIZED`.
+    """A frozen linear layer, quantized to a format in `QUANTIZED` as bitsandbytes does.
 
-    Only the shapes of the tensors are right. Their values are not.
+    The tensors have the right shapes, but not the right values.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
@@ -88,7 +88,7 @@ class FourBit(nn.Module):
         self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply with the dequantized weight, which exists once in forward and once in backward."""
+        """Multiply by the dequantized weight, which is created in forward and again in backward."""
         with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)
 
@@ -131,7 +131,7 @@ def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks that can be recomputed: those with submodules.
+    """Return the blocks that can be recomputed, which are the blocks with submodules.
 
     Recomputing a single operator would save nothing. Raises `CountError` if no block has
     submodules.
@@ -207,7 +207,7 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
 
 
 class CompiledLoss(Function):
-    """A cross-entropy with the memory use of code that inductor compiles.
+    """A cross-entropy with the memory use of code that Inductor compiles.
 
     The only tensor as large as the logits is their gradient, which has the dtype of the logits.
     """
@@ -257,7 +257,7 @@ def _chunk_loss(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bo
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-# Smaller tensors, in bytes, stay on the chip, as in torchtune.
+# Tensors with fewer bytes stay on the chip, as in torchtune.
 LEAST_OFFLOADED = 1024
 
 
@@ -319,7 +319,7 @@ def dtype_of(argument: str, name: str) -> torch.dtype:
 
 
 def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPolicy:
-    """Return FSDP2's policy from the names of two dtypes: for computation and for reduction."""
+    """Return FSDP2's policy from the names of the dtypes for computation and for reduction."""
     return MixedPrecisionPolicy(
         param_dtype=None if compute is None else dtype_of("mp", compute),
         reduce_dtype=None if reduce is None else dtype_of("reduce", reduce),

@@ -1,4 +1,4 @@
-"""Find runs of equal blocks in a model, and make the same model with fewer blocks.
+"""Find runs of equal blocks in a model, and temporarily remove some of these blocks.
 
 A run is a sequence of consecutive blocks in a container, such as the layers of a transformer.
 """
@@ -19,7 +19,7 @@ from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_
 # Number of blocks that a folded model keeps in a run. With six blocks, the two middle blocks have
 # neighbours that are equal to them.
 KEPT = 6
-# Number of blocks below which a run is not folded.
+# Runs with fewer blocks are not folded.
 WORTHWHILE = 10
 
 
@@ -52,8 +52,8 @@ class Fold(NamedTuple):
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """Return the runs of equal blocks that are long enough to be folded.
 
-    Equal blocks have the same classes, parameters and settings. If a setting counts up from block
-    to block, it is the number of the block, and the blocks are still equal.
+    Equal blocks have the same classes, parameters and settings. A setting that counts up from block
+    to block is treated as the number of the block, so the blocks are still equal.
     """
     runs: list[Fold] = []
     previous = ""
@@ -70,7 +70,7 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold, with a copy of all folds in which this run has one block less."""
+    """Yield each fold, with a copy of all folds in which that fold keeps one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
@@ -108,7 +108,7 @@ def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
     """Map the name of each block in the folded model to its name in the whole model.
 
-    `blocks` are the blocks of the whole model.
+    `blocks` are the names of the blocks in the whole model.
     """
     removed = _removed(folds)
     names: dict[str, str] = {}
@@ -123,7 +123,7 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
 
 
 def _removed(folds: Sequence[Fold]) -> dict[str, list[int]]:
-    """Return the numbers of the removed blocks by container."""
+    """Return the numbers of the removed blocks, keyed by container."""
     removed: dict[str, list[int]] = {}
     for fold in folds:
         removed.setdefault(fold.container, []).extend(fold.removed)
@@ -185,9 +185,9 @@ def _counts_up(before: Any, after: Any) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value to compare settings with.
+    """Return a value that is equal for equal settings.
 
-    It is equal for equal settings, and for the same function of two blocks.
+    The same method of two different blocks gives equal values.
     """
     comparable = value
     if isinstance(value, list | tuple):

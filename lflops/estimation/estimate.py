@@ -58,12 +58,12 @@ The total is `None` while it is unknown. In the last call, both numbers are the 
 """
 
 KEPT = (3, 5)
-"""Numbers of blocks that remain of a run of equal blocks.
+"""Numbers of blocks to keep in a run of equal blocks, in the order in which they are tried.
 
-If three blocks do not show how more blocks would run, five blocks run.
+Five blocks are kept if three do not show how more blocks would run.
 """
 
-# Operators between two reports of progress.
+# Number of operators between two reports of progress.
 REPORT_EVERY = 500
 # A module, or a function that builds one.
 Model = nn.Module | Callable[[], nn.Module]
@@ -94,13 +94,15 @@ def estimate(
     Args:
         model: A module, or a function that builds a module. The module that a function builds uses
             no memory, so it may be larger than the memory of this machine.
-        args: Positional arguments of the model, real or on `meta`, or a single tensor.
+        args: Positional arguments of the model, or a single tensor. Tensors may be real or on
+            `meta`.
         kwargs: Keyword arguments of the model.
         backward: Whether to run a backward from `loss(output)`.
-        loss: Function from the output to a scalar. The output is freed before backward. Without a
-            loss, backward starts from the sum of the floating-point outputs, which is not counted.
-        optimizer: A name in `torch.optim`, such as `"adamw"`, or a function from a list of
-            parameters to an optimizer. The peak includes its state.
+        loss: Function that takes the output and returns a scalar. The output is freed before
+            backward. Without a loss, backward starts from the sum of the floating-point outputs,
+            which is not counted.
+        optimizer: A name in `torch.optim`, such as `"adamw"`, or a function that takes a list of
+            parameters and returns an optimizer. The peak includes the optimizer's state.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients.
             All gradients are assumed to be finite.
         hardware: The chip to estimate for: a name in the table, a TOML file, or a `Hardware` with
@@ -109,20 +111,20 @@ def estimate(
         round_to: Round the size of each tensor up to a multiple of this number of bytes. CUDA's
             allocator uses 512.
         allocator: Settings of torch's CUDA allocator, in the syntax of `PYTORCH_ALLOC_CONF`. The
-            allocator is simulated for the allocations of both steps, and the result is in
+            allocator is simulated for the allocations of all steps, and the result is in
             `memory.reserved`. If you pass no settings and the chip is a GPU in the table, the
             default settings are simulated.
-        mesh: Ranks by dimension, such as `{"data": 8, "tensor": 4}`. The estimate is for one rank,
-            with its part of the model. FSDP2 shards each block over `data`, in `replica` replicas;
-            `tensor` follows the model's `tp_plan`. `{"replica": 8}` alone is DDP. The batch is the
-            batch of one rank. With the dimension `pipeline`, `model` must build the rank's stage,
-            and `step` must run it.
+        mesh: Number of ranks in each dimension, such as `{"data": 8, "tensor": 4}`. The estimate is
+            for one rank, with its part of the model and its own batch. FSDP2 shards each block over
+            `data`, with `replica` copies of each shard. `tensor` follows the model's `tp_plan`.
+            `{"replica": 8}` alone is DDP. With the dimension `pipeline`, `model` must build the
+            rank's stage, and `step` must run it.
         rank: The rank of the mesh to estimate.
         step: A function that runs a training step without the optimizer, for example a pipeline
             schedule. It is called as `step(model, *args, **kwargs)` instead of the model and the
             loss, and must run backward.
-        progress: Whether to write the progress to stderr. Can also be a function that is called
-            with two numbers: finished operators, and their total or `None` if unknown.
+        progress: Whether to write the progress to stderr. You can also pass a function. It is
+            called with the number of finished operators, and with the total number or `None`.
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor. The message
@@ -210,7 +212,7 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
 
 
 def built(model: Model) -> nn.Module:
-    """Return the model if it is a module; otherwise build it with the function."""
+    """Return a model that is a module, or call the function that builds it."""
     return model if isinstance(model, nn.Module) else model()
 
 
@@ -221,7 +223,7 @@ class Subject(NamedTuple):
         model: The model.
         args: Positional arguments of the model.
         kwargs: Keyword arguments of the model.
-        loss: Function from the output to a scalar.
+        loss: Function that takes the output and returns a scalar.
         buckets: Gradient buckets of DDP.
         step: Function that runs instead of the model, the loss and backward.
     """
@@ -249,7 +251,10 @@ def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def subject_of(caller: str, made: Any) -> Subject:
-    """Return the subject in a user function's result: a model, a batch and perhaps a loss."""
+    """Convert the result of a user's function to a subject.
+
+    The result has a model, a batch and perhaps a loss.
+    """
     if isinstance(made, Subject):
         return made
     if not isinstance(made, tuple) or len(made) not in (2, 3):
@@ -271,12 +276,13 @@ class Estimator:
     Attributes:
         caller: Name of the public function; error messages begin with it.
         backward: Whether to run backward.
-        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer.
+        optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
+            an optimizer.
         hardware: The chip to estimate for.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss.
         round_to: Round the size of each tensor up to a multiple of this number of bytes.
         allocator: Settings of the allocator to simulate.
-        mesh: Ranks by dimension.
+        mesh: Number of ranks in each dimension.
         rank: The rank of the mesh to estimate.
         in_backward: Whether the optimizer updates each parameter during backward, as soon as the
             gradient of the parameter is ready.
@@ -320,7 +326,7 @@ class Estimator:
     ) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
         """Make new tensors fake inside a context.
 
-        The value of the context is a function that runs a subject and returns its profile.
+        The context provides a function that runs a subject and returns its profile.
 
         The runs are independent of each other.
         """
@@ -377,7 +383,7 @@ class Estimator:
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
-        """Run the steps of a model with a few of its equal blocks, and repeat one block.
+        """Run the steps with only a few of the model's equal blocks, and repeat one of them.
 
         Returns:
             The profile that the whole model would have, or `None` if the whole model has to run.
@@ -392,8 +398,8 @@ class Estimator:
     def _from_few_blocks(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile:
         """Return the profile of the whole model.
 
-        First predicts the model with one more block; this prediction must be equal to an estimate
-        of that model.
+        First, a model with one more block is predicted. This prediction must be equal to an
+        estimate of that model.
         """
         longer_fold = fold._replace(kept=fold.kept + 1)
         steps = self._steps(next(subjects), fold, setup)
@@ -647,7 +653,7 @@ class _Steps(NamedTuple):
 
 
 def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
-    """Note the bytes that move between host and device in a step."""
+    """Return a note with the bytes that move between host and device in a step."""
     nbytes = 0
     for parameter in model.parameters():
         size = local_part(parameter).nbytes
@@ -659,10 +665,10 @@ def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
 
 
 def _with_numbered_groups(calls: Iterable[Communication]) -> Iterator[Communication]:
-    """Replace the names of the groups of collectives by numbers.
+    """Replace the group names of collectives with numbers.
 
-    torch's names contain a count of all groups of the process, so they differ from one estimate to
-    the next.
+    torch's names contain a count of all groups that the process has created, so they differ from
+    one estimate to the next.
     """
     numbers: dict[str, str] = {}
     for call in calls:
@@ -700,7 +706,7 @@ def _with_reserved(
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    """Return the step; if the other step has a higher peak, use the memory of the other step."""
+    """Return `step` with the memory of the step that has the higher peak."""
     if step.memory is None or other.memory is None:
         return step
     if step.memory.peak_bytes >= other.memory.peak_bytes:

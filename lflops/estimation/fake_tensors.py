@@ -1,6 +1,6 @@
 """Run a model on fake tensors, with the kernels that torch would choose on a chip.
 
-Real tensors are replaced by fake ones. Errors name the line of code that fake tensors cannot run.
+Real tensors are replaced with fake ones. Errors name the line of code that fake tensors cannot run.
 When a chip is chosen, attention uses the first enabled kernel, in torch's order, that supports the
 call.
 """
@@ -74,7 +74,7 @@ _OUR_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 class RealOptimizerError(Exception):
     """An optimizer has real parameters.
 
-    In an estimate, they have no gradients, so the optimizer would do nothing.
+    In an estimate, real parameters have no gradients, so the optimizer would do nothing.
     """
 
 
@@ -121,7 +121,7 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
     """Turn errors of fake tensors into a `CountError` that names the line and a way around it.
 
-    `step_of` is the optimizer that runs its step.
+    `step_of` is the optimizer, if the context runs an optimizer's step.
     """
     try:
         yield
@@ -234,7 +234,7 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 
 
 HOST = torch.device("cpu")
-"""The device of fake tensors for tensors on `meta`.
+"""The device of the fake tensors that replace tensors on `meta`.
 
 Code that depends on the device then runs as on a real device.
 """
@@ -246,7 +246,7 @@ class Fakes:
     The same real tensor always gives the same fake tensor.
 
     Small integer tensors are copied with their values. Set `on_host` for a step that runs on this
-    CPU, not on a chip.
+    CPU instead of a chip.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
@@ -260,7 +260,7 @@ class Fakes:
     def running(self) -> Iterator[None]:
         """Make new tensors fake inside a context.
 
-        A value is known only if it follows from numbers and small integer tensors.
+        The value of a tensor is known only if it follows from numbers and small integer tensors.
         """
         known = KnownValues(on_host=self._on_host)
         log = logging.getLogger(FakeTensor.__module__)
@@ -301,7 +301,7 @@ class Fakes:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """Replace all tensors of a model by fake tensors inside a context.
+        """Replace all tensors of a model with fake tensors inside a context.
 
         At the end, the original tensors are restored, and so are all attributes that the model's
         code has set, such as caches.
@@ -378,7 +378,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def like_sharded(tensor: Any) -> Tensor:
-    """Return an empty DTensor with the same shards."""
+    """Return an empty DTensor that is sharded in the same way."""
     sharded: Tensor = type(tensor).from_local(
         _like(local_part(tensor)),
         tensor.device_mesh,
@@ -397,7 +397,7 @@ ATTENTION = frozenset(
         torch.ops.aten.scaled_dot_product_attention.default,
     }
 )
-"""The functions and operators of attention."""
+"""The functions and operators that compute attention."""
 
 HALF = (torch.float16, torch.bfloat16)
 # The widest heads of flash attention, and the multiple to which it pads heads.
@@ -447,8 +447,8 @@ class Attention(NamedTuple):
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
         """Return the name and the operator of the kernel that torch chooses.
 
-        `None` if no enabled kernel supports the call. One rule of torch is left out: on smaller
-        chips of a generation, training with dropout does not support heads wider than 192.
+        Returns `None` if no enabled kernel supports the call. One rule of torch is left out: on the
+        smaller chips of a generation, training with dropout does not support heads wider than 192.
         """
         for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
             if self._is_supported_by(name, ampere=ampere, family=family):

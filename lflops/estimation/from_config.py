@@ -43,7 +43,7 @@ Its argument is the number of samples. The loss is `None` if it depends on value
 DEEPEST = 10_000
 """Maximum number of layers.
 
-It takes so long to build and to run a deeper model that the command seems to hang.
+Building and running a deeper model takes so long that the command seems to hang.
 """
 
 ONE_LABEL = (
@@ -52,7 +52,7 @@ ONE_LABEL = (
     "ForAudioClassification",
     "ForSequenceClassification",
 )
-"""Ends of the names of classes that have one label per sample."""
+"""A class has one label per sample if its name ends with one of these."""
 
 TOKEN_LABELS = (
     "ForCausalLM",
@@ -61,7 +61,7 @@ TOKEN_LABELS = (
     "ForConditionalGeneration",
     "ForImageTextToText",
 )
-"""Ends of the names of classes that have one label per token.
+"""A class has one label per token if its name ends with one of these.
 
 The losses of other classes, such as detection losses and CTC, depend on values.
 """
@@ -201,7 +201,7 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
 
 
 def _processor_size(target: str) -> tuple[int, int] | None:
-    """Return the largest height and width in the processor's file; `None` without this file."""
+    """Return the largest height and width in the processor's file, or `None` if it is missing."""
     folder = Path(target) if Path(target).is_dir() else Path(target).parent
     path = folder / "preprocessor_config.json"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""`largest_batch`: the largest batch that fits into memory, by interpolating a few estimates."""
+"""`largest_batch`: find the largest batch that fits into memory, from a few estimates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
@@ -41,19 +41,19 @@ def largest_batch(
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`.
-        make_args: Function from a number of samples to the model's arguments: a tuple, a single
-            tensor, or a mapping of keyword arguments.
+        make_args: Function that takes a number of samples and returns the model's arguments: a
+            tuple, a single tensor, or a mapping of keyword arguments.
         memory_bytes: The available memory in bytes. Estimates do not include the workspaces of
-            kernels and the allocator's fragmentation, so leave some room for them. The default
-            `None` uses the memory of `hardware` and leaves this room: it is the most memory that a
-            step with the verdict `fits` may use.
-        loss: Function from the output to a scalar. A training step is estimated if there is a loss
-            or an optimizer, otherwise a forward pass.
-        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer, as
-            in `estimate`.
+            kernels and the allocator's fragmentation, so leave some room for them. By default, this
+            is the most memory of `hardware` that a step with the verdict `fits` may use, which
+            leaves enough room.
+        loss: Function that takes the output and returns a scalar. A training step is estimated if
+            there is a loss or an optimizer; otherwise, a forward pass is estimated.
+        optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
+            an optimizer, as in `estimate`.
         hardware: The chip, as in `estimate`.
-        mesh: Ranks by dimension, as in `estimate`. It requires a function that builds the model.
-            The result is then the batch of one rank.
+        mesh: Number of ranks in each dimension, as in `estimate`. With a mesh, `model` must be a
+            function that builds the model, and the result is the batch of one rank.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
@@ -61,7 +61,8 @@ def largest_batch(
         The number of samples; 0 if one sample does not fit.
 
     Raises:
-        CountError: An argument is wrong, some code needs the value of a tensor, or any batch fits.
+        CountError: An argument is wrong, some code needs the value of a tensor, or no batch is too
+            large.
         HardwareError: The chip is unknown.
     """
     caller = "largest_batch"
@@ -146,7 +147,7 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
     """Return the largest number of samples with a peak that fits.
 
-    The peak is nearly linear in the number of samples. So the line through the last two points
+    The peak is nearly linear in the number of samples, so the line through the last two points
     gives the next number to try. Every third try is the middle of the remaining interval, which
     bounds the number of tries for any curve.
     """

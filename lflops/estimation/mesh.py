@@ -1,7 +1,7 @@
 """Parallelize a model for one rank of a mesh, in a process group without other ranks.
 
-Torch's wrappers run on fake tensors, except for DistributedDataParallel. lflops creates the buckets
-of DistributedDataParallel itself.
+Torch's wrappers run on fake tensors. The exception is DistributedDataParallel: lflops creates its
+gradient buckets itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,9 +42,9 @@ from lflops.torch_private.tensors import local_part
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
 """The dimensions of a mesh, in order.
 
-`pipeline` are the stages of a pipeline, which the user's code creates. FSDP2 shards over `data`,
-and `replica` are the replicas of these shards. Without `data`, they are replicas of DDP. `tensor`
-are the ranks of tensor parallelism.
+The user's code creates the stages of `pipeline`. FSDP2 shards the model over `data`, and `replica`
+is the number of copies of each shard. Without `data`, the model is replicated over `replica` with
+DDP. `tensor` is the dimension of tensor parallelism.
 """
 
 # torch 2.13 renamed both collectives.
@@ -59,11 +59,11 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""torch's style for each style in a `tp_plan` of transformers."""
+"""The parallel style of torch for each style in a transformers `tp_plan`."""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
-    """Check a mesh, and return it with its dimensions in order; empty for `None`."""
+    """Check a mesh, and return it with its dimensions in order. `None` becomes an empty mesh."""
     if mesh is None:
         return {}
     if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
@@ -119,7 +119,7 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Whether this rank has only a part of a parameter."""
+    """Return whether this rank has only a part of any parameter."""
     return any(local_part(each) is not each for each in model.parameters())
 
 
@@ -133,18 +133,19 @@ def parallelize(
 ) -> tuple[Tensor, ...]:
     """Divide a model over a mesh.
 
-    DDP adds buckets. Otherwise tensor parallelism divides the model by its plan, and FSDP2 then
-    shards each block and the rest of the model. A model that is already divided is not changed.
+    DDP adds buckets. Otherwise, tensor parallelism divides the model according to its plan, and
+    FSDP2 then shards each block and the rest of the model. A model that is already divided is not
+    changed.
 
     Args:
         caller: Name of the public function; error messages begin with it.
         model: The model.
-        mesh: Ranks by dimension.
+        mesh: Number of ranks in each dimension.
         mixed: The dtypes in which FSDP2 computes and reduces.
         offload: Whether FSDP2 keeps shards and their gradients on the host.
 
     Returns:
-        DDP's gradient buckets, which belong to no module.
+        DDP's gradient buckets, which belong to no module; empty without DDP.
     """
     if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
@@ -192,7 +193,7 @@ def _shard(
 def _to_host(parameter: Any) -> None:
     """Move a gradient to the host.
 
-    Its copy on the device is freed when all gradients of the block are ready.
+    The gradient's copy on the device is freed when all gradients of the block are ready.
     """
     with on_stream(ON_HOST):
         parameter.grad = like_sharded(parameter.grad)
@@ -201,8 +202,7 @@ def _to_host(parameter: Any) -> None:
 class _Collective:
     """A collective of FSDP2 that allocates its buffers on the given streams in turn, as on CUDA.
 
-    If `copy_for` is a number of ranks, the part of one of these ranks is first copied to the
-    device.
+    If `copy_for` is a number of ranks, the part of one rank is first copied to the device.
     """
 
     def __init__(self, run: Callable[..., Any], *streams: int, copy_for: int | None = None) -> None:
@@ -268,7 +268,7 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""Bytes at which the first bucket and all later buckets are full; torch's defaults."""
+"""Bytes at which the first bucket and each later bucket are full. These are torch's defaults."""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -20,17 +20,17 @@ from lflops.profile.series import grouped
 from lflops.torch_private.tensors import local_part
 
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-"""A function from parameters to their optimizer, such as `torch.optim.AdamW`."""
+"""A function that takes parameters and returns their optimizer, such as `torch.optim.AdamW`."""
 
 
 def makes_optimizer(
     caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False
 ) -> MakesOptimizer | None:
-    """Return a function that creates the optimizer; `None` if `asked` is `None`.
+    """Return a function that creates the optimizer, or `None` if `asked` is `None`.
 
-    If `asked` is a function, returns it unchanged. If `asked` is a name, it means an optimizer of
-    `torch.optim`, in upper or lower case. `fused` selects the fused implementation instead of the
-    default.
+    A function is returned unchanged. A name, in upper or lower case, stands for an optimizer of
+    `torch.optim` or one of `IN_8_BITS`. `fused` selects the fused implementation of a named
+    optimizer instead of the default.
     """
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
@@ -60,7 +60,7 @@ SCALED_TOGETHER = 256
 """Number of elements that share a scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""Minimum number of elements of a parameter with moments that bitsandbytes keeps in 8 bits."""
+"""bitsandbytes keeps moments in 8 bits if the parameter has at least this many elements."""
 
 
 class AdamIn8Bits(Optimizer):
@@ -208,7 +208,7 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
 
 
 def _separate_meshes(optimizer: Optimizer) -> None:
-    """Divide parameter groups: each gets only plain tensors, or only DTensors of one mesh.
+    """Divide parameter groups so that each has only plain tensors or only DTensors of one mesh.
 
     Tensor parallelism leaves some parameters whole, such as the weights of norms. torch does not
     update plain tensors and DTensors in one list, so real training runs need separate groups as

@@ -1,18 +1,21 @@
-"""Predict the time of a step before it runs, from the work of an estimate.
+"""Predict the time of a step before it runs, from an estimate of its work.
 
 The prediction uses rates that were fitted to published step times:
 
-- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of its bytes at a share of the bandwidth, plus the time of a launch.
-- FSDP2 gathers the parameters of a block while the previous block computes, and reduces its gradients while the next block computes.
+- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of
+  its bytes at a share of the bandwidth, whichever is longer, plus the time of a launch.
+- FSDP2 gathers the parameters of a block while the previous block computes, and reduces the
+  gradients of a block while the next block computes.
 - DDP reduces buckets of gradients during backward.
 - Each collective waits for the slowest of its ranks. The wait grows with the number of ranks.
 
-If the calls of the host take longer than the device, launches bound the step. Such a step is not
-predicted, because no hosts were fitted. Overlapped collectives slow down the computation that hides
-them. The rates are few, the same for all models, and in `prediction.toml`. They were fitted to
-well-tuned training runs, so they do not include a slow data loader, logging or a busy host. Tensor
-and expert parallelism, pipelines, compiled code, mixtures of experts, convolutions and fine-tuning
-with frozen weights are not predicted, because they were not fitted.
+If the host's calls take longer than the device's work, launches bound the step. Such a step is not
+predicted, because no rates of hosts were fitted. Overlapped collectives slow down the computation
+that hides them. There are only a few rates, in `prediction.toml`, and they are the same for all
+models. They were fitted to well-tuned training runs, so they do not include a slow data loader,
+logging or a busy host. Tensor and expert parallelism, pipelines, compiled code, mixtures of
+experts, convolutions and fine-tuning with frozen weights are not predicted, because they were not
+fitted.
 
 The interval is wider for a step that differs from the fitted steps. `Prediction.widened` has the
 reasons.
@@ -49,8 +52,8 @@ _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# Smallest share of the MACs that must have a fitted dtype and kind, and smallest share of
-# parameters that must be trained.
+# A step is predicted only if at least this share of its MACs has a fitted dtype and is not in
+# convolutions, and if at least this share of the parameters is trained.
 _MOSTLY = 0.95
 # Pattern in the class names of experts and of their routers.
 _EXPERTS = re.compile("experts|moe|router", re.IGNORECASE)
@@ -64,7 +67,7 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
         not_fitted: Names of the chips in `chips` without a fitted step time.
         product: Share of the peak that matmuls reach.
         attention: Share of the peak that fused attention reaches.
-        network_bytes_per_second: Bandwidth of a device to other hosts, in the vendor's reference
+        network_bytes_per_second: Bandwidth from a device to other hosts, in the vendor's reference
             hosts.
     """
 
@@ -81,13 +84,13 @@ class Widening(Struct, frozen=True, forbid_unknown_fields=True):
     The factors are multiplied together and applied to the logarithms of both ends.
 
     Attributes:
-        source: For every step that is not from the fitted source, because other code and other
-            versions run it.
-        chip: For a chip without a fitted step time.
-        setting: For a step without FSDP2, and for a model that is smaller or larger than all fitted
-            models.
-        fewest_parameters: The smallest fitted model.
-        most_parameters: The largest fitted model.
+        source: Factor for a step that is not from the fitted source, because it runs other code and
+            other versions.
+        chip: Factor for a chip without a fitted step time.
+        setting: Factor for a step without FSDP2, and for a model that is smaller or larger than all
+            fitted models.
+        fewest_parameters: Number of parameters of the smallest fitted model.
+        most_parameters: Number of parameters of the largest fitted model.
     """
 
     source: float = 1.0
@@ -110,8 +113,9 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
         launch_seconds: Time on the device for each call.
         host_seconds: Time on the host for each call. A step in which the host takes longer than the
             device is not predicted.
-        low: Lower end of the interval, as a ratio of measured over predicted time. For a model that
-            was not fitted, the interval contains 80 % of the steps from the fitted source.
+        low: Lower end of the interval, as a ratio of the measured to the predicted time. For a
+            model that was not fitted, the interval contains 80 % of the steps from the fitted
+            source.
         high: Upper end of the interval.
         widening: Factors that widen the interval for other steps.
     """
@@ -144,7 +148,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
             `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
         by_module: The seconds of each module with all modules below it.
-        recomputed: Part of `backward` in which the device recomputes.
+        recomputed: The seconds of `backward` in which the device recomputes.
         widened: Reasons why the interval is wider than for steps of the fitted source.
     """
 
@@ -167,7 +171,7 @@ def fitted() -> Rates:
 
 
 def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None) -> str | None:
-    """Return the reason why a step's time is not predicted; `None` if it is predicted."""
+    """Return the reason why a step's time is not predicted, or `None` if it is predicted."""
     return next(_reasons(profile, chip, rates or fitted()), None)
 
 
@@ -249,16 +253,16 @@ def predict(
     Args:
         profile: The result of `lflops.estimate` or `lflops.count`, with its mesh.
         hardware: The chip; `None` uses the chip of the profile.
-        network: Bandwidth of a device to other hosts in bytes/s. `None` uses the bandwidth of the
+        network: Bandwidth from a device to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
         devices_per_host: Number of devices in a host. Links inside a host are faster than the
             network.
-        accumulation: Number of micro batches in a step; the profile contains one micro batch. FSDP2
-            gathers and reduces in each micro batch, DDP reduces in the last one.
+        accumulation: Number of micro batches in a step. The profile contains one micro batch. FSDP2
+            gathers and reduces in each micro batch; DDP reduces only in the last one.
         rates: Custom rates; `None` uses the rates that are part of lflops.
 
     Returns:
-        The prediction, or `None` if no rates were fitted. `why_not` then returns the reason.
+        The prediction, or `None` if the step is not predicted. `why_not` then returns the reason.
     """
     rates = rates or fitted()
     chip = chip_of(profile, hardware)
@@ -284,7 +288,7 @@ class _Overlap(NamedTuple):
     hidden: float
 
 
-# Seconds of computation by module and phase.
+# Seconds of computation, keyed by module and phase.
 _Computing = Mapping[tuple[str, str], float]
 
 
@@ -345,11 +349,11 @@ class _Step:
         )
 
     def _is_sharded(self) -> bool:
-        """Whether FSDP gathers the parameters."""
+        """Return whether FSDP gathers the parameters."""
         return any(call.collective == _GATHERS for call in self.profile.communication)
 
     def _distances(self) -> Iterator[tuple[str, float]]:
-        """Yield the properties that no fitted step has, each with its factor for the interval."""
+        """Yield each difference from all fitted steps, with the factor that widens the interval."""
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
         if self.chip.name in self.family.not_fitted:
@@ -377,10 +381,10 @@ class _Step:
         return kind, seconds + op.calls * self.rates.launch_seconds
 
     def _waits(self, computing: _Computing) -> dict[tuple[str, str], float]:
-        """Return the seconds that collectives add to the step, by module and phase.
+        """Return the seconds that collectives add to the step, keyed by module and phase.
 
-        The sum of the exposed seconds and of the seconds by which hidden collectives slow down the
-        computation.
+        This is the sum of the waits for the slowest ranks, the exposed seconds, and the seconds by
+        which hidden collectives slow down the computation.
         """
         waits: defaultdict[tuple[str, str], float] = defaultdict(float)
         gathers: defaultdict[str, float] = defaultdict(float)
@@ -443,15 +447,15 @@ def _sharded(
 ) -> Iterator[_Overlap]:
     """Overlap the collectives of FSDP2 with the computation of its units.
 
-    In backward, hooks of other modules start the collectives. So the time of these collectives is
-    divided between the units in proportion to the time of their gathers in forward. The parameters
-    outside the blocks stay gathered.
+    In backward, hooks of other modules start the collectives. The time of the collectives in
+    backward is therefore divided among the units, in proportion to the time of each unit's gathers
+    in forward. The parameters outside the blocks stay gathered.
 
     Args:
-        gathers: Seconds of gathers in forward by unit, in the order of forward.
+        gathers: Seconds of gathers in forward, keyed by unit, in the order of forward.
         gathered_again: Seconds of gathers in backward.
         reduced: Seconds of reductions.
-        computing: Seconds of computation.
+        computing: Seconds of computation, keyed by unit and phase.
     """
     blocks = [unit for unit in gathers if unit]
     in_blocks = sum(gathers[unit] for unit in blocks)

@@ -1,9 +1,9 @@
 """Estimate a model with many equal blocks from estimates with few blocks.
 
-A step of a folded model is a sequence of allocations, frees and operators. Each belongs to a place:
-a block, or the rest of the model. All blocks in the middle of a run do the same, so the part of one
-block is repeated for all blocks that were left out. Sums over the whole model are linear in the
-number of blocks, and two folded models fix the lines.
+A step of a folded model is a sequence of allocations, frees and operators. Each item belongs to a
+block or to the rest of the model. All blocks in the middle of a run do the same, so the items of
+one block are repeated for all blocks that were left out. Sums over the whole model grow linearly
+with the number of blocks, so two folded models determine them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Token(NamedTuple):
-    """An item of a sequence of allocations and frees.
+    """An allocation, a free or an operator in the sequence of a step.
 
     Attributes:
         block: The number of the block to which the item belongs; `None` outside the run.
@@ -76,8 +76,8 @@ class StepRecord:
     """A step of a folded model.
 
     Attributes:
-        profile: Its profile.
-        record: The record of its memory.
+        profile: The profile of the step.
+        record: The record of the step's memory.
     """
 
     profile: Profile
@@ -102,7 +102,7 @@ class Unrolling:
         self.number = cache(self._number)
 
     def _number(self, fqn: str) -> int | None:
-        """Return the number of the block of the run that a module is in."""
+        """Return the number of the run's block that contains a module, or `None`."""
         digits = self._digits(fqn)
         if not digits:
             return None
@@ -134,7 +134,7 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the unrolled order of items, from the block of each item.
+        """Return the unrolled order of items, given the block of each item.
 
         Raises:
             NotPeriodicError: The repeated block does not run between its two neighbours.
@@ -165,7 +165,7 @@ class Unrolling:
         storage. Items are plain tuples, because there are hundreds of thousands of them.
 
         Raises:
-            NotPeriodicError: It is unknown which storage a copy frees.
+            NotPeriodicError: It is unknown which storage a copied item frees.
         """
         blocks = _absorbed([token.block for token in tokens])
         place_of, storage_at = _places(tokens, blocks)
@@ -191,7 +191,7 @@ class Unrolling:
                 yield index, shift, number
 
     def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
-        """Return the block of the storage that a copied free frees, and the storage's shift."""
+        """Find the storage that the copy of a free releases; return its block and its shift."""
         repeated = self._repeated
         if born_in is None:
             if block == repeated:
@@ -236,7 +236,7 @@ class Unrolling:
         return unrolled
 
     def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
-        """Return the tokens of a record, and the operator of each token that is an operator."""
+        """Return the tokens of a record, and the operator's number for each operator token."""
         tokens: list[Token] = []
         operators: dict[int, int] = {}
         born_in = [self.number(birth.fqn) for birth in record.births]
@@ -315,7 +315,7 @@ class Unrolling:
             raise NotPeriodicError("the requests to the allocator differ")
 
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
-        """Unroll rows that have the work of modules."""
+        """Unroll rows that each have the work of one module."""
         of_longer = {_key(row): row for row in longer}
         for index, shift in self.order([self.number(row.module) for row in rows]):
             row = rows[index]
@@ -361,7 +361,7 @@ class Unrolling:
             yield self._on_line(note, of_longer.get((note.code, note.subject)))
 
     def _one_more(self, fqn: str) -> str:
-        """Return the name of a module outside the run in the model with one more block."""
+        """Return the name that a module outside the run has in the model with one more block."""
         digits = self._digits(fqn)
         if not digits or int(digits) < self._repeated:
             return fqn
@@ -369,7 +369,7 @@ class Unrolling:
         return f"{self._prefix}{int(digits) + 1}{rest}"
 
     def _on_line(self, value: Any, longer: Any) -> Any:
-        """Return a value for the whole model, by a line through the values of two folded models."""
+        """Extrapolate a value to the whole model from the values of two folded models."""
         if type(value) is not type(longer):
             raise NotPeriodicError(f"{value} and {longer}")
         if type(value) is int:
@@ -406,7 +406,7 @@ def _runs(blocks: Sequence[int | None]) -> list[_Run]:
 
 
 def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
-    """Return the block of the first run that is not `block`."""
+    """Return the first block in `runs` that is not `block`, or `None`."""
     for run in runs:
         if run.block is not None and run.block != block:
             return run.block
@@ -457,11 +457,11 @@ def _places(
 def _with_blocks_of_frees(
     tokens: Iterable[Token], born_in: Mapping[int, int | None]
 ) -> list[Token]:
-    """Set the block of each free; so far it is the block that was running.
+    """Set the block of each free, which so far is the block that was running.
 
-    A block frees its own allocations and the allocations of its neighbours. Lists over all blocks
-    are freed item by item, outside the blocks. Such a free belongs to the block that allocated the
-    item.
+    A block frees its own allocations and the allocations of its neighbours. A list with an item for
+    each block is freed item by item, outside the blocks. Such a free belongs to the block that
+    allocated the item.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):
@@ -484,7 +484,7 @@ def _kind(token: Token) -> tuple[bool, int | None]:
 
 
 def _is_linear(row: Any) -> bool:
-    """Return whether an operator outside the blocks does work in proportion to their parameters.
+    """Return whether an operator outside the blocks does work in proportion to the parameters.
 
     This is the operator that unscales all gradients. The work of any other operator may depend on
     the number of blocks in a different way.

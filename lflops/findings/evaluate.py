@@ -20,10 +20,10 @@ from lflops.findings.step_parts import step_parts
 
 
 def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
-    """Find out why a step is slow, then where else the time goes.
+    """Return the findings about a step: the issues first, then where else the time goes.
 
-    Both lists are ordered by cost, and findings with unknown cost come first. Without an unprofiled
-    step there are no findings.
+    Both groups are ordered by cost, and findings with unknown cost come first. Without an
+    unprofiled step there are no findings.
     """
     findings = []
     for candidate in candidates_of_step(step):
@@ -36,7 +36,8 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
 def candidates_of_step(step: StepEvidence) -> list[Candidate]:
     """Evaluate all rules about a step; return the candidates that are large enough to report.
 
-    They are ordered by cost. No second of the step is part of two candidates.
+    They are ordered by cost. The costs of slow ranks and of modules are subtracted from the parts
+    of the step that contain them.
     """
     if not step.mean:
         return []
@@ -78,7 +79,7 @@ def _unknown_cost_first(candidate: Candidate) -> tuple[bool, float]:
 
 
 def findings_of_run(run: RunEvidence) -> list[Finding]:
-    """Find the reasons why a whole run takes long, in the order of the rules."""
+    """Return the findings about a whole run, in the order of the rules."""
     findings: list[Finding] = []
     for rule in RUN_RULES:
         findings += rule.findings(run)

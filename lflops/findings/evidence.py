@@ -24,28 +24,29 @@ from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
-"""Smallest share of the step that a reported finding must cost, unless its rule has another."""
+"""A finding is reported if it costs at least this share of the step, unless its rule sets another.
+"""
 
 CONTENDED_SHARE = 0.1
-"""Share of the CPU time that other programs must take to explain why steps vary."""
+"""The CPU is contended if other programs take at least this share of its time."""
 
 LARGEST_LOST_SHARE = 0.8
-"""Lost CPU share up to which a larger share raises the thresholds."""
+"""Thresholds do not rise any further if the lost CPU share is above this value."""
 
 MANY_HOST_SYNCS = 10
-"""Number of waits per step that cannot come only from logging the loss."""
+"""If the host waits at least this often per step, it does more than log the loss."""
 
 SLEEP_IN_ONE_PLACE = 0.6
-"""Smallest share of the time without CPU use that must be in one module to report this module."""
+"""A module is reported if at least this share of the time without CPU use is spent in it."""
 
 UNCERTAIN_WAIT = 0.1
-"""The share of the time a thread waited for a core that may be missing in the kernel's figure.
+"""A thread may have waited for a core longer than the kernel reports, by this share of the wait.
 
-In steps that other programs made twice as long, 2 to 7 % of this time was missing.
+In steps that took twice as long because of other programs, 2 to 7 % of the wait was missing.
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""Maximum time in which a worker process hands over a batch, in addition to CPU time."""
+"""Maximum seconds that a worker process needs to hand over a batch, in addition to CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Sleep:
     """Time in which the training thread uses no CPU.
 
     Attributes:
-        module: The module with this time in its forward, or the pattern of several modules.
+        module: The module that spends this time in its forward, or the pattern of several modules.
         seconds: Seconds per step.
     """
 
@@ -71,8 +72,8 @@ class StepEvidence:
         utilization: MFU and the step breakdown.
         stragglers: Ranks that make other ranks wait.
         outliers: Modules that are slower than identical modules.
-        busiest: Modules by their self time, the longest first.
-        patterns: The pattern of each module's name, which is the same for repeated modules.
+        busiest: Modules by place in the model, most self time first.
+        patterns: The pattern of each module's name. Repeated modules have the same pattern.
         children: The modules directly below each module.
         has_spare_memory: Whether the step needs at most half of the device's memory.
     """
@@ -114,7 +115,7 @@ class StepEvidence:
     def is_lightning(self) -> bool:
         """Return whether Lightning runs the training loop.
 
-        Only strategies of Lightning have such names.
+        Only Lightning's strategies have names that end in `Strategy`.
         """
         return (self.profile.run.strategy or "").endswith("Strategy")
 
@@ -130,7 +131,7 @@ class StepEvidence:
 
     @property
     def cannot_locate_time(self) -> bool:
-        """Return whether neither module times nor a peak locate the time of forward and backward."""
+        """Return whether neither module times nor a peak show where the time of the passes goes."""
         return self.breakdown is None and self.are_module_times_unreliable
 
     @property
@@ -199,7 +200,7 @@ class StepEvidence:
         return max(forward.self_seconds.median + around - operators.seconds, 0.0)
 
     def sleeping_in(self, module: str) -> float:
-        """Seconds in which the training thread uses no CPU in a module, or in modules of a pattern."""
+        """Seconds in which the training thread uses no CPU in the given module or pattern."""
         if self.sleep is None:
             return 0.0
         place = self.sleep.module
@@ -228,14 +229,14 @@ class StepEvidence:
 
     @property
     def contention(self) -> float:
-        """How many times as long a span may take because other programs use the CPU."""
+        """Factor by which a span of time may be longer because other programs use the CPU."""
         if not self.is_cpu_contended:
             return 1.0
         return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
 
     @cached_property
     def uncontended_mean(self) -> float:
-        """Seconds of the step without the time that other programs took, if it is known."""
+        """Seconds of the mean step, without the time that other programs took if that is known."""
         return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
@@ -255,9 +256,9 @@ class StepEvidence:
         return self.times.uncontended.get(name, seconds * self._uncontended_share_of_passes)
 
     def at_most_median(self, phase: str, seconds: float) -> float:
-        """Return the seconds, or the median of the phase if it is less.
+        """Return `seconds`, or the median of the phase if that is less.
 
-        Other programs delay some steps much and other steps not at all.
+        Other programs delay some steps a lot and others not at all, so the mean may be too high.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
@@ -267,8 +268,8 @@ def sleeping_seconds(profile: Profile) -> float:
     """Seconds per step in which the training thread uses no CPU for an unknown reason.
 
     The thread sleeps, or it waits for a lock, a file or the network. Waits for a core or for a
-    batch are not included. If the thread waits for a device or for other ranks, the time is
-    unknown, and the result is 0.
+    batch are not included. The result is 0 on accelerators and with several ranks, because there
+    the thread also waits for the device or for other ranks.
     """
     run = profile.run
     if run.device_type not in {"cpu", None} or run.world_size > 1:
@@ -285,7 +286,10 @@ def sleeping_seconds(profile: Profile) -> float:
 
 
 def _sleep_of(step: Step) -> float | None:
-    """Seconds of a step without CPU use, less what the times of waiting may be wrong by."""
+    """Seconds of a step without CPU use, minus the waits for a core or a batch.
+
+    The result may be too small, because `UNCERTAIN_WAIT` is added to the wait for a core.
+    """
     if step.seconds is None or step.thread_cpu is None:
         return None
     fetching = max(step.phases.get("data", 0.0) - (step.fetching_cpu or 0.0), 0.0)
@@ -294,9 +298,9 @@ def _sleep_of(step: Step) -> float | None:
 
 
 def host_syncs(profile: Profile) -> int:
-    """Count the waits of the host for a stream of the device per traced step, as in `.item()`.
+    """Return how often the host waits for a device stream per traced step, such as in `.item()`.
 
-    Returns 0 if there are only a few.
+    Returns 0 if there are fewer than `MANY_HOST_SYNCS` waits.
     """
     if profile.trace is None:
         return 0
@@ -311,9 +315,9 @@ def host_syncs(profile: Profile) -> int:
 
 
 def allowance(lost_cpu_share: float) -> float:
-    """Factor by which thresholds rise if other programs take a share of the CPU time.
+    """Factor by which thresholds rise if other programs take this share of the CPU time.
 
-    1 if they take little; 2.25 if they take a third.
+    It is 1 if they take little, and 2.25 if they take a third.
     """
     if lost_cpu_share < CONTENDED_SHARE:
         return 1.0
@@ -321,9 +325,9 @@ def allowance(lost_cpu_share: float) -> float:
 
 
 def handover_seconds(profile: Profile) -> float:
-    """Seconds per step for taking a batch from a worker process. More workers do not reduce them.
+    """Seconds per step that it takes to receive a finished batch from a worker process.
 
-    Returns 0 without workers.
+    More workers do not shorten this time. Returns 0 without workers.
     """
     known = [step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None]
     if not known or not profile.run.workers:

@@ -21,11 +21,11 @@ class Finding(Struct, frozen=True, kw_only=True):
             of start-up to the end of training.
         of: "step" for a typical step of the profiled window, "run" for the whole run, including the
             time between steps.
-        fix: Advice how to reduce the cost. Empty if there is no general advice.
+        fix: Advice on how to reduce the cost. Empty if there is no general advice.
         is_issue: Whether this is an issue to fix. If not, the finding only shows where the time
             goes, and any training run spends time there.
-        is_overhead: Whether the model computes nothing in this time. Such a finding comes before
-            issues that cost less, even if it is not an issue.
+        is_overhead: Whether the model computes nothing during this time. Such a finding comes
+            before issues that cost less, even if it is not an issue.
         right: Two counts from training runs on a CPU with known issues: how often this finding came
             first and was right, and how often it came first. `None` if not measured.
     """
@@ -45,12 +45,12 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """Describe how often such findings were at least right. Empty if not measured."""
+        """Lower bound of how often such findings were right, in words. Empty if not measured."""
         return "" if self.right is None else track_record(*self.right)
 
 
 def track_record(right: int, total: int) -> str:
-    """At least how often a finding was right, in words."""
+    """Describe how often a finding was right, as a lower bound."""
     percent = int(100 * least_share(right, total))
     runs = f"{total} training runs with known issues"
     return f"at least {percent} % of such findings were right, in {runs}"
@@ -76,7 +76,7 @@ def least_share(right: int, total: int) -> float:
 
 
 ONE_SIDE = 0.05
-"""Probability on each side of the interval."""
+"""Probability that the true share is outside the interval, for each end of the interval."""
 
 BISECTIONS = 30
 
@@ -86,9 +86,9 @@ LAST = {"busiest", "peak"}
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the issues, and overhead that costs more than every issue, by cost.
+    """Return the issues and any overhead that costs more than every issue, sorted by cost.
 
-    Issues with unknown cost come first. Empty if there is no issue.
+    Issues with unknown cost come first. The list is empty if there is no issue.
     """
     found = list(findings)
     issues = [finding for finding in found if finding.is_issue]

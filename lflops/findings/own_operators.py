@@ -1,8 +1,8 @@
-"""The time of the operators that a module runs itself, next to the time of its Python code.
+"""Estimate the time of the operators that a module runs itself, apart from its Python code.
 
-The traced steps know the time of each operator over the whole step. A module has the share of it
-that its bytes or its MACs are of those of the operator in the step, whichever share is larger.
-Without a trace, only an upper bound is known.
+A trace has the time of each operator over the whole step. A module gets the part of this time that
+corresponds to its share of the operator's bytes or MACs, whichever is larger. Without a trace, only
+an upper bound is known.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,10 +28,10 @@ SECONDS_PER_FLOP = 1e-9
 """Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
 RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
-"""Operators that are recorded in traces under the name of the operator that they call."""
+"""For each operator that traces record under another name, that name."""
 
 LEAST_SHOWN = 1e-6
-"""The shortest time of an operator that a sentence states."""
+"""A sentence states the time of an operator if it is at least this many seconds."""
 
 MOST_NAMES = 3
 """Maximum number of operators that a sentence names."""
@@ -44,10 +44,12 @@ class OwnOperators:
     """The operators that a module runs itself in some phases.
 
     Attributes:
-        traced: Seconds per step of each operator that the trace knows.
-        names: All operators, first those that the trace knows, those with the most time first.
-        seconds: Seconds per step that they need: as traced, or at the most. If other programs use the
-            CPU, they need longer by the factor `contention`.
+        traced: Seconds per step of each operator that is in the trace.
+        names: All operators, with the traced ones first. Both groups are sorted by time, longest
+            first.
+        seconds: Seconds per step that all operators and their calls need, an upper bound for
+            operators that are not in the trace. If other programs use the CPU, this time is
+            multiplied by `contention`.
     """
 
     traced: Mapping[str, float]
@@ -55,7 +57,7 @@ class OwnOperators:
     seconds: float
 
     def listed(self) -> str:
-        """List the operators, such as `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
+        """Return the operators as text: `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
         words = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name, 0.0)
@@ -74,7 +76,7 @@ class OperatorTimes:
 
         Args:
             profile: The profile.
-            contention: How many times as long operators take because of other programs.
+            contention: Factor by which operators take longer because of other programs.
         """
         self._contention = contention
         self._is_on_cpu = profile.run.device_type in {"cpu", None}
@@ -88,7 +90,7 @@ class OperatorTimes:
             self._known[name.removeprefix(ATEN)] = seconds
 
     def of(self, modules: Iterable[str], phases: Collection[Phase]) -> OwnOperators:
-        """Return the operators that modules run themselves, without submodules, in these phases."""
+        """Return the operators that `modules` run themselves, outside submodules, in `phases`."""
         counts = []
         for module in modules:
             counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
@@ -108,7 +110,10 @@ class OperatorTimes:
         return OwnOperators(traced=traced, names=tuple(names), seconds=seconds * self._contention)
 
     def _traced_seconds(self, count: OpCount) -> float | None:
-        """The part of an operator's traced time that belongs to some of its calls."""
+        """Seconds of an operator's traced time that belong to the calls of `count`.
+
+        `None` if the operator is not in the trace.
+        """
         name = _name(count)
         seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
         moved = self._moved[name]

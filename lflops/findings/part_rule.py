@@ -1,4 +1,4 @@
-"""Define the base class of rules about a part of the step, and the rule for phases of users."""
+"""Define the base class of rules about a part of the step, and the rule for user-defined phases."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,16 +11,17 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 BURST_RATIO = 5
-"""Smallest ratio of a phase's time in long steps to its time in other steps, for bursts."""
+"""A phase comes in bursts if it takes at least this many times as long in some steps as in others.
+"""
 
 
 class PartRule(StepRule):
     """A part of the step: a phase outside modules, or a part of the time of modules.
 
-    Its candidates are made from the step's parts, not by `detect`.
+    Candidates are made from the parts of the step, not by `detect`.
 
     Attributes:
-        label: The name of the part in tables. By default the rule's name.
+        label: The name of the part in tables. By default, the rule's name.
         phrase: Noun phrase for the part, such as "memory-bound work".
         verb: The words between the cost and the phrase.
     """
@@ -33,11 +34,11 @@ class PartRule(StepRule):
         return []
 
     def label_of_part(self) -> str:
-        """Name of the part next to its share."""
+        """Name of the part, which tables show next to its share."""
         return self.label or plain(self.name.replace("_", " "))
 
     def phrase_for(self, step: StepEvidence) -> str:
-        """Noun phrase for the part, if it depends on the step."""
+        """Noun phrase for the part. Rules override this if the phrase depends on the step."""
         return self.phrase
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -53,16 +54,16 @@ class PartRule(StepRule):
         return self.advise_in(candidate.module, step)
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        """Template of the fix, given the module that contains most of the part, if any."""
+        """Advice on how to reduce the part, given the module that has most of it, if any."""
         return filled(self.part_fix(step), {"where": plain(module) or "the model"})
 
     def part_fix(self, step: StepEvidence) -> str:
-        """Template of the fix, if it depends on the step."""
+        """Template of the fix. Rules override this if the fix depends on the step."""
         return self.fix
 
 
 class NamedPhase(PartRule):
-    """A phase of the step that has a name from the training run."""
+    """A user-defined phase of the step."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,7 +78,8 @@ class NamedPhase(PartRule):
 def in_bursts(step: StepEvidence, phase: str) -> str:
     """Describe a phase that is long in some steps and short in most steps.
 
-    Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the others`, or the empty string.
+    Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the other steps`. For other phases,
+    returns the empty string.
     """
     unprofiled = [each for each in step.profile.steps if each.is_unprofiled and each.phases]
     known = sorted(each.phases.get(phase, 0.0) for each in unprofiled)

@@ -134,7 +134,7 @@ WORK_RULES: tuple[StepRule, ...] = (
     PythonCode(),
     NoMatmuls(),
 )
-"""Rules about work that is not necessary."""
+"""Rules about unnecessary work, and about time that cannot be attributed to a module."""
 
 LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
 """Rules with findings that come last, however much they cost."""
@@ -168,7 +168,7 @@ _PART_RULES = {rule.name: rule for rule in PART_RULES}
 def part_rule(name: str) -> PartRule:
     """Return the rule for a part of the step.
 
-    Phases with a name from the user share a general rule.
+    User-defined phases get the general rule `NamedPhase`.
     """
     return _PART_RULES.get(name) or NamedPhase(name)
 
@@ -192,7 +192,7 @@ def issue_share(name: str) -> float | None:
 def all_rules() -> dict[str, list[Rule]]:
     """Return all rules by name.
 
-    A name has several rules if both the step and the run have such a finding.
+    A name has several rules if such a finding can be about a step or about a run.
     """
     by_name: dict[str, list[Rule]] = {}
     for rule in (*step_rules(), *RUN_RULES):

@@ -1,4 +1,4 @@
-"""Find repeated modules that differ from the other repeats: more operators, or a wider dtype.
+"""Find repeated modules that run more operators, or use a wider dtype, than the other repeats.
 
 Repeats are modules with names that differ only in numbers.
 """
@@ -15,13 +15,13 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Minimum number of modules in a place, to find one that differs from the other modules."""
+"""Minimum number of repeats that are needed to find one that differs from the others."""
 
 LEAST_RATIO = 1.5
-"""Smallest ratio of a module's time to the median of all modules in its place."""
+"""A module is slow if it takes at least this many times the median of all its repeats."""
 
 MANY_MORE_CALLS = 2
-"""Ratio of operator calls above which a module runs more operators than the other modules."""
+"""A module runs more operators if it has at least this many times the calls of its repeats."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
@@ -64,13 +64,13 @@ def unlike_repeats(
 ) -> list[UnlikeRepeat]:
     """Find repeated modules that are slow because they do different work.
 
-    If a part of a module explains its excess, only the part is returned.
+    If a submodule explains the excess time of a module, only the submodule is returned.
 
     Args:
         profile: The profile.
         patterns: The pattern of each module's name. Modules with the same pattern are repeats.
         children: The modules directly below each module.
-        least_seconds: The smallest excess that counts.
+        least_seconds: The smallest excess time that counts, in seconds.
     """
     dtypes = _widest_dtypes(profile)
     seconds = _known_seconds(profile, patterns)
@@ -133,12 +133,12 @@ def _widest_dtypes(profile: Profile) -> dict[str, str]:
 
 
 def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield each module with each dtype in which its own operators run matmuls."""
+    """Yield the module and the dtype of each operator that runs matmuls."""
     for count in profile.op_counts:
         if count.macs and count.dtype in DTYPE_BITS:
             yield count.module, count.dtype
 
 
 def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
-    """Return the modules with operators of their own that run matmuls in a dtype, sorted by name."""
+    """Return the modules that run matmuls in `dtype` outside submodules, sorted by name."""
     return sorted({module for module, multiplied in _multiplied(profile) if multiplied == dtype})

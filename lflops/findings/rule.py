@@ -12,7 +12,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 Facts = Mapping[str, float | str | None]
-"""Values by their names in a rule's sentence.
+"""Values for the placeholders in a rule's templates, keyed by the names of the placeholders.
 
 Strings may contain any text, because some of them are module names.
 """
@@ -20,14 +20,15 @@ Strings may contain any text, because some of them are module names.
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """The smallest costs at which a candidate is reported and is an issue.
+    """The minimum costs for a candidate to be reported, and to be an issue.
 
     Attributes:
-        share: The smallest share of the step, or of the run, of an issue. 0 makes every candidate
-            an issue. `None` makes none an issue: the finding only shows where the time goes.
-        seconds: The smallest seconds per step of an issue. Frameworks spend some time in each step,
-            even if the step is short.
-        reported: The smallest share that is reported at all.
+        share: A candidate is an issue if it costs at least this share of the step, or of the run.
+            With 0, every candidate is an issue. With `None`, no candidate is an issue, and the
+            finding only shows where the time goes.
+        seconds: An issue must also cost at least this many seconds per step, because frameworks
+            spend some time in each step, even if the step is short.
+        reported: A candidate is reported if it costs at least this share.
     """
 
     share: float | None = None
@@ -44,7 +45,7 @@ class Candidate:
         seconds: The cost in seconds per step, or `None` if unknown.
         module: Name of the module with this cost. Empty if the cost is in no particular module.
         facts: Further values for the templates of the rule.
-        rank: The slow rank.
+        rank: The slow rank, if the rule is about a rank.
         phase: The phase in which this rank is slow.
         is_rest: Whether another finding already covers a share of the same part of the step.
     """
@@ -62,16 +63,16 @@ class Rule(ABC):
     """One reason why a step or a run may take longer.
 
     The docstring of a subclass is part of the documentation. It describes the meaning of the
-    finding, and when it is an issue. Sentence and fix are templates. Both may contain `{where}` for
-    the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a sentence, and the
+    finding, and when it is an issue. `sentence` and `fix` are templates. Both may contain `{where}`
+    for the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a sentence, and the
     candidate's facts.
 
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
         threshold: The smallest costs at which the rule's findings are reported and are issues.
         sentence: Template of the finding's sentence.
-        fix: Template of the advice how to reduce the cost.
-        is_overhead: Whether the model computes nothing in this time.
+        fix: Template of the advice on how to reduce the cost.
+        is_overhead: Whether the model computes nothing during this time.
         right: Two counts from the training runs of `benchmarks/faults` that no rule was tuned on:
             how often this finding came first and was right, and how often it came first.
     """
@@ -100,7 +101,7 @@ class StepRule(Rule):
     # Judging a candidate.
 
     def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the candidate costs enough to be an issue, and nothing else explains it."""
+        """Return whether the candidate costs enough to be an issue and nothing else explains it."""
         share = self.issue_share(step)
         if share is None:
             return False
@@ -110,11 +111,11 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """Smallest share of the step that is an issue."""
+        """Smallest share of the step that makes a candidate an issue."""
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
-        """Seconds of the cost without the delay by other programs on the machine, if it is known."""
+        """Cost in seconds, without the delay caused by other programs if that delay is known."""
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
         if step.times.uncontended or step.is_cpu_contended:
             return step.at_most_median(self.name, seconds)
@@ -156,15 +157,15 @@ class StepRule(Rule):
         return filled(self.sentence_for(candidate, step), self.words(candidate, step))
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Format the advice how to reduce the cost of a candidate."""
+        """Format the advice on how to reduce the cost of a candidate."""
         return filled(self.fix_for(candidate, step), self.words(candidate, step))
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Template of the sentence, if it depends on the candidate."""
+        """Template of the sentence. Rules override this if it depends on the candidate."""
         return self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Template of the fix, if it depends on the candidate."""
+        """Template of the fix. Rules override this if the fix depends on the candidate."""
         return self.fix
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
@@ -180,7 +181,7 @@ class StepRule(Rule):
 
 
 class ModuleRule(StepRule):
-    """A reason that is found in the times of modules."""
+    """A reason that is found from the times of modules."""
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.cannot_locate_time:
@@ -208,9 +209,10 @@ def cost_of(seconds: float | None, step: StepEvidence) -> str:
 
 
 def root_itself(class_name: str) -> str:
-    """Describe the part of the model outside all submodules, by the class of the root.
+    """Describe the part of the model outside all submodules, using the class name of the root.
 
-    For a run with several models, the root is a `ModuleDict` of lflops, so its class is not used.
+    If a run has several models, the root is a `ModuleDict` that lflops made, so the class name is
+    not used.
     """
     if class_name == "ModuleDict":
         return "the code around the models"

@@ -16,16 +16,16 @@ from lflops.profile.profile import Profile
 from lflops.profile.series import summed
 
 NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
-"""Categories of the ledger before and after training, and the time of lflops."""
+"""Ledger categories for the time before and after training, and for the time of lflops."""
 
 LARGE_SHARE = 0.1
-"""Smallest share of a cost that is not an issue but has advice."""
+"""An uncertain cost is reported if it takes at least this share of the training time."""
 
 REPEATED_COMPILATION_SHARE = 0.05
-"""If compilation takes at least this share of the second half of a run, it does not end."""
+"""Compilation is repeated if it takes at least this share of the second half of a run."""
 
 MANY_RECOMPILED_STEPS = 3
-"""Number of recompiled steps in a window that shows that compilation does not end."""
+"""Compilation is repeated if a window has at least this many recompiled steps."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,7 +35,7 @@ class RunEvidence:
     Attributes:
         ledger: The seconds of the run by category.
         profile: The profile of the last window, or `None` without a window.
-        step_issues: Names of the rules that found issues in this window.
+        step_issues: Names of the rules that found issues in the last window.
     """
 
     ledger: Ledger
@@ -49,7 +49,7 @@ class RunEvidence:
 
     @cached_property
     def seconds_by_rule(self) -> dict[str, float]:
-        """Seconds of the run, by the name of the rule that reports them."""
+        """Seconds of the run, keyed by the name of the rule that reports them."""
         return summed(
             (rule_of(category, self.ledger), seconds)
             for category, seconds in self.ledger.seconds.items()
@@ -79,7 +79,7 @@ class RunEvidence:
 
 
 def training_seconds(ledger: Ledger) -> float:
-    """Seconds from the end of start-up to the end of training, without the time of lflops itself."""
+    """Seconds from the end of start-up to the end of training, without the time of lflops."""
     return sum(seconds for group, seconds in ledger.by_group().items() if group not in NOT_TRAINING)
 
 
@@ -96,7 +96,7 @@ def preempted_share(ledger: Ledger) -> float:
 def rule_of(category: str, ledger: Ledger) -> str:
     """Return the name of the rule that reports a category of the ledger.
 
-    Empty for the time of training, and for the time before and after training.
+    Returns the empty string for training itself, and for the time before and after training.
     """
     group, _, part = category.partition("/")
     if group == "slow":
@@ -127,8 +127,9 @@ class RunRule(Rule):
     Attributes:
         verb: The words between the cost and the phrase.
         phrase: Noun phrase for the work that takes the time, such as "validation".
-        same_as: Rules for the step that report the same time. If they found an issue in the window,
-            this rule reports nothing. By default, the rule with the same name.
+        same_as: Names of rules about the step that report the same time. If one of them found an
+            issue in the last window, this rule reports nothing. By default, the rule with the same
+            name.
     """
 
     is_overhead: ClassVar[bool] = True
@@ -181,7 +182,10 @@ class RunRule(Rule):
 
 
 class BetweenStepsRule(RunRule):
-    """A reason for which the time grows on a busy machine, like the time of steps."""
+    """A reason between steps.
+
+    On a busy machine, this time grows as the time of steps does, so the threshold rises less.
+    """
 
     def allowance(self, run: RunEvidence) -> float:
         return math.sqrt(run.allowance)
@@ -191,19 +195,19 @@ class OnceAllowedRule(RunRule):
     """A reason that may occur once in any run, because of the machine.
 
     Attributes:
-        slow_cause: The cause of slow steps in the ledger that means the same reason.
+        slow_cause: The cause that the ledger records for steps that are slow for this reason.
     """
 
     slow_cause: ClassVar[str]
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds of the slowest step, or of the span that has most of the time."""
+        """Seconds of the slowest such step, or of the span with most of this time if longer."""
         ledger = run.ledger
         slow = [step.cost for step in ledger.slow_steps if step.cause == self.slow_cause]
         return max([*slow, *self._seconds_by_span(ledger)], default=0.0)
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
-        """Seconds of this reason in each span; empty if there is only one span."""
+        """Seconds that this reason costs in each span; empty if there is only one span."""
         if len(ledger.spans) < 2:
             return ()
         seconds = []
@@ -219,7 +223,7 @@ class UncertainRule(RunRule):
     """A cost that a ledger alone cannot prove to be an issue.
 
     Attributes:
-        category: The category of the ledger.
+        category: The ledger category that contains the cost.
     """
 
     category: ClassVar[str]

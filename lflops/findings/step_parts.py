@@ -1,4 +1,4 @@
-"""Divide a step into disjoint parts, without the costs that rules about modules explain."""
+"""Divide a step into disjoint parts, minus the costs that rules about modules explain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from lflops.findings.rule import Candidate
 from lflops.profile.module_names import added_up, ancestry
 
 MAIN_MODULE_SHARE = 0.6
-"""Smallest share of a part that must be in one module to report this module."""
+"""A module is reported with a part if it has at least this share of the part."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""Share of the step above which waiting for the device's driver is a separate part."""
+"""Waiting for the device's driver is a separate part if it takes this share of the step or more."""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
 """Parts that are necessary work and are not reported."""
@@ -26,7 +26,7 @@ class StepPart:
     Attributes:
         seconds: Seconds of the part, without the costs that other findings already report.
         module: The innermost module that has most of the part. Empty if there is no such module.
-        is_rest: Whether other findings report a share of the part.
+        is_rest: Whether other findings already report some of the part.
     """
 
     seconds: float
@@ -35,10 +35,10 @@ class StepPart:
 
 
 def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str, StepPart]:
-    """Divide the mean step into parts by name.
+    """Divide the mean step into parts, keyed by name.
 
     Args:
-        step: The evidence.
+        step: The evidence about the step.
         in_modules: Candidates of rules about modules. Their costs are subtracted.
     """
     shares = _shares(step)
@@ -68,7 +68,8 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 def _shares(step: StepEvidence) -> dict[str, float]:
     """Return the share of each part.
 
-    The time of some causes is moved out of the parts that contain it.
+    Collectives after backward and waits for the driver are moved out of the parts that contain
+    them.
     """
     if step.breakdown is not None:
         shares = dict(step.breakdown.parts)
@@ -81,7 +82,7 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
-    """Shares without a known peak: the phases outside modules, and communication."""
+    """Shares of the phases outside modules and of communication, for when the peak is unknown."""
     seconds = step.times.parts
     seconds.pop("backward", None)
     seconds["communication"] = step.communication_seconds
@@ -89,7 +90,7 @@ def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
-    """Seconds of host collectives in no phase, for example averaging gradients by hand."""
+    """Seconds of host collectives outside all phases, for example to average gradients by hand."""
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Adds up the work of operators by module and phase, on all threads.
+"""Add up the work of operators on all threads, by module and phase.
 
 The work of an optimizer's step is added to the module that owns the updated parameter.
 """
@@ -37,16 +37,16 @@ WHOLLY_OPERATORS = frozenset(
         "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
     }
 )
-"""Operators that are known to compute nothing outside the operators that they call."""
+"""Operators that do all their work through the operators that they call."""
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
-"""Operators with a backward that repeats forward's matmuls, because their results are too large."""
+"""Operators that repeat forward's matmuls in backward, because the results are too large."""
 
 STRIDES = object()
-"""Mark in a call's signature that precedes the strides of a tensor that is not contiguous."""
+"""Marker in a call's signature that precedes the strides of a non-contiguous tensor."""
 
 SHAPED = frozenset((*PLAIN, FakeTensor))
-"""Classes of tensors that affect a cost only by shape, dtype and strides."""
+"""Tensor classes that affect a cost only through shape, dtype and strides."""
 
 NUMBERS = frozenset(
     (
@@ -67,9 +67,9 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Maximum number of signatures of one operator.
+"""Maximum number of call signatures to keep for one operator.
 
-Shapes may change in every step of a training run.
+The number is limited because shapes may change in every step of a training run.
 """
 
 CallArgs = tuple[Any, Any, Any]
@@ -87,8 +87,8 @@ class ThreadTotals(threading.local):
     Attributes:
         totals: The sums, or `None` if the thread has not recorded anything yet.
         sharded_on: The device type of the sharded operator that is running, if any.
-        matmuls: Number of calls of each matmul by the running operator, if its backward repeats
-            them.
+        matmuls: How often the running operator called each matmul, or `None` if the operator does
+            not repeat its matmuls in backward.
     """
 
     def __init__(self) -> None:
@@ -111,11 +111,12 @@ class CountOptions:
         moments: Maximum number of operators in the memory timeline. A longer timeline is shortened,
             and its extremes are kept.
         gradients: Memory for gradients that belongs to no module.
-        scratch: Whether to add the scratch memory of the CPU's kernels. It is unknown if fake
-            tensors represent tensors on another device.
-        survivors: The storages that remained after the last step. `None` if they are not needed.
-        host: Tensors in host memory, which take no memory of the device.
-        records: Receives the record of memory of each count.
+        scratch: Whether to add the scratch memory of CPU kernels. The scratch memory is unknown if
+            fake tensors represent tensors on another device.
+        survivors: The storages that were still alive after the last step, or `None` if they are not
+            needed.
+        host: Tensors in host memory, which take no device memory.
+        records: Receives the memory record of each count.
     """
 
     traffic: bool = True
@@ -136,12 +137,12 @@ class OperatorAccumulator:
 
     Attributes:
         scopes: Tracks which module and phase are running.
-        guard: Keeps errors of the dispatch modes away from the code that they count.
+        guard: Keeps errors in the dispatch modes from reaching the code being counted.
         memory: The live memory, or `None` if it is not followed.
         fake: Whether the counted operators run on fake tensors.
-        scratch: Whether the scratch memory of the CPU's kernels is added.
+        scratch: Whether the scratch memory of CPU kernels is added.
         counts_traffic: Whether bytes are counted.
-        regions: Records the calls of compiled graphs, if they are recorded.
+        regions: Records the calls of compiled graphs, or `None` if they are not recorded.
         partial_tensors: The plain tensors that are parts of sharded tensors.
         lookups: The ids that embeddings looked up.
     """
@@ -167,7 +168,7 @@ class OperatorAccumulator:
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        # The matmuls of forward that backward repeats, by the operator that called them.
+        # The matmuls of forward that backward repeats, keyed by the operator that called them.
         self._repeated: dict[str, Counter[Any]] = {}
 
     def total(self) -> Totals:
@@ -202,7 +203,7 @@ class OperatorAccumulator:
     ) -> Any:
         """Run an operator on sharded tensors and count its local and logical work.
 
-        The operators that it calls are the local work, its own shapes give the logical work.
+        The operators that it calls are the local work. Its unsharded shapes give the logical work.
         """
         totals = self._totals()
         thread = self._local
@@ -233,7 +234,7 @@ class OperatorAccumulator:
     ) -> Any:
         """Run an operator without a formula and count the operators that its kernel calls.
 
-        If none of them computes anything, the operator is unsupported.
+        If none of the called operators does any work, the operator itself is listed as unsupported.
         """
         totals = self._totals()
         thread = self._local
@@ -264,9 +265,8 @@ class OperatorAccumulator:
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
         """Return whether a matmul in backward repeats a matmul of forward.
 
-        It does under two conditions. The running autograd node belongs to an operator that repeats
-        its matmuls in backward, and the forward of this operator called a matmul with the same
-        shapes.
+        This is the case if the running autograd node belongs to an operator that repeats its
+        matmuls in backward, and if that operator called a matmul with the same shapes in forward.
         """
         node = current_node()
         if node is None:
@@ -290,7 +290,7 @@ class OperatorAccumulator:
         return totals
 
     def record(self, operator: Operator, fqn: str, phase: Phase, call: CallArgs) -> None:
-        """Add up a finished call of an operator."""
+        """Add a finished call of an operator to the sums."""
         totals = self._local.totals or self._totals()
         kind = operator.kind
         if phase == "optimizer" and kind is COUNTED:
@@ -330,7 +330,8 @@ class OperatorAccumulator:
     def wait(self, fqn: str, phase: Phase) -> None:
         """Record that ranks wait for each other in a module and phase.
 
-        A collective that backward starts may be awaited at the end of backward, in the root.
+        If backward starts a collective, ranks may wait for it only at the end of backward, in the
+        root.
         """
         waits = self._totals().waits
         waits.add(ModulePhase(fqn, phase))
@@ -345,7 +346,7 @@ class OperatorAccumulator:
         signature = None
         if operator.is_pure:
             traffic = self.counts_traffic
-            # An operator in place returns its first argument.
+            # An in-place operator returns its first argument.
             values = args if args and out is args[0] else (*args, out)
             try:
                 if operator.is_by_size and (
@@ -399,9 +400,10 @@ class OperatorAccumulator:
             totals.add_unknown_logical(fqn, phase, cost)
 
     def _cost(self, operator: Operator, signature: Any, call: CallArgs) -> KnownCost:
-        """Compute the cost of a call, and keep it for all calls of the same signature.
+        """Compute the cost of a call, and cache it for later calls with the same signature.
 
-        If the signature is `None`, the cost is not kept, because other calls may differ.
+        If the signature is `None`, the cost is not cached, because other calls may cost something
+        else.
         """
         args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)
@@ -420,7 +422,7 @@ class OperatorAccumulator:
     def _add_each(
         self, totals: Totals, operator: Operator, owners: StepOwners, call: CallArgs
     ) -> None:
-        """Add a call on lists in an optimizer's step, each element to its parameter's module."""
+        """Add an optimizer's call on lists, each element under the module of its parameter."""
         args, kwargs, out = call
         for index, owner in enumerate(owners.each(args[0], out)):
             one_args = [_element(value, index) for value in args]
@@ -429,28 +431,32 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def record_view(self, args: Any) -> None:
-        """Record the owner of a view in an optimizer's step, because the next operators work on it."""
+        """Record the owner of a view in an optimizer's step.
+
+        The next operators work on this view.
+        """
         owners = self._owners()
         if owners is not None:
             owners.one(args)
 
     def record_free(self, args: Any) -> None:
-        """Record the owner of an operator without work in an optimizer's step."""
+        """Record the owner of an operator that costs nothing in an optimizer's step."""
         owners = self._owners()
         if owners is not None:
             owners.follow(args)
 
     def owner(self, fqn: str, phase: Phase) -> str:
-        """Return the module that owns the results of the last call in a module and phase.
+        """Return the module that owns the results of the last call.
 
-        In an optimizer's step, this is the module of the parameter.
+        In an optimizer's step, this is the module of the updated parameter. In other phases, it is
+        `fqn`.
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
     def owners(self, results: Sequence[Tensor]) -> list[str]:
         """Return the modules that own the results of the last operator on lists.
 
-        In an optimizer's step, they are the modules of the parameters.
+        In an optimizer's step, these are the modules of the updated parameters.
         """
         step = self._step
         if step is None:
@@ -458,9 +464,9 @@ class OperatorAccumulator:
         return [step.owner_of(result) for result in results]
 
     def _owners(self) -> StepOwners | None:
-        """The owners in the running optimizer step, or `None` if none is running.
+        """Return the owners in the running optimizer step, or `None` if no step is running.
 
-        They are registered again for each step, because each backward creates new gradients.
+        Owners are registered again for each step, because each backward creates new gradients.
         """
         optimizer = self.scopes.stepping()
         step = self._step
@@ -480,16 +486,16 @@ class OperatorAccumulator:
 def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
     """Return a key that is equal for calls of equal cost.
 
-    It has the shapes, dtypes and strides of tensors, which of them are the same tensor, and all
-    other values. It keeps no tensor alive.
+    The key contains the shapes, dtypes and strides of tensors, which values are the same tensor,
+    and all other values. The key keeps no tensor alive.
 
     Args:
         found: The beginning of the key.
         values: Arguments and results.
-        places: The position of each tensor seen so far, by id.
+        places: The position of each tensor seen so far, keyed by the tensor's id.
 
     Raises:
-        TypeError: A value is of a class that may affect the cost in another way.
+        TypeError: A value has a class that may affect the cost in other ways.
     """
     for value in values:
         kind = type(value)
@@ -517,8 +523,8 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the key of a call with a cost that depends only on bytes.
 
-    It has the bytes and dtypes of contiguous tensors, and no numbers. A call with any other
-    argument has the key of `_signature`.
+    The key contains the bytes and dtypes of contiguous tensors, but no numbers. If a call has any
+    other argument, the key comes from `_signature`.
     """
     found: list[Any] = [first]
     seen: list[int] = []
@@ -537,7 +543,7 @@ def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
-    """Return a key that is equal for two calls of the same matmul."""
+    """Return a key that is equal for calls of the same matmul with the same shapes."""
     shapes = [tuple(value.shape) for value in args if isinstance(value, Tensor)]
     return (operator.name, *shapes)
 
@@ -560,7 +566,7 @@ def _dtype(first: Any, second: Any) -> torch.dtype | None:
 
 
 def _element(value: Any, index: int) -> Any:
-    """Return a list of one parameter's tensor if the value is a list of tensors, else the value."""
+    """Return the value, but keep only the tensor at `index` if the value is a list of tensors."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         return [value[index]] if index < len(value) else []
     return value

@@ -1,9 +1,11 @@
 """Count the scores that attention computes under dense masks and masks of flex attention.
 
-A mask divides the square of all tokens into the squares of packed sequences. A dense mask of fused
-attention either separates sequences or separates nothing. For flex attention, the counted work is
-the sum of these squares, and the executed work is the blocks that run. A causal mask or a window
+Without a mask, the scores form one square of all queries and keys. A mask that separates packed
+sequences divides this square into one smaller square for each sequence. A causal mask or a window
 divides nothing, because each token is connected to the next token.
+
+For flex attention, the counted work is the sum of the smaller squares, and the executed work is the
+blocks that run.
 """
 
 from collections.abc import Iterator
@@ -35,10 +37,10 @@ MOST_READ = 1 << 24
 """Maximum number of elements of a mask that is read. A larger mask is ignored."""
 
 COUNTS_DIMENSIONS = 3
-"""Dimensions of a tensor of block counts: batch, heads, rows of blocks."""
+"""Number of dimensions of a tensor of block counts: batch, heads, rows of blocks."""
 
 INDICES_DIMENSIONS = 4
-"""Dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
+"""Number of dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
 
 MOST_EVALUATED = 1 << 26
 """Maximum number of pairs of a query and a key for which a flex attention mask is evaluated."""
@@ -48,8 +50,8 @@ class MaskedScores(NamedTuple):
     """The scores of one call with a dense mask that separates sequences.
 
     Attributes:
-        computed: The scores of the whole squares.
-        within: The scores of two tokens of the same sequence.
+        computed: The number of scores in the whole squares.
+        within: The number of scores between two tokens of the same sequence.
     """
 
     computed: int
@@ -57,12 +59,12 @@ class MaskedScores(NamedTuple):
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Sum of queries times keys over the groups of queries that share no key.
+    """Group the queries that share keys, and return the sum of queries times keys over all groups.
 
     Args:
         first: The first key that each query sees.
         last: The last key that each query sees, or -1 if the query sees none.
-        undivided: Returned if there is only one group.
+        undivided: The number to return if there is at most one group.
     """
     spans = []
     for begin, end in zip(first.tolist(), last.tolist(), strict=True):
@@ -83,9 +85,9 @@ def squares(first: Tensor, last: Tensor, undivided: int) -> int:
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """The scores of a call of fused attention with a dense mask that separates sequences.
+    """Return the scores of a call of fused attention with a dense mask that separates sequences.
 
-    `None` if the call has no mask, or a mask that separates nothing or is unknown.
+    Return `None` if the call has no mask, or if the mask is unknown or separates nothing.
     """
     if operator not in MASK_AT:
         return None
@@ -135,12 +137,14 @@ class _Blocks(NamedTuple):
     """The block mask of a call of flex attention.
 
     Attributes:
-        counts: The number of blocks in each row of blocks: first the blocks that the mask cuts
-            through, then, if there are any, the blocks that it leaves whole.
-        indices: The columns of these blocks, in the same order.
-        sizes: Rows and columns of a block.
-        mask: Returns from batch, head, query and key whether the query sees the key.
-        buffers: Further arguments of `mask`.
+        counts: The number of blocks in each row of blocks. The first tensor counts the partly
+            masked blocks. The second tensor, if there is one, counts the blocks without any
+            masking.
+        indices: The columns of those blocks, in the same order.
+        sizes: The number of rows and of columns of a block.
+        mask: A function that takes the indices of a batch, head, query and key, and returns whether
+            the query sees the key.
+        buffers: Additional arguments of `mask`.
     """
 
     counts: list[Tensor]
@@ -167,7 +171,7 @@ def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
 
 
 def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
-    """The block mask of a call, which is the argument at a position or `block_mask`."""
+    """Return the block mask of a call, passed at `position` or as the keyword `block_mask`."""
     block_mask = argument(args, kwargs, position, "block_mask")
     buffers = argument(args, kwargs, position + 4, "mask_mod_other_buffers")
     counts: list[Tensor] = []
@@ -188,7 +192,7 @@ def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
 
 
 def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
-    """The scores of a call: whole squares, and scores in the blocks that run."""
+    """Return the number of scores in the whole squares, and in the blocks that run."""
     heads = prod(query[:2])
     rows = query[-2]
     columns = key[-2]
@@ -211,7 +215,7 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
 
 
 def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
-    """The squares that the mask divides the tokens into, over all batches and heads of the mask."""
+    """Return the sum of the squares that the mask leaves, over its batches and heads."""
     batches, heads = blocks.counts[0].shape[:2]
     if getattr(blocks.mask, "__name__", "") == "noop_mask":
         return batches * heads * rows * columns
@@ -228,7 +232,7 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
 
 
 def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The first and last key that each query sees; the last is -1 if the query sees none."""
+    """Return the first and last key that each query sees; the last is -1 if the query sees none."""
     device = blocks.counts[0].device
     first = torch.full((rows,), columns, device=device)
     last = torch.full((rows,), -1, device=device)
@@ -248,7 +252,10 @@ def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tupl
 
 
 def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
-    """Yield for each block that runs whether the mask leaves it whole, its row and its column."""
+    """Yield the blocks that run.
+
+    Each item has whether the block is free of masking, its row, and its column.
+    """
     for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
         is_whole = kind == 1
         columns_of_rows = indices[at].tolist()

@@ -46,8 +46,8 @@ class CountedPass:
         totals: The sums by module and phase.
         memory: The memory timeline, if memory was followed.
         peaks: The maximum live bytes while each module ran.
-        ignored: The modules without self work in the profile, because the caller excludes it.
-        notes: Further notes for the profile.
+        ignored: The modules that the caller ignores. Their self work is left out of the profile.
+        notes: Additional notes for the profile.
     """
 
     tree: ModuleTree
@@ -110,7 +110,7 @@ def _communication(collected: CountedPass) -> Iterator[Communication]:
 
 
 def _add_scripted(collected: CountedPass) -> None:
-    """List the operators of scripted modules that call kernels directly as unsupported."""
+    """List as unsupported the operators of scripted modules that call kernels directly."""
     for fqn, module in _scripted(collected.tree):
         calls = collected.calls[fqn]
         graph = None
@@ -173,7 +173,7 @@ def _modules(
 def _self_counts(
     collected: CountedPass, communication: Iterable[Communication]
 ) -> defaultdict[ModulePhase, Counts]:
-    """The work of each module and phase without its submodules, and without ignored modules."""
+    """Return the self work of each module and phase, without ignored modules."""
     self_counts: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
     for (fqn, _, phase, _), counts in collected.totals.op_counts.items():
         if fqn not in collected.ignored:
@@ -245,7 +245,10 @@ def _detail(module: nn.Module) -> str:
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
-    """Return `scope` for a named scope; empty for the root and a parent of a shared module's name."""
+    """Return `scope` for a named scope, and an empty string otherwise.
+
+    The string is empty for the root and for a parent of a shared module's name.
+    """
     is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
     if not fqn or is_parent:
         return ""
@@ -253,7 +256,7 @@ def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
 
 
 class _Differences(NamedTuple):
-    """Logical MACs minus counted MACs by module and phase; `None` if they are unknown.
+    """Logical MACs minus counted MACs by module and phase; `None` if the logical MACs are unknown.
 
     Attributes:
         inclusive: The difference of each module with its submodules.
@@ -290,7 +293,7 @@ def _work(
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
-    """The parameters in each module and its submodules, and the owners of shared parameters."""
+    """Return the parameters in each module with its submodules, and the owners of shared ones."""
     parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
     for size in parameter_sizes(tree):
         for fqn in ancestry(size.fqn):
@@ -346,7 +349,7 @@ PACKED = "prim::ConstantMKLDNNTensor"
 def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
     """Yield the nodes of a scripted module's graph that call kernels without the dispatcher.
 
-    Each item is the kind of the node and the bytes of its packed weights.
+    Each item has the kind of the node and the bytes of its packed weights.
     """
     for node in block.nodes():
         name = node.kind()

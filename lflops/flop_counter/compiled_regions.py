@@ -1,7 +1,7 @@
 """Record the calls of compiled graphs in a counting step.
 
 In a counting step, compiled code still runs compiled. The dispatch mode receives only operators
-that are not generated kernels. So the calls are recorded here, without their tensors, and
+that are not generated kernels. Therefore the calls are recorded here, without their tensors, and
 `graph_counts.py` later counts the operators of the graphs.
 
 While a graph runs, operators are recorded under a separate name below the module that calls the
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
-"""Backends that generate no kernels: the dispatch mode sees all of their operators."""
+"""Backends that generate no kernels, so that the dispatch mode sees all of their operators."""
 ONE_NODE = "CompiledFunctionBackward"
 """The name of the autograd node of a compiled graph."""
 
@@ -54,8 +54,9 @@ class GivenTensor(NamedTuple):
         device: Device of the tensor.
         requires_grad: Whether the tensor requires a gradient.
         is_leaf: Whether the tensor is a leaf.
-        values: A copy on the host of a small tensor of integers or truth values, else `None`.
-        owner: The module that the tensor counts for, if it is a parameter of the tree.
+        values: A host copy of the values if the tensor is small and holds integers or booleans,
+            else `None`.
+        owner: The module that owns the tensor if it is a parameter of the tree, else `None`.
     """
 
     shape: tuple[int, ...]
@@ -74,17 +75,18 @@ class RegionCall:
 
     Attributes:
         graph: The graph, or `None` if it is unknown.
-        scope: The separate name under which its operators are recorded.
+        scope: The separate name under which the graph's operators are recorded.
         fqn: The module that called the graph.
         phase: The phase in which the graph was called.
         given: The arguments. `None` if a tensor has a class that no fake tensor can represent.
-        same: For each argument the position of the first argument that is the same object.
+        same: For each argument, the position of the first argument that is the same object.
         grad: Whether gradients were enabled.
-        autocast: The dtype of autocast for each device type for which it was enabled.
-        bytes: The bytes of the tensors that it received and returned.
-        decisions: The results of its control flow in order: the branch of a condition, or the
-            number of trips of a loop. Recorded only for some backends.
-        went_backward: Whether its autograd node ran.
+        autocast: The autocast dtype of each device type for which autocast was enabled.
+        bytes: The bytes of the tensors that the graph received and returned.
+        decisions: The decision of each control-flow operator in the graph, in order: 1 or 0 for the
+            branch of a condition, or the number of iterations of a loop. Recorded only for some
+            backends.
+        went_backward: Whether the graph's backward ran.
         is_one_node: Whether autograd has one node for the graph. If not, the dispatch mode sees the
             operators of its backward one by one.
     """
@@ -117,7 +119,7 @@ def module_of_region(fqn: str) -> str:
 
 
 def number_of_region(fqn: str) -> int | None:
-    """Return the index of a compiled graph's call from the graph's name; `None` for any other name."""
+    """Return the index of the graph call that has this separate name; `None` for any other name."""
     if MARK not in fqn:
         return None
     return int(fqn.partition(MARK)[2].partition(".")[0])
@@ -126,7 +128,7 @@ def number_of_region(fqn: str) -> int | None:
 class CompiledRegions:
     """Records the calls of compiled graphs on the threads that are counted.
 
-    `guard` keeps errors of lflops away from the code that calls the graphs.
+    `guard` keeps errors in lflops from reaching the code that calls the graphs.
     """
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
@@ -138,7 +140,7 @@ class CompiledRegions:
         self._guard = guard
 
     def start(self) -> None:
-        """Start recording calls, also of code that is compiled later."""
+        """Start recording calls, including calls of code that is compiled later."""
         _REPLACED.add(self)
 
     def stop(self) -> None:
@@ -154,9 +156,9 @@ class CompiledRegions:
         self._open.clear()
 
     def decide(self, scope: str, phase: Phase) -> int | None:
-        """Reserve a place for a decision of control flow in a graph.
+        """Reserve an entry for a control-flow decision in a graph, and return the entry's index.
 
-        Returns `None` outside graphs and in backward.
+        Outside graphs and in backward, nothing is reserved, and `None` is returned.
         """
         call = self._open.get(scope)
         if call is None or phase == "backward":
@@ -165,7 +167,7 @@ class CompiledRegions:
         return len(call.decisions) - 1
 
     def decided(self, scope: str, place: int | None, decision: int) -> None:
-        """Record the decision for which `decide` reserved a place."""
+        """Record the decision for which `decide` reserved an entry."""
         call = self._open.get(scope)
         if call is not None and place is not None:
             call.decisions[place] = decision
@@ -181,7 +183,10 @@ class CompiledRegions:
     def _begins(
         self, graph: "CapturedGraph | None", args: tuple[Any, ...]
     ) -> tuple[RegionCall, int] | None:
-        """Return the call and the number of the next autograd node, or `None` if not recorded."""
+        """Record a call, and return it with the sequence number of the next autograd node.
+
+        Return `None` if the call is not recorded.
+        """
         if not self._scopes.follows_this_thread():
             return None
         try:
@@ -254,7 +259,10 @@ class CompiledRegions:
         )
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor's values to the host, once if several graphs receive the tensor."""
+        """Copy a tensor's values to the host.
+
+        If several graphs receive the tensor, the values are copied only once.
+        """
         key = (id(tensor), version_of(tensor))
         known = self._values.get(key)
         if known is not None:
@@ -339,7 +347,7 @@ _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """Return the autograd nodes that these nodes lead to, with a number of at least `first`.
+    """Return the autograd nodes behind `nodes` that have a sequence number of at least `first`.
 
     The search does not go past the node of a compiled graph.
     """

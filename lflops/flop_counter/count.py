@@ -50,9 +50,9 @@ def count(
 ) -> Profile:
     """Run one real pass and count its work by module. Nothing is timed.
 
-    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, training
-    mode and the random numbers are restored. The user's hooks run as in any pass. For example, a
-    hook that steps an optimizer changes the parameters.
+    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers and
+    training mode are restored, and so are the random number generators. The user's hooks run as in
+    any pass. For example, a hook that steps an optimizer changes the parameters.
 
     Args:
         model: The model, in the training or evaluation mode to count. The caller's grad mode and
@@ -60,12 +60,13 @@ def count(
         args: The positional arguments of the model, or a single tensor.
         kwargs: The keyword arguments of the model.
         backward: Whether to run backward from `loss(output)`.
-        loss: Computes a scalar from the output. The default is the sum of the floating-point
-            outputs, which is not counted.
-        ignore: Names or classes of modules. Their self work is left out of every total. The profile
-            lists them.
+        loss: A function that computes a scalar from the output. By default, the floating-point
+            outputs are summed, and the sum is not counted.
+        ignore: Names or classes of modules. Their self work is left out of every total, and the
+            profile lists the modules.
         logical: The profile of the unsharded model on the same arguments, from `count` or
-            `estimate`. It supplies logical MACs that the sharded tensors do not determine.
+            `estimate`. It supplies the logical MACs that cannot be determined from the sharded
+            tensors.
 
     Raises:
         CountError: An argument is invalid, or lflops does not support this torch.
@@ -90,10 +91,10 @@ def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) ->
 def counting(
     *modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None
 ) -> "Counting":
-    """Count everything that runs in a `with` block: a custom loop with loss, backward, optimizer.
+    """Count everything that runs in a `with` block, such as a loop with backward and optimizer.
 
-    A single module is the root of the profile. Several modules are below the root, named by their
-    classes.
+    A single module is the root of the profile. Several modules are placed below the root and named
+    after their classes.
 
     Args:
         modules: The models. Their work is listed by module. Other work belongs to the root.
@@ -112,12 +113,13 @@ def counting(
 
 
 class Counting:
-    """A context that counts on this thread, and on other threads that enter its modules.
+    """A context manager that counts on this thread, and on other threads that call its modules.
 
-    Afterwards `profile` is available. After an exception it is partial.
+    After the `with` block, `profile` is available. If the block raised an exception, the profile is
+    partial.
 
     Attributes:
-        inputs: The inputs that may hold tokens, by name.
+        inputs: The name of each input that may hold tokens, and the lookup of its values.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Counting:
         """Prepare a count. The modules are not touched until the `with` block is entered.
 
         Args:
-            roots: The modules to count, by name.
+            roots: The modules to count, keyed by name.
             phase: The phase of work outside all modules until the first module is called.
             ignore: As in `count`.
             logical: As in `count`.
@@ -146,10 +148,10 @@ class Counting:
             options: What to collect.
             tracker: Creates the tracker of modules and phases.
             counter: Creates the operator counter.
-            eager: Whether compiled code runs eagerly. No training run may depend on such a pass: it
-                draws other random numbers, and may need more memory.
-            tf32: Whether the chip has TF32. By default the device is queried.
-            guard: Keeps errors of lflops away from the training run.
+            eager: Whether compiled code runs eagerly. Do not use it for a step of a training run,
+                because eager code draws different random numbers and may need more memory.
+            tf32: Whether the chip supports TF32. If `None`, the device is queried.
+            guard: Keeps errors in lflops from reaching the training run.
         """
         check()
         self._tree = ModuleTree(roots)
@@ -233,7 +235,7 @@ class Counting:
     def outside(self, phase: Phase) -> None:
         """Set the phase of work outside all modules.
 
-        The forward of a module and any backward pass change it again.
+        The next forward of a module or backward pass changes the phase again.
         """
         self._scopes.outside(phase)
 
@@ -245,7 +247,7 @@ class Counting:
         return self._profile
 
     def so_far(self) -> tuple[int, int]:
-        """The MACs and FLOPs counted so far in the `with` block."""
+        """Return the MACs and FLOPs counted so far in the `with` block."""
         op_counts = self._counter.total().op_counts.values()
         macs = sum(counts.macs for counts in op_counts)
         flops = sum(counts.flops for counts in op_counts)
@@ -259,7 +261,7 @@ class Counting:
         self._undo.close()
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
-        """Record the calls of compiled code, or let it run eagerly."""
+        """Record the calls of compiled code, or make compiled code run eagerly."""
         if self._counter.fake or not passes_dynamo():
             undo.enter(force_eager())
             return
@@ -277,7 +279,7 @@ class Counting:
         regions.start()
 
     def _resolve(self) -> Resolved:
-        """Return the sums with the work of compiled code."""
+        """Return the sums, including the work of compiled code."""
         totals = self._counter.total()
         regions = self._counter.regions
         if regions is None or not regions.calls:
@@ -329,7 +331,7 @@ class Counting:
             totals=resolved.totals,
             memory=None if memory is None else memory.record.memory(),
             peaks={} if memory is None else memory.record.peak_of_rows(),
-            # By now, a shared module may have further names.
+            # By now, a shared module may have more names.
             ignored=ignored_modules(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),
         )
@@ -351,7 +353,7 @@ class Counting:
         return msgspec.structs.replace(profile, run=run)
 
     def _positions(self, profile: Profile) -> Iterator[int]:
-        """Yield the number of positions that each layer multiplied its matrices with, in one call."""
+        """Yield the number of positions that each layer with weight matrices processes per call."""
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]
             matrices = 0
@@ -389,7 +391,7 @@ def _each(ignore: Ignored) -> list[Any]:
 
 
 def ignored_modules(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
-    """Return the names of the modules that names and classes in `ignore` refer to.
+    """Return the names of the modules that `ignore` refers to by name or by class.
 
     Raises:
         CountError: An entry is neither a module's name nor a module class.

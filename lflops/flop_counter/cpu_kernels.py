@@ -1,11 +1,12 @@
-"""Correct fake results that have other strides or memory than results of the CPU's kernels.
+"""Correct fake results that differ in strides or memory from the results of CPU kernels.
 
 The layout of a result determines whether the next operators copy it, so a wrong layout makes the
-memory peak wrong. `benchmarks/strides.py` runs torch's samples of every operator, contiguous and
-not, and lists the differences. `cpu_kernels.toml` has a correction for each.
+memory peak wrong. `benchmarks/strides.py` runs every operator on torch's sample inputs, contiguous
+and non-contiguous, and lists the differences. `cpu_kernels.toml` has a correction for each
+difference.
 
-`SCRATCH` has the bytes that a kernel allocates and frees before it returns. These bytes belong to
-no operator's result, and may cause the memory peak.
+`SCRATCH` computes the bytes that a kernel allocates and frees before it returns. These bytes belong
+to no operator's result, but they may cause the memory peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""A function that returns the kernel's result from a fake result and the operator's arguments."""
+"""A function that corrects a fake result, given the operator's arguments."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +73,7 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
 
 
 def _in_format_of(position: int) -> Rule:
-    """Make a rule that makes the result channels-last if an argument is, else contiguous."""
+    """Return a rule that makes the result channels-last if the argument is, else contiguous."""
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -86,7 +87,7 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """Make a rule that gives the result the strides of `torch.empty_like` of an argument."""
+    """Return a rule that gives the result the strides of `torch.empty_like` of the argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
@@ -109,7 +110,7 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """Make a rule that returns the input's gradient only if the output mask includes it.
+    """Return a rule that returns the input's gradient only if the output mask includes it.
 
     The output mask is the only list among the arguments.
     """
@@ -124,7 +125,7 @@ def _if_in_mask(rule: Rule) -> Rule:
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Put a scalar into the storage of the terms from which it was reduced.
+    """Make a scalar keep the storage of the terms from which it was reduced.
 
     Without reduction, the terms keep their layout.
     """
@@ -135,7 +136,7 @@ def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
 
 
 def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Return oneDNN's workspace of an LSTM layer, which torch keeps if gradients are enabled."""
+    """Return oneDNN's workspace for an LSTM layer, which torch keeps if gradients are enabled."""
     if not torch.is_grad_enabled():
         return result
     x = args[0]
@@ -183,7 +184,7 @@ WAIT = Correction(
     rule="the first argument",
     reason="the result is the tensor that was waited for; the fake result is a copy",
 )
-"""The correction for collectives, which are not operators of ATen."""
+"""The correction for collectives, which are not ATen operators."""
 
 
 def _table() -> dict[Any, Correction]:
@@ -221,7 +222,7 @@ INPUT = 0
 """Position of the input among the arguments of an LSTM layer and of its backward."""
 
 INPUT_WEIGHT = 1
-"""Position of the input's weight among these arguments."""
+"""Position of the input's weight among the same arguments."""
 
 OUT_GRADIENT = 10
 """Position of the result's gradient among the arguments of an LSTM layer's backward."""
@@ -234,10 +235,10 @@ def leading(elements: int, itemsize: int) -> int:
 
 
 def _lstm(args: Sequence[Any]) -> int:
-    """Scratch bytes of an LSTM layer's forward.
+    """Return the scratch bytes of an LSTM layer's forward.
 
-    They are the sum of its biases, its weights in oneDNN's layout, and the scratchpad. Only
-    float32 has been measured; other layouts count 0.
+    The scratch memory holds the summed biases, the weights in oneDNN's layout, and the scratchpad.
+    Only float32 has been measured. For other dtypes, return 0.
     """
     x = args[INPUT]
     if x.dtype is not torch.float32:
@@ -254,10 +255,10 @@ def _lstm(args: Sequence[Any]) -> int:
 
 
 def _lstm_backward(args: Sequence[Any]) -> int:
-    """Scratch bytes of an LSTM layer's backward.
+    """Return the scratch bytes of an LSTM layer's backward.
 
-    They are the bytes of forward, another copy of the weights with padded rows, and a copy of the
-    gradient if it is not contiguous.
+    In addition to the bytes of forward, backward needs another copy of the weights if their rows
+    are padded, and a copy of the gradient if it is not contiguous.
     """
     total = _lstm(args)
     if not total:
@@ -277,7 +278,7 @@ SCRATCH: Mapping[str, Callable[[Sequence[Any]], int]] = {
     "mkldnn_rnn_layer": _lstm,
     "mkldnn_rnn_layer_backward": _lstm_backward,
 }
-"""The scratch bytes of a call by operator, computed from its arguments.
+"""For each operator, a function that takes a call's arguments and returns its scratch bytes.
 
-The scratch bytes of other kernels are unknown; on a CPU they are small.
+The scratch bytes of other kernels are unknown. On a CPU they are small.
 """

@@ -1,6 +1,6 @@
 """Define the dispatch mode that receives every operator of a thread.
 
-It receives each operator once, below autograd and above the kernels.
+The mode sits below autograd and above the kernels, and receives each operator once.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ UNSUPPORTED = Kind.UNSUPPORTED
 """Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
-"""Control flow in which values decide which function is called, or how often."""
+"""Control-flow operators in which tensor values decide which function is called, or how often."""
 
 CONSTRUCTS = "empty"
 """The operator under which the memory of a constructed tensor is recorded."""
@@ -86,8 +86,9 @@ class CountingMode(InternalMode):
 
     Attributes:
         supports_higher_order_operators: Whether torch sends higher-order operators to the mode.
-            torch 2.8 does not read it and needs `route_higher_order_operators`.
-        is_off: Whether counting has ended. Torch may leave such a mode on the stack for a while.
+            torch 2.8 does not read this attribute and needs `route_higher_order_operators`.
+        is_off: Whether counting has ended. Torch may keep the mode on the stack for a while after
+            that.
     """
 
     supports_higher_order_operators = True
@@ -124,7 +125,7 @@ class CountingMode(InternalMode):
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:
-                    # Shape inference of torch or of the user is not counted.
+                    # Shape inference by torch or by the user is not counted.
                     return function(*args, **kwargs)
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 # For a wrapper class, the operators on the tensors inside it are counted.
@@ -173,7 +174,7 @@ class CountingMode(InternalMode):
     def record_function(
         self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
     ) -> None:
-        """Record a package's function that ran on this thread and that called no operator."""
+        """Record a call of a package's function that ran on this thread and called no operator."""
         fqn, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
             phase = "recompute"
@@ -182,7 +183,7 @@ class CountingMode(InternalMode):
     def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
         """Record the memory of a tensor that a subclass's constructor created.
 
-        An alias of another tensor has no new memory.
+        An alias of another tensor takes no new memory.
         """
         memory = self._memory
         if memory is None or self.is_off or any(isinstance(value, Tensor) for value in args):
@@ -198,8 +199,7 @@ class CountingMode(InternalMode):
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        While the operator runs, the mode receives it a second time. In this second call, DTensor
-        handles the operator.
+        While the operator runs, the mode receives it a second time and leaves it to DTensor.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented
@@ -235,15 +235,14 @@ class CountingMode(InternalMode):
                 parts[number] = counted(arg, number)
         out = function(*parts, **kwargs)
         if regions is not None:
-            # The second argument of a condition is the branch for true, of a loop the body.
+            # The second argument is the true branch of a condition, or the body of a loop.
             regions.decided(fqn, decision, calls[1])
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that has arguments with a `__torch_function__`.
+        """Run an operator on arguments with a `__torch_function__`, which is not called.
 
-        The `__torch_function__` is not called, because without a count it is not called below
-        autograd either.
+        Without a count, `__torch_function__` is not called below autograd either.
         """
         call = call_without_overrides(function)
         with without_overrides():
@@ -255,8 +254,8 @@ class CountingMode(InternalMode):
         """Run an operator and report it.
 
         A step of a small model calls thousands of operators, so each Python call in this method
-        makes a counting step slower. The guard handles errors outside the operator: it raises them,
-        or has ended the count.
+        makes a counting step slower. Errors outside the operator go to the guard, which raises them
+        or ends the count.
         """
         counter = self._counter
         memory = self._memory
@@ -340,7 +339,7 @@ class CountingMode(InternalMode):
             except NEEDS_VALUES:
                 if not self._fake:
                     raise
-            # The operator's own fake kernel gives the shapes of its results.
+            # The operator's own fake kernel gives the shapes of the results.
             return function(*args, **kwargs)
 
         return self._counter.run_inside(operator, self._scopes.current(args), run, args, kwargs)

@@ -1,10 +1,11 @@
 """Count the work of compiled graphs after the step.
 
-Their operators run on fake tensors, each under the name of its module.
+The operators of a graph run again on fake tensors, each under the name of its module.
 
-Dynamo passed these graphs to its backend, so no user code runs. Fake tensors of the same shape
-replace a graph's inputs, and copies replace small tensors of integers. If the backward of a graph
-ran, it runs here as well, so recomputation is counted as without torch.compile.
+The graphs are the ones that Dynamo passed to its backend, so no user code runs. Fake tensors of the
+same shape replace a graph's inputs, except that copies replace small integer tensors. If the
+backward of a graph ran in the step, it also runs here. Recomputation is thus counted as it would be
+without torch.compile.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from lflops.torch_private.operators import HigherOrderOperator
 from lflops.torch_private.tensors import fake_mode
 
 COMPILED = "torch.compile"
-"""The name under which a graph of unknown work is listed."""
+"""The name under which a graph with unknown work is listed."""
 
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
 
@@ -50,17 +51,17 @@ INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
 class UncountableError(Exception):
     """The work of a graph cannot be counted.
 
-    It depends on values that were not recorded, or an operator cannot run on fake tensors.
+    The work depends on values that were not recorded, or an operator cannot run on fake tensors.
     """
 
 
 def count_graph(
     call: RegionCall, tree: ModuleTree, *, traffic: bool = True
 ) -> tuple[Totals, Counter[str]]:
-    """Count the work of a call of a graph and the calls of modules in it.
+    """Count the work of one call of a graph, and the calls of modules in the graph.
 
     Raises:
-        UncountableError: The work cannot be known.
+        UncountableError: The work cannot be determined.
     """
     if call.graph is None:
         raise UncountableError("it was compiled before lflops started")
@@ -97,7 +98,7 @@ def count_graph(
 def _settings_of(call: RegionCall) -> Iterator[None]:
     """Restore the settings under which a graph ran, without the user's modes.
 
-    Random numbers are the same afterwards.
+    The state of the random number generator is restored afterwards.
     """
     generator = torch.get_rng_state()
     with contextlib.ExitStack() as undo:
@@ -117,7 +118,7 @@ def _settings_of(call: RegionCall) -> Iterator[None]:
 
 
 def _stand_ins(call: RegionCall, mode: Any) -> tuple[list[Any], list[Tensor]]:
-    """Return the graph's arguments with fake tensors, and the leaves, which get a gradient."""
+    """Return the graph's arguments as fake tensors, and the leaves that need a gradient."""
     passed: list[Any] = []
     leaves: list[Tensor] = []
     with mode:
@@ -156,7 +157,7 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
 
 
 def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
-    """The name in the tree of each module that the graph names, or `None` if it is ambiguous."""
+    """Map each module name in the graph to the name in the tree, or to `None` if ambiguous."""
     names: dict[tuple[str, str], None] = {}
     for modules in _stacks(call.graph):
         for _, name, class_name in modules:
@@ -170,7 +171,7 @@ def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | Non
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
-    """Yield the modules that each node of a graph and its subgraphs is in, outermost first."""
+    """Yield the modules around each node of a graph and its subgraphs, outermost first."""
     for node in graph.graph.nodes:
         yield node.meta[MODULES]
     for attribute in graph.attributes.values():
@@ -193,7 +194,8 @@ class _GraphRun:
         Args:
             call: The call to repeat.
             scopes: Tracks the running module.
-            fqns: The name in the tree of each module that the graph names.
+            fqns: The name in the tree of each module, keyed by the name in the graph. `None` if the
+                name is ambiguous.
         """
         self.calls: Counter[str] = Counter()
         self._base = call.fqn
@@ -315,7 +317,7 @@ class _GraphRun:
 def resolve(
     totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True
 ) -> Resolved:
-    """Replace the operators seen in compiled graphs by the work of the whole graphs.
+    """Replace the operators seen in compiled graphs with the work of the whole graphs.
 
     Args:
         totals: The sums of the step. Each call of a graph has a separate entry for its operators.
@@ -358,7 +360,12 @@ def resolve(
 
 @dataclass
 class _Difference:
-    """The MACs that were seen in calls of graphs, and the smaller number that was counted."""
+    """The MACs of graph calls in which more MACs were seen than counted.
+
+    Attributes:
+        seen: The MACs that the dispatch mode saw while the graphs ran.
+        counted: The MACs that were counted from the graphs.
+    """
 
     seen: int = 0
     counted: int = 0
@@ -367,7 +374,10 @@ class _Difference:
 def _merge_counted(
     resolved: Resolved, difference: _Difference, call: RegionCall, seen: Totals, counted: Totals
 ) -> bool:
-    """Add a counted graph, and return whether it was used instead of the operators seen in it."""
+    """Add a graph's counted work, or the operators seen in the graph if the two contradict.
+
+    Return whether the counted work was added.
+    """
     if call.phase != "forward":
         counted = _in_phase(counted, call.phase)
     macs_seen = _macs(seen, of_backward=False)
@@ -385,7 +395,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """Return the same sums, with forward replaced by the phase of the call."""
+    """Return the same sums, with the forward phase replaced by the phase of the call."""
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         if phase == "forward":
@@ -396,7 +406,7 @@ def _in_phase(totals: Totals, of_call: Phase) -> Totals:
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Divide the sums into two parts: outside compiled graphs, and in each call of a graph."""
+    """Split the sums into those outside compiled graphs and those of each graph call."""
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 
@@ -428,7 +438,7 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
     """Add the matmuls that were seen in backward and are not in the graph.
 
-    Compiled code recomputes them.
+    Compiled code recomputes those matmuls.
     """
     macs = _macs(seen, of_backward=True) - _macs(counted, of_backward=True)
     if macs <= 0:

@@ -40,9 +40,9 @@ LARGEST = 1 << 20
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
-"""Operators that create floating-point tensors with values that code may need.
+"""Operators that create floating-point tensors from numbers.
 
-For example, these are the rates of stochastic depth.
+Code may read the values, for example the rates of stochastic depth.
 """
 
 _FILLS = frozenset(
@@ -55,7 +55,7 @@ _FILLS = frozenset(
 )
 """Operators that only write values, which a fake tensor does not have.
 
-A model calls them for each of its parameters when it is built.
+Building a model calls them for each parameter.
 """
 
 _VALIDATORS = frozenset(
@@ -81,8 +81,9 @@ class NoCudaError(Exception):
 class KnownValues(InternalMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
-    Code may depend on such values: whether a batch has padding, whether it is packed, how many of
-    its tokens count. With known values, it takes the same branch as in a real step.
+    Code may depend on such values, for example on whether a batch has padding, whether the batch is
+    packed, or how many of its tokens count. With known values, the code takes the same branch as in
+    a real step.
 
     Attributes:
         supports_higher_order_operators: See `CountingMode`.
@@ -94,8 +95,8 @@ class KnownValues(InternalMode):
         """Create the mode.
 
         Args:
-            on_host: Whether the CPU's kernels would run. On a GPU the size of an LSTM's workspace
-                is unknown.
+            on_host: Whether CPU kernels would run. On a GPU, the size of an LSTM's workspace is
+                unknown.
         """
         super().__init__()
         self._on_host = on_host
@@ -146,7 +147,7 @@ class KnownValues(InternalMode):
         return corrected(function, args, out)
 
     def _with_positions(self, indices: list[Tensor | None]) -> list[Tensor | None]:
-        """Replace each known mask by the positions it selects, so that their number is known."""
+        """Replace each known mask with the positions it selects, so that their number is known."""
         replaced: list[Tensor | None] = []
         for index in indices:
             if index is not None and index.dtype is torch.bool and self.knows_values_of(index):
@@ -165,9 +166,9 @@ class KnownValues(InternalMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Write 1, the vote for agreement, as the vote of a pipeline stage that does not exist.
+        """Write 1 as the vote of a pipeline stage that does not exist, so that the stages agree.
 
-        The values of all other received tensors are unknown.
+        The values of all other received tensors become unknown.
         """
         for tensor in tensors:
             if type(tensor) is not Tensor:
@@ -196,14 +197,14 @@ class KnownValues(InternalMode):
 def _refuse_missing_cuda(device: Any) -> None:
     """Raise an error for a missing CUDA device.
 
-    A fake tensor on such a device would end the process in backward.
+    A fake tensor on such a device would crash the process in backward.
     """
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise NoCudaError("no such device")
 
 
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
-    """Return whether the results are small and likely to be read, so that they are computed."""
+    """Return whether the results are small and likely to be read, and are therefore computed."""
     results = tensors_of((out,))
     if any(result.numel() > LARGEST for result in results):
         return False
@@ -215,9 +216,8 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Return whether the operator changes the shape of real tensors in place.
 
-    Fake mode rejects such operators.
-
-    The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is excluded.
+    Fake mode rejects such operators. The values do not change, whether they are known or not. A
+    `resize_` to more than `LARGEST` elements is excluded.
     """
     if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
         return False
@@ -227,7 +227,9 @@ def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
 
 
 def _validation_result(asked: list[Tensor]) -> bool | None:
-    """The result of a validity check that would otherwise raise, or `None` for any other check.
+    """Return the result of a validity check that would otherwise raise.
+
+    Return `None` for any other check.
 
     `torch.nn.init` checks whether a drawn number is out of bounds, and the result is false.
     `torch.distributions` checks whether arguments and samples are valid, and the result is true.

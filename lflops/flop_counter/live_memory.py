@@ -2,8 +2,8 @@
 
 A storage is alive from the operator that allocates it until it is freed.
 
-The same allocations and frees, over several steps, are the requests for the simulation of the
-caching allocator.
+The allocations and frees of several steps are also the requests for the simulation of the caching
+allocator.
 """
 
 import weakref
@@ -28,7 +28,7 @@ The allocator does not reuse memory of one stream on another.
 """
 
 ON_HOST = -1
-"""The stream of storages in host memory, which take no memory of the device."""
+"""The stream number of storages in host memory, which take no device memory."""
 
 
 @contextmanager
@@ -62,11 +62,15 @@ class AllocationLog:
         self._replaced: tuple[int, int] | None = None
 
     def replaces(self, key: int) -> None:
-        """Let the next allocation replace a storage if no other allocation precedes its free."""
+        """Expect the next allocation to replace a storage.
+
+        If the storage is freed before another allocation follows, its free is logged before the
+        allocation that replaces it.
+        """
         self._replaced = (key, len(self.requests))
 
     def allocated(self, storage: Any, key: int, nbytes: int, owner: str) -> None:
-        """Add a storage, unless it is in the log already."""
+        """Log the allocation of a storage, unless the storage is already in the log."""
         if key in self._alive:
             return
         if self._replaced is not None and self._replaced[1] != len(self.requests):
@@ -77,7 +81,7 @@ class AllocationLog:
         self._add(len(self.requests), Request(number, nbytes, STREAM.get()), owner)
 
     def freed(self, key: int, _reference: object = None) -> None:
-        """Add the free of a storage that is in the log."""
+        """Log the free of a storage. A storage that is not in the log is ignored."""
         alive = self._alive.pop(key, None)
         if alive is None:
             return
@@ -110,7 +114,10 @@ CATEGORY_OF_RESULTS: dict[Phase, str] = {
 
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
-"""Keys and storages that a step allocated and that were alive at its end, as weak references."""
+"""The storages that a step allocated and that were still alive at its end.
+
+Each entry has the storage's key, a weak reference to the storage, and its birth.
+"""
 
 
 class _Followed(weakref.ref[Any]):
@@ -141,7 +148,7 @@ class _Replaced(NamedTuple):
 class LiveMemory:
     """Follows storages from allocation to free, and keeps none of them alive.
 
-    Allocations and frees go into one list of events, from which the peak follows at the end.
+    Allocations and frees go into one list of events, from which the peak is computed at the end.
     Copying the set of live storages at each new peak would double the cost of counting.
 
     Attributes:
@@ -163,8 +170,8 @@ class LiveMemory:
             log: Receives allocations and frees.
             moments: Maximum number of operators in the timeline. A longer timeline is shortened,
                 and its extremes are kept.
-            survivors: Storages that the last step left alive. `stop` replaces them by the storages
-                that this step leaves alive.
+            survivors: Storages that the last step left alive. `stop` replaces them with the
+                storages that this step leaves alive.
             host: Tensors in host memory, which are not followed.
         """
         self.record = MemoryRecord(longest=moments)
@@ -172,8 +179,8 @@ class LiveMemory:
         self._log = log
         self._survivors = survivors
         self._alive: dict[int, _Followed] = {}
-        # Weak references append themselves here when their storage is freed. The callback is a
-        # method in C: Python drops an interrupt that arrives in a callback written in Python.
+        # Weak references append themselves here when their storage is freed. The callback is a C
+        # method, because Python drops an interrupt that arrives in a callback written in Python.
         self._dead: list[_Followed] = []
         self._died = self._dead.append
         self._resized: dict[int, Any] = {}
@@ -193,7 +200,7 @@ class LiveMemory:
     def hold_survivors(self) -> None:
         """Add the storages that an earlier step allocated and that are still alive.
 
-        For example, these are the buffers of a pipeline schedule.
+        The buffers of a pipeline schedule are an example.
         """
         for key, reference, birth in self._survivors or ():
             storage = reference()
@@ -213,7 +220,7 @@ class LiveMemory:
             self._log.place = fqn
 
     def ran_for(self, owner: str) -> None:
-        """Record the module of the parameter that the last operator of an optimizer updated."""
+        """Record the module of the parameter that the optimizer's last operator updated."""
         record = self.record
         record.owners[len(record.moments) - 1] = owner
 
@@ -227,9 +234,10 @@ class LiveMemory:
     def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes to the memory of one of them.
 
-        Under a dispatch mode, autograd does not do so: the sum gets new memory, and the term is
-        freed directly afterwards. So the term is recorded as freed before the sum is allocated. If
-        something else keeps the term, autograd does not overwrite it, and both are alive.
+        Under a dispatch mode, autograd allocates new memory for the sum and frees the term directly
+        afterwards. Therefore the term is recorded as freed before the sum is allocated. If
+        something else keeps the term alive, autograd does not overwrite it, and both are recorded
+        as alive.
         """
         self._see_deaths()
         sum_storage, sum_key = storage_key(out)
@@ -258,7 +266,7 @@ class LiveMemory:
     def filled(self, operator: str, fqn: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
         """Add storages that were resized without an operator, and watch them until they are empty.
 
-        FSDP resizes the storages of gathered parameters to their size and back to nothing.
+        FSDP resizes the storages of gathered parameters to full size and back to zero.
         """
         for tensor in tensors:
             storage_and_key = storage_of(tensor)
@@ -268,7 +276,7 @@ class LiveMemory:
                 self._resized[key] = weakref.ref(storage)
 
     def _drop_emptied(self) -> None:
-        """Record the free of storages that were resized to nothing."""
+        """Record the free of storages that were resized to zero."""
         for key, reference in list(self._resized.items()):
             storage = reference()
             if storage is None or not storage.nbytes():
@@ -279,7 +287,10 @@ class LiveMemory:
                     self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
-        """Add tensors, with their modules, that have been alive from the beginning."""
+        """Add tensors that have been alive from the beginning.
+
+        Each item is a tensor and the name of its module.
+        """
         self._see_deaths()
         record = self.record
         earlier_events = record.events
@@ -306,8 +317,8 @@ class LiveMemory:
     def stop(self) -> None:
         """Stop following storages.
 
-        The storages that are still alive, except the optimizer's state, are the survivors for the
-        next step.
+        The storages that are still alive, except the optimizer's state, become the survivors for
+        the next step.
         """
         self._see_deaths()
         if self._survivors is not None:
@@ -321,7 +332,7 @@ class LiveMemory:
         self._alive.clear()
 
     def _bear(self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase) -> None:
-        """Record that a tensor's storage is alive, unless it is recorded already."""
+        """Record that a tensor's storage is alive, unless it is already recorded."""
         if self._dead:
             self._see_deaths()
         is_plain = type(tensor) in PLAIN
@@ -378,7 +389,10 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
-    """The storage of this rank's part of a tensor and its key, or `None` if it has no storage."""
+    """Return the storage and storage key of this rank's part of a tensor.
+
+    Return `None` if the tensor has no storage.
+    """
     try:
         return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
     except NO_STORAGE:

@@ -1,4 +1,4 @@
-"""Record allocations and frees of a step in order, and compute the memory profile from them."""
+"""Record the allocations and frees of a step in order, and compute the memory profile from them."""
 
 import heapq
 from collections import Counter
@@ -16,22 +16,22 @@ from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
 LARGEST = 50
-"""Maximum number of storages at the peak that a profile lists: the largest storages."""
+"""A profile lists at most this number of storages at the peak, starting with the largest."""
 
 LONGEST_TIMELINE = 20_000
 """Default maximum number of operators in a memory timeline."""
 
 
 class Birth(Struct, frozen=True, gc=False):
-    """The birth of a storage.
+    """The allocation of a storage.
 
     Attributes:
         nbytes: Number of bytes of the storage.
-        category: Category of the storage, unless it was changed later.
+        category: Category of the storage when it was allocated. The category may change later.
         operator: The operator that allocated it.
         fqn: The module that allocated or owns it.
         phase: The phase of the operator.
-        is_fake: Whether no memory was allocated.
+        is_fake: Whether the storage belongs to a fake tensor, so that no memory was allocated.
     """
 
     nbytes: int
@@ -43,7 +43,7 @@ class Birth(Struct, frozen=True, gc=False):
 
 
 RecordedMoment = tuple[str, str, Phase, int]
-"""An operator that is about to run: operator, module, phase, number of events so far.
+"""An operator that is about to run, its module and phase, and the number of events so far.
 
 It is a plain tuple, because one is created for every operator.
 """
@@ -83,12 +83,13 @@ class MemoryRecord:
 
     Attributes:
         births: The birth of each storage.
-        events: Allocations and frees in order. An event is the index of a birth if the storage
-            became alive, else that index inverted bitwise.
+        events: Allocations and frees in order. An allocation is the index of the storage's birth. A
+            free is the bitwise inverse of that index.
         moments: The operators in order.
-        owners: The module for which an operator ran, by the operator's number, if it is not the
-            running module. In an optimizer's step, it is the module of the parameter.
-        relabelled: The final category of storages, by the index of their birth.
+        owners: For operators in an optimizer's step, the module of the updated parameter, keyed by
+            the operator's index.
+        relabelled: The final category of each relabelled storage, keyed by the index of the
+            storage's birth.
         longest: Maximum number of operators in the timeline. A longer timeline is shortened, and
             its extremes are kept.
     """
@@ -109,7 +110,7 @@ class MemoryRecord:
         yield Window(len(self.moments) - 1, begin, len(self.events))
 
     def memory(self) -> Memory:
-        """Return the peak, the storages that were alive at it, and the timeline."""
+        """Return the peak, the storages that were alive at the peak, and the timeline."""
         peak = self._peak()
         by_category = dict.fromkeys(CATEGORIES, 0)
         by_module: Counter[str] = Counter()
@@ -140,7 +141,7 @@ class MemoryRecord:
         )
 
     def peak_of_rows(self) -> dict[str, int]:
-        """The maximum live bytes while each module or one of its submodules ran."""
+        """Return the maximum live bytes while each module or one of its submodules ran."""
         highest: dict[str, int] = {}
         live = 0
         for window in self.windows():
@@ -187,7 +188,7 @@ class MemoryRecord:
     def _timeline(self, peak: Peak) -> tuple[list[Moment], dict[str, int]]:
         """Return the moments that are kept, and the maximum live bytes of each category.
 
-        Each moment has the live bytes by final category.
+        Each moment holds the live bytes of each final category.
         """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
@@ -233,7 +234,10 @@ class MemoryRecord:
         return highest
 
     def _alive_after(self, events: int) -> list[tuple[int, Birth]]:
-        """The storages that are alive after a number of events, with the index of each birth."""
+        """Return the storages that are alive after the first `events` events.
+
+        Each item has the index of a birth and the birth.
+        """
         alive: dict[int, Birth] = {}
         for event in self.events[:events]:
             if event >= 0:

@@ -2,8 +2,8 @@
 
 The cost comes from a formula of shapes, from the tensors themselves, or from a user's formula. A
 few formulas read the integers in a tensor, such as the offsets of packed sequences or the ends of
-groups. Only a counting step reads them, because on CUDA a read waits for the device, and a counting
-step is never timed.
+groups. They are read only in a counting step, which is never timed, because a read on CUDA waits
+for the device.
 """
 
 import inspect
@@ -60,11 +60,12 @@ def register_formula(operator: Any, formula: Formula) -> None:
         operator: `torch.ops.my.op`, one of its overloads, the result of `torch.library.custom_op`,
             or a higher-order operator.
         formula: A function that is called like the operator, but with shapes instead of tensors,
-            and with `out=`, the result's shape. It returns MACs; or `lflops.Cost(macs=...,
-            other_flops=...)` if a part of the work is not multiply-accumulates.
+            and with the result's shape as `out=`. It returns the number of MACs, or
+            `lflops.Cost(macs=..., other_flops=...)` if part of the work is not
+            multiply-accumulates.
 
     Raises:
-        CountError: An argument is of another type, or the operator is never counted itself because
+        CountError: An argument has the wrong type, or the operator itself is never counted because
             torch decomposes it first.
     """
     if not callable(formula):  # type: ignore[redundant-expr,unused-ignore]
@@ -97,7 +98,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
 def _all_decompose(overloads: list[Any]) -> bool:
     """Return whether all overloads reach the dispatch mode as other operators.
 
-    Overloads that write into an `out` argument are ignored if there are others.
+    Overloads that write to an argument, such as `out`, are ignored if there are others.
     """
     if len(overloads) > 1:
         functional = [overload for overload in overloads if not written_arguments(overload)]
@@ -106,12 +107,12 @@ def _all_decompose(overloads: list[Any]) -> bool:
 
 
 def all_formulas() -> tuple[tuple[str, Any], ...]:
-    """The formulas registered so far, by lflops and by users, with the operators' names."""
+    """Return the formulas registered so far by lflops and by users, with the operators' names."""
     return (*FORMULAS.items(), *_COSTS.items(), *_USERS.items())
 
 
 def formula_of(operator: Any) -> CallCost | None:
-    """The function that computes an operator's cost, or `None` if none is registered."""
+    """Return the function that computes an operator's cost, or `None` if none is registered."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     users = _USERS.get(name) or _USERS.get(packet)
@@ -144,7 +145,7 @@ def shapes(value: Any) -> Any:
 
 
 def values_or_shape(value: Any) -> Any:
-    """The integers in a tensor, or its shape if they are unknown."""
+    """Return the integers in a tensor, or the tensor's shape if the integers are unknown."""
     integers = None
     if isinstance(value, Tensor):
         integers = values_of(value)
@@ -230,9 +231,10 @@ KNOWS_VALUES = "knows_values_of"
 
 
 def known(tensor: Tensor) -> Tensor | None:
-    """A plain tensor with the same values, or `None` if the values are unknown.
+    """Return a plain tensor with the same values, or `None` if the values are unknown.
 
-    The values of meta and fake tensors are unknown, and also values that a mode reports as unknown.
+    The values of meta and fake tensors are unknown, and so are values that a mode reports as
+    unknown.
     """
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
@@ -245,7 +247,7 @@ def known(tensor: Tensor) -> Tensor | None:
 
 
 def values_of(tensor: Tensor) -> Values | None:
-    """The integers in a tensor, or `None` if they are unknown."""
+    """Return the integers in a tensor, or `None` if they are unknown."""
     local = known(tensor)
     if local is None:
         return None
@@ -267,7 +269,7 @@ def values_of(tensor: Tensor) -> Values | None:
 def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
     """Quantized convolution: the kernel's MACs at each position of the output.
 
-    Only the packed weight itself has the kernel's shape.
+    The kernel's shape is available only from the unpacked weight.
     """
     weight, _ = args[1].unpack()
     return Cost(out.numel() // out.shape[1] * weight.numel())

@@ -1,6 +1,6 @@
 """Find out how to count each operator: its kind, its cost function, and facts about its schema.
 
-`classify` reads them once per operator; `known_operators` caches the results for the process.
+`classify` determines them once per operator. `known_operators` caches the results for the process.
 """
 
 from collections.abc import Hashable
@@ -39,7 +39,7 @@ NAMESPACES_WITHOUT_WORK = frozenset(
 LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
 """Namespaces in which a name means the same as in ATen.
 
-The tables list the operators of every other namespace with the namespace.
+The tables list the operators of all other namespaces by their qualified names.
 """
 
 COLLECTIVES = frozenset(
@@ -57,13 +57,13 @@ FUSED = "_fused_"
 """Prefix of the fused optimizer operators on lists of tensors."""
 
 GATHERS = "fsdp::split_with_sizes_copy"
-"""FSDP's operator that writes gathered parameters to storages resized without an operator."""
+"""FSDP's operator that writes gathered parameters to storages that no operator resized."""
 
 WRAPS = "_wrap_tensor_autograd"
 """Operator that wraps a collective's pending result in a tensor that has no memory."""
 
 LIFTS = frozenset({"lift", "lift_fresh"})
-"""Operators that introduce memory no operator allocated, such as the data of `torch.tensor`."""
+"""Operators that return memory that no operator allocated, such as the data of `torch.tensor`."""
 
 CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"}
@@ -74,13 +74,13 @@ NOTHING = Cost()
 
 
 class Kind(Enum):
-    """The method to count the calls of an operator.
+    """The way in which the calls of an operator are counted.
 
     Attributes:
         FREE: A call costs nothing.
         COUNTED: The cost function gives the cost of a call.
         COLLECTIVE: A call transfers data between ranks.
-        DECOMPOSED: The operators that it decomposes into are counted.
+        DECOMPOSED: The operators that a call decomposes into are counted.
         UNSUPPORTED: No formula is known, so the operator is listed as unsupported.
     """
 
@@ -96,8 +96,8 @@ class KnownCost(NamedTuple):
 
     Attributes:
         cost: The cost from the operator's formula.
-        moved: The bytes of the least memory traffic.
-        dtype: The dtype under which the call is counted, if it has any tensor.
+        moved: The least memory traffic in bytes.
+        dtype: The dtype under which the call is counted, or `None` if the call has no tensors.
         is_simple: Whether the cost is exact, and has neither MACs nor recomputation, so that
             adding it up needs no further checks.
     """
@@ -118,12 +118,13 @@ class Operator:
             that namespace mean the same as in ATen.
         kind: How calls are counted.
         cost: Computes the cost of a call from its arguments, keyword arguments and result.
-        written_arguments: The position of each argument that the operator writes to, by name.
+        written_arguments: The position of each argument that the operator writes to, keyed by the
+            argument's name.
         makes_storage: Whether results are new memory.
-        fills_storage: Whether the operator writes to storages that were resized without an
-            operator.
-        allocates: Whether a tensor may get memory from a call.
-        synchronizes: Whether ranks wait for each other in the operator, and nothing is transferred.
+        fills_storage: Whether the operator writes to storages that no operator resized.
+        allocates: Whether a call may allocate memory for a tensor.
+        synchronizes: Whether ranks only wait for each other in the operator, without transferring
+            anything.
         is_control_flow: Whether the operator calls functions: branches or loop bodies.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
         has_list_argument: Whether an argument is a list of tensors.
@@ -132,9 +133,9 @@ class Operator:
         is_foreach: Whether an optimizer calls it with a list of its parameters.
         is_pure: Whether shapes and numbers determine the cost, so that calls with equal shapes and
             numbers cost the same.
-        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that other shapes
-            and numbers do not change it.
-        costs: The costs of earlier calls by signature.
+        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that different
+            shapes and numbers with the same bytes cost the same.
+        costs: The costs of earlier calls, keyed by signature.
         run: Runs the operator without the Python frame of its `__call__`.
     """
 
@@ -237,9 +238,9 @@ _known_with: tuple[Any, ...] = ()
 
 
 def known_operators() -> dict[int, tuple[Any, Operator]]:
-    """The operators seen in this process, by the id of torch's operator object.
+    """Return the operators seen in this process, keyed by the id of torch's operator object.
 
-    Each entry keeps that object alive. Registering a formula empties the cache.
+    Each entry keeps the operator object alive. Registering a formula empties the cache.
     """
     global _KNOWN, _known_with  # noqa: PLW0603 - modes keep the dict that they began with
     formulas = all_formulas()
@@ -250,7 +251,7 @@ def known_operators() -> dict[int, tuple[Any, Operator]]:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor in a value and its nested lists and tuples, if there is any."""
+    """Return the first tensor in a value and its nested lists and tuples, or `None`."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple):
@@ -262,7 +263,10 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def _convention(function: Any, table_name: str) -> CallCost | None:
-    """The cost function of an operator without a contraction; `None` if no convention applies."""
+    """Return the cost function of an operator without a contraction.
+
+    Return `None` if no convention applies.
+    """
     if not isinstance(function, OpOverload):
         return None
     is_foreach = table_name.startswith(FOREACH)
@@ -271,7 +275,7 @@ def _convention(function: Any, table_name: str) -> CallCost | None:
     if base in MOVES or out_of_place in MOVES:
         return _nothing
     is_pointwise = is_foreach or _is_pointwise(function, table_name)
-    # `max` and `min` of two tensors are pointwise, `max` and `min` of one tensor are reductions.
+    # `max` and `min` are pointwise for two tensors and reductions for one tensor.
     may_reduce = is_foreach or out_of_place in ("max", "min") or not is_pointwise
     per_input = PER_INPUT.get(base, PER_INPUT.get(out_of_place))
     if per_input is not None and may_reduce:
@@ -300,7 +304,7 @@ def _nothing(_args: Any, _kwargs: Any, _out: Any) -> Cost:
 
 
 def _floating_elements(tensor: Tensor | None) -> int:
-    """The number of elements of a tensor of real or complex numbers, 0 for any other value."""
+    """Return the number of elements of a floating-point or complex tensor, else 0."""
     if tensor is None:
         return 0
     dtype = tensor.dtype

@@ -16,9 +16,9 @@ class StepOwners:
     """The modules that own the tensors of one optimizer step.
 
     Parameters, gradients and states are recognized by identity. Intermediate results are not. A
-    step processes its parameters in order, singly or as lists. So an unknown tensor belongs to the
-    module of the last known tensor, and an unknown list to the modules of the last known list of
-    the same length.
+    step processes its parameters in order, one by one or as lists. Therefore an unknown tensor
+    belongs to the module of the last known tensor, and an unknown list belongs to the modules of
+    the last known list of the same length.
 
     Attributes:
         optimizer: The optimizer that makes the step.
@@ -71,9 +71,10 @@ class StepOwners:
         return self.last
 
     def follow(self, args: Any) -> None:
-        """Note the module of an operator without work, which may be creating the state.
+        """Record the module of an operator that costs nothing and that may be creating the state.
 
-        A partly created state must not be registered, because the other part would have no owner.
+        The state is not registered here. It may be only partly created, and the rest would have no
+        owner.
         """
         for value in args:
             owner = self._known(value)
@@ -82,7 +83,7 @@ class StepOwners:
                 return
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
-        """Return the module of each element of an operator on lists.
+        """Return the module of each element in a call on lists of tensors.
 
         The results are registered under the same modules.
         """
@@ -104,7 +105,7 @@ class StepOwners:
         return self.last if owner is None else owner
 
     def _known(self, value: Any) -> str | None:
-        """The module of a registered tensor, or `None`.
+        """Return the module of a registered tensor, or `None` for any other value.
 
         An id is valid only while its tensor is alive, and the registry keeps no tensor alive.
         """

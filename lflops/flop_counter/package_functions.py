@@ -80,9 +80,9 @@ def _install() -> None:
 
 
 def _watchers() -> list[Any]:
-    """The counting modes of this thread.
+    """Return the counting modes on this thread's stack.
 
-    No mode is on the stack in an operator with a formula, so nothing is counted twice.
+    While an operator with a formula runs, no mode is on the stack, so nothing is counted twice.
     """
     return [mode for mode in open_modes() if hasattr(mode, "record_function")]
 
@@ -115,7 +115,7 @@ def _calls(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the arguments of each call to count, in order.
 
-    If an argument is a list of lists of tensors, there is one call for each tensor of the lists.
+    If an argument is a list of tensor lists, there is one call for each position in the lists.
     """
     ordered = _in_order(function, args, kwargs)
     place = entry.tensors_at
@@ -162,7 +162,7 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
 
 def _operand(value: Any, *, read: bool) -> Any:
-    """Return the argument that a formula receives for an argument of a function.
+    """Convert an argument of a function to the argument that its formula receives.
 
     A tensor, and any object with a size and a dtype, becomes a shape. If `read`, a one-dimensional
     tensor of integers becomes its values.
@@ -181,7 +181,7 @@ def _operand(value: Any, *, read: bool) -> Any:
 def _watch_triton() -> None:
     """Register a hook that Triton calls before each launch, if Triton is loaded.
 
-    New releases of Triton have a list of such hooks, older ones a single hook.
+    Newer releases of Triton have a list of such hooks, and older releases have a single hook.
     """
     triton: Any = sys.modules.get("triton")
     knobs = getattr(getattr(triton, "knobs", None), "runtime", None)

@@ -24,10 +24,10 @@ from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
-"""Prefixes of the collectives that make partial tensors complete, without underscores."""
+"""Name prefixes of the collectives that make partial tensors complete, with underscores removed."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Prefixes of the collectives with partial tensors as results, without underscores."""
+"""Name prefixes of the collectives that return partial tensors, with underscores removed."""
 
 
 def is_sharded(kind: type) -> bool:
@@ -43,7 +43,7 @@ def logical_cost(
 ) -> Cost | None:
     """Return the cost of a call at the unsharded shapes of its DTensors; `None` if unknown.
 
-    An operator that decomposes runs once more, on the meta device.
+    An operator that decomposes runs a second time, on the meta device.
     """
     if operator.kind is Kind.COUNTED:
         try:
@@ -104,7 +104,7 @@ class PartialTensors:
             self.add_local_parts(parameter)
 
     def add_local_parts(self, value: Any) -> None:
-        """Record for each sharded tensor in a value whether its local part is partial."""
+        """Record which sharded tensors in a value have a partial local part."""
         for tensor in tensors_of((value,)):
             if type(tensor) not in PLAIN and is_sharded(type(tensor)):
                 self.active = True
@@ -113,7 +113,8 @@ class PartialTensors:
     def follow(self, operator: Operator, fqn: str, args: Any, kwargs: Any, out: Any) -> None:
         """Mark the results of an operator on plain tensors as partial or complete.
 
-        They are partial if an argument is partial, or after a scatter.
+        The results of a scatter are partial, and the results of a gather are complete. The results
+        of any other operator are partial if an argument is partial.
         """
         if fqn != self._fqn:
             self._fqn = fqn
@@ -134,7 +135,10 @@ class PartialTensors:
             self._mark(tensor, is_partial=is_partial)
 
     def _add_parameters(self, fqn: str) -> None:
-        """Record a module's parameters: FSDP may unshard them only while the module runs."""
+        """Record a module's parameters.
+
+        FSDP may unshard them only while the module runs.
+        """
         module = self._tree.modules.get(fqn)
         if module is not None:
             for parameter in module.parameters(recurse=False):
@@ -164,7 +168,7 @@ class PartialTensors:
 def _is_partial(tensor: Any) -> bool:
     """Return whether this rank has only some elements of a DTensor.
 
-    If a sum is still to be reduced, every rank has all elements.
+    A DTensor with a pending reduction has all elements on every rank.
     """
     for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
         if size > 1 and not placement.is_replicate() and not placement.is_partial():

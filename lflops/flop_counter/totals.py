@@ -48,7 +48,7 @@ class Counts(Sums, gc=False):
 class Transfers(Sums, gc=False):
     """Calls and their bytes.
 
-    The bytes are the payload of a collective, or the tensors of an unsupported operator.
+    The bytes are the payload of a collective, or the size of an unsupported operator's tensors.
     """
 
     calls: int = 0
@@ -60,8 +60,8 @@ class DenseMasks(Sums, gc=False):
 
     Attributes:
         calls: The number of calls.
-        computed: The scores that were computed.
-        within: The scores of two tokens of the same sequence.
+        computed: The number of scores that were computed.
+        within: The number of scores between two tokens of the same sequence.
     """
 
     calls: int = 0
@@ -78,14 +78,16 @@ class Totals:
         unsupported: The calls of operators without a formula.
         collectives: The calls of collectives.
         waits: The modules and phases in which ranks wait for each other.
-        failures: The error of each formula that failed, by operator.
-        upper_bounds: Calls with a cost that is an upper bound, by operator.
-        dense_masks: Calls of attention with a dense mask that separates sequences, by operator.
-        counted_inside: Calls that were counted by the operators that they called, by operator.
+        failures: The error of each formula that failed, keyed by operator.
+        upper_bounds: The number of calls of each operator for which the cost is an upper bound.
+        dense_masks: Calls of attention with a dense mask that separates sequences, keyed by
+            operator.
+        counted_inside: The number of calls of each operator that were counted through the operators
+            that it called.
         calls_in_hooks: Operator calls in communication hooks.
-        logical_difference: Logical MACs minus counted MACs. It is negative if several ranks compute
-            the same, `None` if the logical MACs are unknown, and has no entry if there is no
-            difference.
+        logical_difference: Logical MACs minus counted MACs, keyed by module and phase. A difference
+            is negative if several ranks compute the same, and `None` if the logical MACs are
+            unknown. A missing entry means that there is no difference.
     """
 
     op_counts: defaultdict[OpKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
@@ -136,7 +138,7 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark the logical work of a call with this local cost as unknown."""
+        """Mark the logical work of a call as unknown. `cost` is the call's local cost."""
         self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:
             self.add_difference(ModulePhase(fqn, "recompute"), None)
@@ -146,7 +148,7 @@ class Totals:
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
-        """Add the sums of another thread or part."""
+        """Add other sums, for example the sums of another thread."""
         self.merge_without_modules(other)
         other.add_to(lambda fqn, phase: (self, fqn, phase))
 
@@ -160,11 +162,11 @@ class Totals:
         self.calls_in_hooks += other.calls_in_hooks
 
     def add_to(self, target_of: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
-        """Add the sums that belong to modules to other totals.
+        """Add the sums of all modules to other totals.
 
         Args:
-            target_of: For a module and phase, returns the totals to add to, and the module and
-                phase to add under.
+            target_of: A function that takes a module and phase. It returns the totals to add to,
+                and the module and phase under which to add.
         """
         for (fqn, operator, phase, dtype), counts in self.op_counts.items():
             totals, new_fqn, new_phase = target_of(fqn, phase)
@@ -183,14 +185,14 @@ class Totals:
             totals.add_difference(ModulePhase(*place), macs)
 
     def moved(self, target_of: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
-        """Return the same sums with another module and phase for each entry."""
+        """Return the same sums, with the module and phase of each entry replaced by `target_of`."""
         moved = Totals()
         moved.merge_without_modules(self)
         self.add_to(lambda fqn, phase: (moved, *target_of(fqn, phase)))
         return moved
 
     def rows(self) -> Iterator[str]:
-        """Yield every module that has any sum, with repetitions."""
+        """Yield every module that has any sum, possibly several times."""
         for keys in (self.op_counts, self.unsupported, self.collectives):
             for key in keys:
                 yield key[0]

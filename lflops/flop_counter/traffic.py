@@ -2,7 +2,7 @@
 
 The least traffic reads each distinct input once and writes each result once. A view moves nothing,
 and an expanded dimension (stride 0) counts once. A gather reads the rows that it selects, not the
-whole table. A scatter in place writes as many elements as it is passed, and reads them first if it
+whole table. An in-place scatter writes as many elements as it is passed, and reads them first if it
 adds to them. An argument that is overwritten, or needed only for its shape, is not read.
 """
 
@@ -29,9 +29,9 @@ def _rows(table: Tensor, indices: Tensor) -> int:
 
 
 def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
-    """The number of elements that `x[indices] = values` writes.
+    """Return the number of elements that `x[indices] = values` writes.
 
-    A mask selects at least as many elements as there are values.
+    If `indices` contains a mask, return the number of values, which is a lower bound.
     """
     index_tensors = [index for index in indices if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in index_tensors):
@@ -51,7 +51,7 @@ def _filled_slices(args: Any) -> int:
 
 
 def _elements_of(position: int) -> Callable[[Any], int]:
-    """A function that returns the number of elements of an argument."""
+    """Return a function that returns the number of elements of the argument at `position`."""
 
     def elements(args: Any) -> int:
         return int(args[position].numel())
@@ -73,7 +73,7 @@ GATHERED: dict[str, Callable[[Any], int]] = {
     "nll_loss_forward": _elements_of(1),
     "nll_loss2d_forward": _elements_of(1),
 }
-"""For each gather operator, a function of its arguments: the number of elements that it reads."""
+"""For each gather operator, a function that returns the number of elements that it reads."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
     "index_put_": _index_put_elements,
@@ -89,7 +89,7 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
     "put_": _elements_of(1),
     "embedding_renorm_": _rows_of_first,
 }
-"""For each scatter operator, a function of its arguments: the number of elements it writes."""
+"""For each scatter operator, a function that returns the number of elements that it writes."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
@@ -146,11 +146,14 @@ UNREAD = {
     **dict.fromkeys((*GATHERS_RESULT, *GATHERED, *SCATTERED, *LIKE, *FILLS, *COPIES), 0),
     **dict.fromkeys((*POOL_BACKWARDS, *PAD_BACKWARDS, *LOSS_BACKWARDS), 1),
 }
-"""The position of the argument that is overwritten, read in part, or needed only for its shape."""
+"""For each operator, the position of the argument that the general rule must not count as read.
+
+The argument is overwritten, read only in part, or needed only for its shape.
+"""
 
 
 def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """The bytes that one call reads and writes.
+    """Return the number of bytes that one call reads and writes.
 
     If an operator's rule in the tables fails, the general rule applies.
     """
@@ -181,7 +184,7 @@ def _moved_by_rule(operator: "Operator", name: str, args: Any, kwargs: Any, out:
 
 
 def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
-    """The bytes of the distinct tensors in the arguments, without outputs passed by keyword."""
+    """Return the bytes of the distinct tensors in the arguments, except keyword outputs."""
     inputs = list(args)
     for name, value in kwargs.items():
         if name not in operator.written_arguments:
@@ -191,7 +194,7 @@ def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
 
 
 def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """The bytes of the results, or of the arguments written to if the call returns no tensor."""
+    """Return the bytes of the results, or of the written arguments if there are no results."""
     if isinstance(out, Tensor):
         return size(out)
     returned = tensors_of((out,))
@@ -208,7 +211,7 @@ def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
 
 
 def size(tensor: Tensor) -> int:
-    """The bytes of the distinct elements of a tensor."""
+    """Return the bytes of the distinct elements of a tensor."""
     if tensor.layout is torch.strided and tensor.is_contiguous():
         return tensor.nbytes
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -222,7 +225,7 @@ def size(tensor: Tensor) -> int:
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors in a sequence of arguments or results, and in its nested lists and tuples."""
+    """Return the tensors in a sequence, and in the lists and tuples nested in it."""
     found: list[Tensor] = []
     for value in values:
         if type(value) in PLAIN or isinstance(value, Tensor):
@@ -275,7 +278,7 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a collective in backward is an asynchronous gradient all-reduce, as in DDP.
 
-    Ranks wait for the result after all autograd nodes have run.
+    Ranks wait for the result only after all autograd nodes have run.
     """
     if name.rpartition("::")[2] != "allreduce_":
         return False
@@ -284,7 +287,7 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def _group(value: Any) -> Any:
-    """The process group that an argument of a collective contains or names, or `None`."""
+    """Return the process group that an argument of a collective contains or names, or `None`."""
     if isinstance(value, str):
         return group_named(value)
     if isinstance(value, torch.ScriptObject) and distributed.is_available():

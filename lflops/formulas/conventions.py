@@ -38,7 +38,7 @@ MOVES = frozenset(_TABLES.moves.split())
 """Operators that move bytes and compute nothing."""
 
 PER_OUTPUT = _operations_by_operator(_TABLES.per_output)
-"""Operations per element of the first result."""
+"""Operations per element of the first result, keyed by operator."""
 
 PER_INPUT = _operations_by_operator(_TABLES.per_input)
-"""Operations per element of the first input."""
+"""Operations per element of the first input, keyed by operator."""

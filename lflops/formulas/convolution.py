@@ -8,7 +8,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, adapted, formula
 
 GradientMask = tuple[bool, bool, bool]
-"""The gradients that a backward pass computes: of the input, of the weight, of the bias."""
+"""Whether a backward pass computes the gradients of the input, of the weight, and of the bias."""
 
 
 @formula(
@@ -36,7 +36,7 @@ def convolution(
 
 
 def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
-    """The MACs of the kernel at all positions."""
+    """Return the MACs of the kernel at all positions."""
     scanned = x if transposed else out
     batch = x[0]
     positions = prod(scanned[2:])
@@ -82,9 +82,10 @@ def transposed_convolution(
 def convolution_backward(
     grad: Shape, x: Shape, weight: Shape, *, output_mask: GradientMask, transposed: bool = False
 ) -> Cost:
-    """Cost of the gradients: the MACs of forward for the input and for the weight, if requested.
+    """Cost of the requested gradients.
 
-    The gradient of the bias is a sum.
+    The gradients of the input and of the weight each cost the MACs of forward. The gradient of the
+    bias is a sum.
     """
     of_input, of_weight, of_bias = output_mask
     forward = _products(x, weight, grad, transposed=transposed)

@@ -3,7 +3,7 @@
 They count the leading terms from a textbook, as FLOPs instead of MACs. Each step of a factorisation
 needs the previous steps, so the peak of a matrix unit does not apply. The terms are from Golub and
 Van Loan, "Matrix Computations" (fourth edition), for real [m, n] matrices. If the number of
-iterations depends on the values, as for eigenvalues, the usual number is assumed. LAPACK's blocked
+iterations depends on the values, as for eigenvalues, a typical number is assumed. LAPACK's blocked
 algorithms may need a few per cent more.
 
 FLOPs per matrix, for k right-hand sides:
@@ -229,6 +229,6 @@ def rfft(x: Shape, dim: Sequence[int]) -> Cost:
 def irfft(x: Shape, dim: Sequence[int], *, out: Shape) -> Cost:
     """Cost of a Fourier transform from complex to real numbers.
 
-    It is the same as from real to complex numbers.
+    The cost is the same as from real to complex numbers.
     """
     return _fft(out, dim, 2.5)

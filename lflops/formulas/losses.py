@@ -6,15 +6,16 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula
 
 Lengths = Values | list[int] | Shape
-"""Lengths of sequences: a list, the numbers in a tensor, or a tensor's shape if unknown."""
+"""Lengths of sequences: a list, a tensor's values, or the tensor's shape if they are unknown."""
 
 # Operations per element of a logsumexp.
 _LOG_SUM_EXP = 4
 
-# A state is reached from three states, and multiplied by a probability.
+# Each state is reached from three states, and is multiplied by a probability.
 CTC_FORWARD = 3 * _LOG_SUM_EXP + 1
 
-# The same work from the end. The product of both directions is added to the sums of its label.
+# The same work, starting at the end. In addition, the product of both directions is added to the
+# sum of the state's label.
 CTC_BACKWARD = CTC_FORWARD + 2 * _LOG_SUM_EXP + 1
 
 SOFTMAX_BACKWARD = 4
@@ -69,8 +70,8 @@ def ctc_loss_and_gradient(
 def _margin_pairs(x: Shape, target: Values | Shape) -> int:
     """Count the pairs of a label and a class that is not a label, over all samples.
 
-    The labels of a sample end at the first -1. If the labels are unknown, returns the largest
-    possible number of pairs, in which half of the classes are labels.
+    The labels of a sample end at the first -1. If the labels are unknown, the result is the largest
+    possible number of pairs. The number is largest if half of the classes are labels.
     """
     classes = x[-1] if x else 1
     if not isinstance(target, Values):
@@ -119,7 +120,7 @@ def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: boo
 def sgd_operations(
     *, momentum: float, weight_decay: float, nesterov: bool, is_first_step: bool
 ) -> int:
-    """The operations per element of an update of SGD."""
+    """Return the operations per element of an SGD update."""
     operations = 1 + bool(nesterov) + bool(weight_decay)
     if momentum and not is_first_step:
         operations += 2
@@ -137,7 +138,8 @@ def fused_sgd(
 ) -> Cost:
     """Cost of SGD per element.
 
-    The update needs 1 operation, momentum after the first step 2, Nesterov 1 and weight decay 1.
+    The update needs 1 operation. Momentum adds 2 operations after the first step, Nesterov momentum
+    adds 1, and weight decay adds 1.
     """
     operations = sgd_operations(
         momentum=momentum,
@@ -152,8 +154,8 @@ def fused_sgd(
 def fused_adagrad(parameters: Sequence[Shape], *, weight_decay: float) -> Cost:
     """Cost of Adagrad per element.
 
-    A sum of squares needs 2 operations, a root and an addition 1 each, the update 2, and weight
-    decay 1.
+    The sum of squares needs 2 operations, the root and an addition need 1 each, and the update
+    needs 2. Weight decay adds 1 operation.
     """
     operations = 6 + bool(weight_decay)
     return Cost(other_flops=operations * _elements(parameters))

@@ -1,7 +1,7 @@
 """Formulas for matrix products: each output element is a dot product over the inner dimension.
 
-A bias adds one operation per output element. This file also has distances between all pairs of rows
-and products of three tensors.
+A bias adds one operation per output element. This file also covers distances between all pairs of
+rows, and products of three tensors.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def _stored(x: Shape) -> int:
 
 
 def _bias_additions(elements: int, beta: float) -> int:
-    """The operations of adding a bias: one per element, none if `beta` is 0."""
+    """Return the operations for adding a bias: one per element, or none if `beta` is 0."""
     if not beta:
         return 0
     return elements
@@ -64,7 +64,8 @@ def reduced_mm_backward(
 def matmul(a: Shape, b: Shape) -> int:
     """MACs of [..., n, k] x [..., k, m].
 
-    For transformers, also [rows, k] x [groups, k, m], where each row is multiplied by one matrix.
+    For transformers, this is also [rows, k] x [groups, k, m], where each row is multiplied by one
+    matrix.
     """
     return prod(a) * b[-1]
 
@@ -89,7 +90,7 @@ def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
 
 @formula("sparse_sampled_addmm")
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of X + [n, k] x [k, m], only for the elements that the sparse x stores."""
+    """Cost of x + [n, k] x [k, m], only for the elements that the sparse tensor x stores."""
     k = a[-1]
     return Cost(_stored(x) * k, other_flops=_bias_additions(_stored(x), beta))
 
@@ -156,7 +157,7 @@ def dot(x: Shape, y: Shape) -> int:
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Cost of each group times the matrix of this group.
+    """Cost of multiplying each group by the matrix of the group.
 
     A 2-d operand is divided into groups: `a` by its rows, `b` by its columns, or both by their
     inner dimension. The groups may end before the end of the dimension; the rest is not multiplied.
@@ -209,7 +210,7 @@ formula("_cdist_backward")(adapted(cdist, "grad"))
 
 @formula("_pdist_forward")
 def pdist(x: Shape) -> Cost:
-    """Cost of the distances between all rows."""
+    """Cost of the distances between all pairs of rows."""
     rows, width = x
     return _distances(rows * (rows - 1) // 2, width)
 

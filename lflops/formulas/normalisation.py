@@ -12,7 +12,7 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 def _normalised(
     x: Shape, weight: Shape | None, bias: Shape | None, *, operations: int, times: int = 1
 ) -> Cost:
-    """Cost of these operations per element, plus one each for a weight and a bias.
+    """Cost of `operations` per element, plus one each for a weight and a bias.
 
     The sum is multiplied by `times`.
     """
@@ -133,6 +133,6 @@ def synchronised_backward(
 ) -> Cost:
     """Cost of half of the backward pass.
 
-    It is either the sums before the ranks communicate, or the gradient after it.
+    This half is either the sums before the ranks communicate, or the gradient afterwards.
     """
     return _normalised(x, weight, weight, operations=5)

@@ -71,7 +71,7 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
     """MACs of the kernel at each position of the output, [batch, channels, *positions].
 
-    Packing keeps the size of the weight.
+    Packing does not change the number of elements of the weight.
     """
     channels = out[1]
     positions = prod(out) // channels
@@ -125,6 +125,6 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
 def integer_result(x: object) -> Cost:
     """Return a cost without operations, because the result has no floating-point numbers.
 
-    Only bytes count.
+    Only the bytes are counted.
     """
     return Cost()

@@ -1,6 +1,6 @@
 """Formulas for recurrent layers that run as one kernel.
 
-The MACs are the products of every weight matrix (gates, recurrence and projection) with the vector
+The MACs are the products of each weight matrix (gates, recurrence and projection) with the vector
 of each time step. The other operations are the same as in a layer without fusion: an addition per
 bias, and the sums and functions of the gates.
 """
@@ -14,10 +14,10 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 RELU, TANH, LSTM, GRU = range(4)
 
 GATE_OPERATIONS = {RELU: 2, TANH: 2, LSTM: 13, GRU: 10}
-"""Operations per hidden unit and time step, without products and biases."""
+"""Operations per hidden unit and time step, without matmuls and biases."""
 
 GATES = {LSTM: 4, GRU: 3}
-"""Gates of a cell. Each has a row in the weights for each hidden unit."""
+"""Number of gates of a cell. For each hidden unit, each gate has one row in the weights."""
 
 
 def recurrent(
@@ -26,12 +26,13 @@ def recurrent(
     """Cost of the cells of all layers and directions.
 
     Args:
-        x: [time, batch, width], or packed [vectors, width].
-        weights: The matrices and biases of all cells.
+        x: Shape of the input: [time, batch, width], or [vectors, width] if packed.
+        weights: Shapes of the matrices and biases of all cells.
         cells: Number of layers times number of directions.
         mode: `RELU`, `TANH`, `LSTM` or `GRU`.
         hidden: Hidden units of a cell.
-        passes: Number of times that the work is done: once in forward, and once for each gradient.
+        passes: Number of times that the work is done. It is 1 in forward. In backward, it is 1 for
+            the gradients of the vectors, plus 1 for the gradients of the weights.
     """
     steps = passes * prod(x[:-1])
     matrices = 0
@@ -125,18 +126,18 @@ def _gates_of_a_step(gates: Shape, mode: int) -> Cost:
 
 @formula("_thnn_fused_lstm_cell")
 def fused_lstm_cell(gates: Shape) -> Cost:
-    """Cost of the gates of one step, [batch, 4 hidden].
+    """Cost of the gates of one time step, of shape [batch, 4 x hidden].
 
-    Their matmuls and biases are other operators.
+    The matmuls and biases of the gates are separate operators.
     """
     return _gates_of_a_step(gates, LSTM)
 
 
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
-    """Cost of the gates of one step, [batch, 3 hidden].
+    """Cost of the gates of one time step, of shape [batch, 3 x hidden].
 
-    Their matmuls and biases are other operators.
+    The matmuls and biases of the gates are separate operators.
     """
     return _gates_of_a_step(gates, GRU)
 
@@ -159,9 +160,10 @@ def lstm_mps(
 
 
 def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional: bool) -> Cost:
-    """Cost of layers with packed weights, which hide their shapes.
+    """Cost of layers with packed weights.
 
-    The hidden state is [layers x directions, batch, width].
+    Packing hides the shapes of the weights, so they are derived from the input and the hidden
+    state. The hidden state is [layers x directions, batch, width].
     """
     directions = 1 + bidirectional
     width = hidden[-1]

@@ -1,6 +1,6 @@
 """Formulas for sums over windows and over indices.
 
-They cost one operation per added element, or two if the element is weighted.
+A sum costs one operation per added element, or two if the element is weighted.
 """
 
 from math import prod
@@ -10,7 +10,7 @@ from lflops.formulas.table import Cost, Formula, Shape, adapted, formula, per_el
 
 
 def _pool(dimensions: int) -> Formula:
-    """Make the formula for one operation per element of each window."""
+    """Return a formula that counts one operation per element of each window."""
 
     def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
         # Some operators also return indices.
@@ -84,7 +84,7 @@ def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
 
 @formula("grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
-    """Cost of two operations per neighbour."""
+    """Cost of two operations for each neighbour of each output element."""
     return Cost(other_flops=2 * prod(out) * _neighbours(grid, interpolation))
 
 
@@ -92,7 +92,7 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 def grid_sample_backward(
     grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
 ) -> Cost:
-    """Cost of the forward pass, once for each requested gradient: of the input, of the grid."""
+    """Cost of the forward pass for each requested gradient, of the input and of the grid."""
     gradients = sum(output_mask)
     return Cost(other_flops=2 * prod(grad) * _neighbours(grid, interpolation) * gradients)
 
@@ -103,7 +103,10 @@ _NEAREST = 1
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """Count the weighted neighbours: per dimension, 2 for linear and 4 for cubic."""
+    """Count the weighted neighbours of a point.
+
+    Linear interpolation uses 2 per dimension, and cubic interpolation uses 4.
+    """
     if interpolation == _NEAREST:
         return 0
     per_dimension = 2 if interpolation == _LINEAR else 4

@@ -1,4 +1,4 @@
-"""Define the table of formulas, from the name of an operator to a function of shapes.
+"""Define the table of formulas, which maps the name of an operator to a function of shapes.
 
 The table is also used for traces, so nothing here imports torch.
 """
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class Values(tuple[int, ...]):
-    """The values in a tensor of integers, for a formula that reads them."""
+    """The values of an integer tensor, for a formula that reads them."""
 
     __slots__ = ()
 
@@ -41,9 +41,11 @@ class Cost(NamedTuple):
         macs: Multiply-accumulates.
         executed_macs: Multiply-accumulates that remain if a mask lets the kernel skip some of them;
             `None` if none are skipped.
-        other_flops: Operations that are not multiply-accumulates, counted by `conventions.toml`.
+        other_flops: Operations that are not multiply-accumulates, counted according to
+            `conventions.toml`.
         recompute: Work that repeats earlier work because its result was not kept.
-        is_upper_bound: Whether the count is an upper bound, because it depends on unknown values.
+        is_upper_bound: Whether the count is an upper bound, because the exact count depends on
+            unknown values.
     """
 
     macs: int = 0
@@ -54,7 +56,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def of(cls, result: "int | Cost") -> "Cost":
-        """The cost that a formula returned, which may be a number of multiply-accumulates."""
+        """Return a formula's result as a `Cost`. A number counts as multiply-accumulates."""
         if isinstance(result, Cost):
             return result
         return cls(result)
@@ -71,10 +73,10 @@ Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
 FORMULAS: dict[str, Formula] = {}
-"""The formulas, by the operator's name with its namespace."""
+"""The formulas, keyed by the operator's name with its namespace."""
 
 READS: dict[str, frozenset[str]] = {}
-"""Names of the arguments with values that a formula reads, by operator."""
+"""For each operator, the names of the arguments that the formula reads by value."""
 
 
 def _qualified(operator: str) -> str:
@@ -86,16 +88,16 @@ def formula(
 ) -> Callable[[_AnyFormula], _AnyFormula]:
     """Add a formula to the table.
 
-    The formula receives shapes in the order of the operator's schema. All other arguments of the
-    formula are keyword arguments.
+    The positional parameters of the formula receive the operator's first arguments in the order of
+    the schema, with shapes instead of tensors. The keyword-only parameters receive the arguments of
+    the same names.
 
     Args:
         operators: Names of operators. A string may have several names, separated by spaces. A name
             without a namespace belongs to ATen.
-        writes_first: An operator with an additional first argument, the tensor that it writes.
-        reads: Names of arguments that are tensors of integers, separated by spaces. The formula
-            receives their `Values`, or their shape if the values are unknown, as on the meta
-            device.
+        writes_first: An operator with an additional first argument, the tensor that it writes to.
+        reads: Names of integer tensor arguments, separated by spaces. The formula receives their
+            `Values`, or their shapes if the values are unknown, for example on the meta device.
     """
 
     def add(operator: str, function: Formula) -> None:
@@ -142,7 +144,7 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
 
 @functools.cache
 def per_element(operations: int) -> Formula:
-    """Make the formula for a number of operations per element of the first tensor.
+    """Return a formula that counts a number of operations per element of the first tensor.
 
     The number is 0 for an operator that only moves bytes.
     """
@@ -170,11 +172,11 @@ class FunctionFormula(NamedTuple):
     Attributes:
         formula: The formula. It is called like the function, but with shapes instead of tensors,
             and only with as many arguments as it accepts.
-        reads: Names of the arguments with values that the formula reads, as in `formula`; `*` for
-            all tensors of integers.
+        reads: Names of the arguments that the formula reads by value, as in `formula`; `*` for all
+            integer tensors.
         again_in_backward: Whether a call in backward recomputes what forward computed.
-        tensors_at: Position of an argument that is a list of lists of tensors. The formula is
-            called for each set of one tensor from each list.
+        tensors_at: Position of an argument that is a list of tensor lists, if there is one. The
+            formula is called once for each position in the lists, with one tensor from each list.
     """
 
     formula: Formula
@@ -184,7 +186,7 @@ class FunctionFormula(NamedTuple):
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
-"""The function formulas, by `package.module:function` or `package.module:Class.method`."""
+"""The function formulas, keyed by `package.module:function` or `package.module:Class.method`."""
 
 
 def function_formula(
@@ -195,9 +197,9 @@ def function_formula(
     The functions are wrapped while a step is counted.
 
     Args:
-        functions: Functions, named by the place where callers look them up:
-            `package.module:function`.
-        reads: See `FunctionFormula`; names are separated by spaces.
+        functions: Names of functions, as `package.module:function`. The module is the one in which
+            callers look up the function.
+        reads: As in `FunctionFormula`, with names separated by spaces.
         again_in_backward: As in `FunctionFormula`.
         tensors_at: As in `FunctionFormula`.
     """
@@ -222,7 +224,7 @@ def _read_places() -> dict[str, dict[str, int]]:
 
 
 PLACES = _read_places()
-"""Positions of the arguments that formulas receive by name, by operator.
+"""For each operator, the positions of the arguments that its formula receives by name.
 
 They are needed because traces list arguments without names.
 """

@@ -1,4 +1,4 @@
-"""Find the limits of chips: peak FLOP/s by dtype, memory bandwidth and memory size.
+"""Look up the limits of chips: peak FLOP/s by dtype, memory bandwidth and memory size.
 
 `chips.toml` is the shipped table. The module `chips` reads this table and the user's table, and
 finds a chip by the name that its driver reports. `lflops.hardware.lookup` is public.

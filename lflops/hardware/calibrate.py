@@ -1,8 +1,8 @@
-"""Measure the peaks of this machine: square matmuls by dtype, and a copy through memory.
+"""Measure the peaks of this machine with square matmuls in each dtype and a memory copy.
 
 Every figure is a median over rounds. Each round runs all measurements, so that a slow moment
-affects all of them. The figures are stored in a file of the user. They are not measured again on
-the same device with the same version of torch and the same number of threads.
+affects all of them. The figures are stored in a file of the user, and are used again on the same
+device with the same version of torch and the same number of threads.
 """
 
 import contextlib
@@ -82,13 +82,13 @@ class TorchMachine:
     def alone(self) -> Iterator[None]:
         """Return a context without dispatch modes, on the device's current stream.
 
-        Autocast does not change matmuls with an `out` argument.
+        Autocast stays on, because it does not change matmuls with an `out` argument.
         """
         with without_modes(), current(self.device):
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context with this precision of float32 matmuls, instead of the user's setting."""
+        """Return a context that replaces the user's precision for float32 matmuls."""
         if dtype in {"fp32", "tf32"}:
             return _float32_products(self.kind, tf32=dtype == "tf32")
         return contextlib.nullcontext()
@@ -139,8 +139,8 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Return the bytes of all caches of the last level, or a guess if they are not reported."""
-    # Sizes by level, and then by the CPUs that share a cache.
+    """Return the total bytes of the last-level caches, or a guess if they are not reported."""
+    # Cache sizes, keyed by the level, and then by the CPUs that share the cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -169,7 +169,7 @@ def _memory_field(root: pathlib.Path, field: str) -> int | None:
 
 
 def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
-    """Yield the bytes that each control group of this process has left, the innermost first.
+    """Yield the bytes that each control group of this process has left, the innermost group first.
 
     Both versions of control groups are supported.
     """
@@ -211,51 +211,51 @@ def _inactive_file(group: pathlib.Path) -> int:
 
 
 METHOD = 2
-"""Version of the method. A new version ensures that figures of an older method are not used."""
+"""Version of the method. Stored figures of an older version are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-"""Rows and columns of the matrices."""
+"""Numbers of rows of the square matrices."""
 
 SIZING_SECONDS = 4.0
-"""Maximum number of seconds to find the fastest size of a dtype."""
+"""Maximum number of seconds to find the fastest size for a dtype."""
 
 PROBES = 3
 """Number of blocks that are timed for each size."""
 
 PROBE_SECONDS = 0.02
-"""Duration in seconds of a block that is timed for a size."""
+"""Seconds that a block takes when sizes are compared."""
 
 MEASURING_SECONDS = 12.0
-"""After this many seconds, no round starts if at least `FEWEST_ROUNDS` are done."""
+"""After this many seconds, no new round starts if at least `FEWEST_ROUNDS` are done."""
 
 BLOCK_SECONDS = 0.2
-"""Duration in seconds of a block in a round."""
+"""Seconds that a block takes in a round."""
 
 ROUNDS = 11
 FEWEST_ROUNDS = 3
 
 PRODUCT_SHARE = 1 / 32
-"""Share of the free memory for the operands of one dtype. All dtypes are in memory at once."""
+"""Share of the free memory for the matrices of one dtype. All dtypes are in memory at once."""
 
 COPY_SHARE = 1 / 4
-"""Share of the free memory for source and target of the copy."""
+"""Share of the free memory for the source and target of the copy."""
 
 CACHES = 8
-"""Size of source and target of the copy together, as a multiple of the last-level cache."""
+"""Size of the copy's source plus target, as a multiple of the last-level cache."""
 
 FEWEST_CACHES = 4
-"""Minimum of this multiple if memory is scarce. A smaller copy would measure the cache."""
+"""Minimum of that multiple if memory is scarce. A smaller copy would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 SOURCE = "measured by lflops.calibrate"
-"""Beginning of the text that names the source of measured figures."""
+"""The source of measured figures begins with this text."""
 
 BUSY = ", while other processes used the CPU"
-"""End of this text if the figures are too low. The next run measures them again."""
+"""The source ends with this text if the figures may be too low. The next run measures again."""
 
 MOST_LOST = 0.03
-"""Share of the CPU time that other processes may use while the peaks are measured."""
+"""Maximum share of the CPU time that other processes may use during a measurement."""
 
 TAKEN = (
     'pass "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
@@ -272,14 +272,14 @@ def calibrate(
 ) -> Hardware:
     """Measure the peaks of this machine, or read the figures of an earlier measurement.
 
-    A measurement takes up to half a minute. The processes of a machine measure one after another,
-    because at the same time each process would reach only a part of the peaks. In a run with
-    several ranks, the first rank measures, and all other ranks wait and read its figures.
+    A measurement takes up to half a minute. Processes on the same machine measure one after
+    another, because processes that measure at the same time reach only a part of the peaks. In a
+    run with several ranks, the first rank measures, and all other ranks wait and read its figures.
 
     Args:
         device: The CPU or an accelerator. Default: the accelerator if there is one.
-        dtypes: The matmuls to measure, by names in `lflops.hardware.DTYPES`. Default: all that run
-            on the device.
+        dtypes: The dtypes to measure matmuls in, from `lflops.hardware.DTYPES`. Default: all that
+            run on the device.
         fresh: Measure again, even if figures are stored.
         clock: The clock that times a block. Default: the clock of the device.
 
@@ -346,7 +346,7 @@ def _measured(
 ) -> tuple[dict[str, float], float | None, bool]:
     """Return the peaks, the bandwidth, and whether other processes used the CPU.
 
-    If they used it, everything is measured a second time, and the larger figures count.
+    If they did, everything is measured a second time, and the larger figures count.
     """
     peaks: dict[str, float] = {}
     bandwidth: float | None = None
@@ -364,10 +364,10 @@ def _measured(
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """Return the hardware that a user requests; `None` if none is requested, or it is unknown.
+    """Return the hardware that a user requests, or `None` if the user requests none.
 
-    `"auto"` looks up the name of the device, `"measure"` measures the device, and any other text is
-    a name in the table.
+    `"auto"` looks up the name of the device, and returns `None` if no table has it. `"measure"`
+    measures the device. Any other text is a name in the table.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked
@@ -383,7 +383,7 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 def measure(
     machine: TorchMachine, clock: Clock, dtypes: Iterable[str]
 ) -> tuple[dict[str, float], float | None]:
-    """Return the peaks by dtype, and the bandwidth."""
+    """Return the peaks, keyed by dtype, and the bandwidth, or `None` if memory is too scarce."""
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
     running = {name: task for name, task in tasks.items() if task is not None}
@@ -417,7 +417,7 @@ class _Task:
         work: FLOPs or bytes of a call.
         run: The function that is timed.
         calls: Number of calls in a block.
-        rate: The best rate of a first measurement, in FLOP/s or bytes/s.
+        rate: The best rate in a few short blocks, in FLOP/s or bytes/s.
     """
 
     work: float
@@ -427,9 +427,9 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """Return the matmul of the fastest size for which there is time and memory.
+    """Return the matmul with the fastest size, or `None` if not even the smallest can run.
 
-    All sizes are tried, because one size can be slow by chance.
+    All sizes for which there is time and memory are tried, because one size can be slow by chance.
     """
     best: _Task | None = None
     left = SIZING_SECONDS
@@ -452,7 +452,7 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
 
 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
-    """Return a copy with a source and target that together are several times larger than the cache.
+    """Return a copy whose source and target together are several times larger than the cache.
 
     Returns `None` if there is too little memory.
     """
@@ -542,7 +542,7 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file until the context ends; yield `False` if another process kept the lock."""
+    """Lock a file until the context ends. Yields `False` if another process kept the lock."""
     file = open_lock(path)
     try:
         latest = now() + LONGEST_WAIT
@@ -564,7 +564,7 @@ def _cache_file() -> pathlib.Path:
 
 
 def _known(key: str) -> Hardware | None:
-    """Read stored figures; `None` if there are none, or they are damaged."""
+    """Return stored figures, or `None` if they are missing or damaged."""
     with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
         return msgspec.json.decode(_entries()[key], type=Hardware)
     return None
@@ -579,7 +579,7 @@ def _write(entries: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _entries() -> dict[str, msgspec.Raw]:
-    """Read the file; no entries if it is missing or damaged."""
+    """Read the entries of the file. There are none if the file is missing or damaged."""
     # `RuntimeError`: there is no home folder.
     with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):
         return msgspec.json.decode(read(_cache_file()), type=dict[str, msgspec.Raw])

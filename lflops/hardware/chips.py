@@ -1,10 +1,10 @@
-"""Chips: peaks by dtype, bandwidth and memory, found by the name that a driver reports.
+"""Look up a chip's peaks, bandwidth and memory by the name that its driver reports.
 
 A chip is found only by its complete name. For an unknown name, the result is `None` and never a
 similar chip, because users cannot see that a peak is wrong. Chips in the user's file replace chips
-with the same name in the shipped table. The path of the user's file is in the variable
-`LFLOPS_CHIPS`, or else it is `lflops/chips.toml` in the folder for settings (`XDG_CONFIG_HOME`, or
-else `~/.config`). Every error names the file, the chip and the key.
+with the same name in the shipped table. The environment variable `LFLOPS_CHIPS` sets the path of
+the user's file. By default, this is `lflops/chips.toml` in the folder `XDG_CONFIG_HOME`, or in
+`~/.config` if that variable is not set. Every error names the file, the chip and the key.
 """
 
 import datetime as dt
@@ -43,7 +43,7 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""The field of `Hardware` and the bytes of the unit, by key of a file."""
+"""For each numeric key of a file, the field of `Hardware` and the factor that converts to it."""
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
@@ -151,7 +151,7 @@ def _text(value: str) -> str:
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
-"""The words that identify each vendor of GPUs in a chip's name.
+"""The words in a chip's name that identify each GPU vendor.
 
 Some drivers and people leave these words out, so they are ignored when names are compared.
 """
@@ -159,7 +159,7 @@ Some drivers and people leave these words out, so they are ignored when names ar
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
 
 _Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
-"""Vendor and chip, by the words of a name. A chip can have several names."""
+"""Vendor and chip, keyed by the set of words in a name. A chip can have several names."""
 
 _given: dict[Path, _Table] = {}
 """Tables that were passed to `named` as paths."""
@@ -173,15 +173,16 @@ class Hardware:
 
     Attributes:
         name: A name of your choice.
-        peak_flops_per_second: FLOP/s without sparsity, by the names of `DTYPES`; OP/s for int8.
+        peak_flops_per_second: FLOP/s without sparsity, keyed by the names in `DTYPES`; OP/s for
+            int8.
         bandwidth_bytes_per_second: Bandwidth of the device's memory; `None` if unknown.
         memory_bytes: Memory of the device; `None` if unknown.
         source: The source of the figures.
-        cache_bytes: Size of the last level of cache; `None` if unknown.
-        usable_bytes: Memory of the device that a process sees, which is less than `memory_bytes`;
+        cache_bytes: Size of the last-level cache; `None` if unknown.
+        usable_bytes: Memory that a process sees on the device, which is less than `memory_bytes`;
             `None` if unknown.
-        link_bytes_per_second: Bandwidth to other devices of the host in one direction, for example
-            over NVLink; `None` if unknown.
+        link_bytes_per_second: Bandwidth in one direction to other devices of the same host, for
+            example over NVLink; `None` if unknown.
     """
 
     name: str
@@ -206,7 +207,9 @@ class Hardware:
 
 
 def lookup(name: str) -> Hardware | None:
-    """The chip with a name, from the user's tables or the shipped table; `None` if it is unknown.
+    """Return the chip with the given name, or `None` if no table has it.
+
+    The user's tables are searched before the shipped table.
 
     The name is the result of `torch.cuda.get_device_name()` or one of `names()`. Letter case, the
     order of the words, and the words NVIDIA, Tesla, GeForce, AMD and Instinct do not matter. All
@@ -220,16 +223,16 @@ def lookup(name: str) -> Hardware | None:
 
 
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
-"""The usual chip for a short name.
+"""The chip that each short name stands for.
 
 Only names that a user passes are looked up here. A driver reports complete names.
 """
 
 
 def named(name: str) -> Hardware:
-    """Return the chip with a name, or the only chip in the TOML file at a path.
+    """Return the chip with the given name, or the only chip in the given TOML file.
 
-    The name of a family means its usual chip, for example `H100` means `H100 SXM`.
+    A short name stands for one chip of its family; for example, `H100` stands for `H100 SXM`.
 
     Raises:
         HardwareError: The chip is unknown.
@@ -243,7 +246,7 @@ def named(name: str) -> Hardware:
 
 
 def chip_named(hardware: Hardware | str | None) -> Hardware | None:
-    """Return the chip with a name; return a chip itself, and `None` for `None`.
+    """Return the chip with the given name. A `Hardware` or `None` is returned unchanged.
 
     Raises:
         HardwareError: The chip is unknown.
@@ -276,7 +279,7 @@ def names() -> tuple[str, ...]:
 
 
 def chips() -> Mapping[str, tuple[Hardware, ...]]:
-    """Return the chips of all tables, by vendor."""
+    """Return the chips of all tables, keyed by vendor."""
     listed: dict[str, list[Hardware]] = {}
     for table in reversed([*_tables()]):
         for words, (vendor, chip) in table.items():
@@ -333,7 +336,7 @@ def _vendor_in(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """Return a sentence about an unknown chip, and what to do in Python."""
+    """Return a sentence that says that a chip is unknown, and what to pass instead in Python."""
     return (
         f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
         f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
@@ -343,7 +346,7 @@ def hint(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """Return a clause about an unknown chip, with the names of similar chips."""
+    """Return a clause that says that a chip is unknown, and names similar chips."""
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:
@@ -354,7 +357,7 @@ def unknown(name: str) -> str:
 
 
 def check_new(name: str) -> None:
-    """Raise a `HardwareError` if a chip cannot be saved under a name."""
+    """Raise a `HardwareError` if no chip can be saved under the given name."""
     if not _words(name):
         raise HardwareError(f"save={name!r}: pass a name with letters or digits")
     if lookup(name) is not None:

@@ -1,4 +1,4 @@
-"""The peak of a chip that applies to a dtype of torch."""
+"""Find the peak of a chip for a torch dtype."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """Return the hardware, or the chip with this name; by default, the chip of the run.
+    """Return the chip that is passed or named; by default, return the chip of the run.
 
     Raises:
         HardwareError: The name is unknown.
@@ -36,9 +36,9 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """Return the name of the peak for a dtype of torch, or for `tf32`; `None` if there is none.
+    """Return the name of the peak for a torch dtype, or for `tf32`; `None` if there is none.
 
-    A chip without TF32 computes such matmuls in fp32.
+    A chip without TF32 computes TF32 matmuls in fp32.
     """
     if dtype is None:
         return None

@@ -32,7 +32,7 @@ def check_arguments(
 
 
 def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the batch, the loss and `backward`, without the model."""
+    """Check the batch, the loss and `backward`, but not the model."""
     if isinstance(args, Mapping):
         raise CountError(
             f"{caller}: args is a {type(args).__name__}: "
@@ -106,7 +106,10 @@ def is_whole(value: Any, least: int = 0) -> bool:
 
 
 def describe(value: Any) -> str:
-    """Describe a value briefly for an error message; a tensor by its shape and dtype."""
+    """Describe a value briefly for an error message.
+
+    A tensor is described by its shape and dtype.
+    """
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)

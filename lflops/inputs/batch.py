@@ -1,7 +1,7 @@
-"""Read the tensors of a batch, the size that a user passes, or make a batch from a shape.
+"""Read the tensors of a batch and the size that a user passes, and make a batch from a shape.
 
-`BatchReader` finds the tensors of each batch in mappings, sequences and dataclasses. It stores the
-places of the tensors. In the next batch with the same structure, it reads only these places:
+`BatchReader` finds the tensors of each batch in mappings, sequences and dataclasses, and remembers
+where they are. In the next batch with the same structure, it reads only those entries:
 
     batch                                   remembered
     {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts has no tensors
@@ -34,16 +34,16 @@ from lflops.profile.module_names import name_below
 from lflops.torch_private.tensors import shape_key, without_overrides
 
 MOST_VALUES = 1_000
-"""Maximum number of values of a batch to search."""
+"""Maximum number of values to search in a batch."""
 
 LONG = 64
-"""Number of entries above which a container may be plain data.
+"""A container with more entries than this may be plain data.
 
-Then only its first entries are searched.
+It is searched completely only if one of its first `PROBED` entries has a tensor.
 """
 
 PROBED = 32
-"""Number of first entries without a tensor that show that a long container is plain data."""
+"""A long container is plain data if this many of its first entries have no tensor."""
 
 MOST_STRUCTURES = 64
 """Maximum number of stored structures."""
@@ -61,9 +61,10 @@ class BatchTensors(NamedTuple):
     tensors: list[Tensor]
 
     def shapes(self) -> Hashable:
-        """A key that is equal for batches with the same shapes.
+        """Return a key that is equal for batches with the same shapes.
 
-        Batches with equal keys are the same work. `None` if a tensor's shape cannot be read.
+        Batches with equal keys cause the same work. The key is `None` if a tensor's shape cannot be
+        read.
         """
         try:
             with without_overrides():
@@ -77,7 +78,7 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    """The places of the tensors in a container.
+    """The positions of the tensors in a container.
 
     Attributes:
         size: Number of entries of the container.
@@ -96,7 +97,7 @@ _UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
 _IS_STR = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
-"""Types of values that may replace each other in a structure."""
+"""Types that count as the same type when a batch is compared with a structure."""
 
 
 class BatchReader:
@@ -125,7 +126,7 @@ class BatchReader:
             return None
 
     def shapes(self, batch: Any) -> Hashable:
-        """Return the shapes of a batch's tensors by name, or `None` if they are unknown."""
+        """Return the names and shapes of a batch's tensors, or `None` if they are unknown."""
         kind = type(batch)
         # A fast path for tensors and for the results of a data loader's default collate function.
         # It is needed because every step calls this method.
@@ -166,7 +167,7 @@ class BatchReader:
 
 
 def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Tensor]) -> bool:
-    """Collect the tensors of a batch, and return whether it has the known structure."""
+    """Add the tensors of a batch to `found`, and return whether the batch has this structure."""
     if structure is _TENSOR:
         found.append(value)
         return True
@@ -260,15 +261,15 @@ def _path(name: str, key: Any) -> str:
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
-"""`{"samples": n, "tokens": n}`, with one or both keys, or a function that returns it."""
+"""`{"samples": n, "tokens": n}` with one or both keys, or a function that returns such a dict."""
 
 
 GIVEN = "units="
-"""The source of samples and tokens that the user passed."""
+"""The recorded source of a number of samples or tokens that the user passed."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the sizes of a batch that a user passed, and their source, as fields of `Run`."""
+    """Return the batch sizes that a user passed, and their source, as fields of `Run`."""
     if units is None:
         return {}
     try:

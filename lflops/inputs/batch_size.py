@@ -1,14 +1,14 @@
 """Find the number of samples and tokens of a batch, and the source of each number.
 
-A number without a source is unknown. The sources of samples, in this order:
+Without a source, a number is unknown. The number of samples comes from the first of these sources:
 
 * the number of graphs that the batch states;
 * the length of a list with one entry per sample, such as images of several sizes;
 * the batch size of the data loader, checked against the sizes of the tensors;
 * the first dimension of the token ids, or the first dimension of all tensors if it is the same.
 
-The sources of tokens are the tensors named `*input_ids`; otherwise, the ids that an embedding looks
-up.
+The number of tokens comes from the tensors named `*input_ids`, or, if there are none, from the ids
+that an embedding looks up.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from lflops.inputs.tensors import (
 from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
 
 INPUT_IDS = "input_ids"
-"""The end of the names of token ids."""
+"""The names of tensors of token ids end with this."""
 
 IMAGE_CHANNELS = {1, 3, 4}
-"""Numbers of channels of an image."""
+"""Numbers of channels that an image can have."""
 
 IMAGE_DIMENSIONS = 3
 """Dimensions of an image: channels, height, width."""
 
 SMALLEST_IMAGE = 8
-"""Height and width of the smallest image."""
+"""Minimum height and width of an image."""
 
 MOST_ENTRIES = 4096
-"""Maximum number of entries of a list to search for images."""
+"""Maximum number of entries to search for images in a list."""
 
 
 class BatchSize(NamedTuple):
@@ -50,7 +50,7 @@ class BatchSize(NamedTuple):
 
     Attributes:
         samples_from: The source of the samples in words, or `None`.
-        tokens_from: The names of the tensors with the tokens.
+        tokens_from: The names of the tensors that hold the token ids.
     """
 
     samples: int | None = None
@@ -95,7 +95,7 @@ class BatchSizes:
         self._dimension: tuple[str, int] | None = None
 
     def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-        """Read the size of a batch with these tensors.
+        """Return the size of a batch with the given tensors.
 
         `batch` is `None` if only the tensors are known.
         """
@@ -128,7 +128,7 @@ class BatchSizes:
         return self._loaded_samples(loaded, found)
 
     def _loaded_samples(self, loaded: int, found: Sequence[_Sized]) -> _Samples:
-        """Return the samples of a batch from a loader that puts `loaded` samples into a full batch."""
+        """Return the samples of a batch; a full batch of its loader has `loaded` samples."""
         sizes = {each.name: each.sizes for each in found}
         if self._dimension is not None:
             name, dimension = self._dimension
@@ -149,7 +149,7 @@ class BatchSizes:
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-    """Return the size of a batch if only its tensors are known."""
+    """Return the size of a batch, given only its tensors."""
     return BatchSizes().read(None, names, tensors)
 
 
@@ -165,7 +165,7 @@ def loader_batch_size(loader: Any) -> int | None:
 
 
 def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
-    """Return the number of elements of the named tensors in a batch with these shapes.
+    """Return the number of elements of the named tensors in a batch with the given shapes.
 
     `shapes` is a key from `BatchReader.shapes`.
     """
@@ -201,7 +201,10 @@ def lookup_of(ids: Tensor) -> Lookup:
 
 
 def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
-    """Return the lookups that whole inputs would make if an embedding received them, by name."""
+    """Return the name of each input of integers, and the lookup that an embedding would make of it.
+
+    The embedding is assumed to receive the whole input.
+    """
     lookups = []
     with without_overrides():
         for name, tensor in named:
@@ -218,7 +221,7 @@ def looked_up_tokens(
     """Return the number of tokens that reach an embedding as sequences.
 
     Args:
-        inputs: The lookups of whole inputs by name.
+        inputs: The name of each input, with its lookup from `lookups_of`.
         lookups: The ids that embeddings looked up.
         positions: The numbers of positions that layers with matmuls worked on. A row of integers is
             a sequence if there was work on each position. The columns of a table, for example, are
@@ -265,7 +268,7 @@ def name_of_input(name: str) -> str:
 
 
 def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
-    """Return the size of dimension 0 of all token ids, or of all tensors, if these sizes agree."""
+    """Return the size of dimension 0 of all token ids, or of all tensors, if the sizes agree."""
     ids = [each for each in found if each.holds_token_ids]
     if len(found) > 1 and all(_is_image(each.tensor) for each in found):
         # These tensors may be images of one sample each, or batches of sequences.
@@ -281,7 +284,7 @@ def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
 
 
 def _number_of_graphs(batch: Any) -> int | None:
-    """Return the number of graphs that a batch, or an entry of the batch, has as an attribute."""
+    """Return the attribute `num_graphs` of a batch or of one of its entries, or `None`."""
     entries = [batch]
     storage = _storage(batch)
     if storage is not None:
@@ -297,14 +300,14 @@ def _number_of_graphs(batch: Any) -> int | None:
 
 
 def _storage(value: Any) -> Storage | None:
-    """The storage of a container, or `None` for a tensor or any other value."""
+    """Return the storage of a container, or `None` for a tensor or any other value."""
     if is_tensor(value):
         return None
     return storage_of(value)
 
 
 MOST_PARTS = 8
-"""Maximum number of entries of a batch to search for a number of graphs."""
+"""Maximum number of entries to search for a number of graphs in a batch."""
 
 
 def _defines(value: Any, name: str) -> bool:
@@ -315,7 +318,7 @@ def _defines(value: Any, name: str) -> bool:
 
 
 def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
-    """Return the length of a list with one entry for each sample."""
+    """Return the length of a list with one entry per sample, or `None` if there is no such list."""
     storage = _storage(batch)
     if not storage:
         return None
@@ -336,7 +339,7 @@ def _are_records(entries: Sequence[Any]) -> bool:
 
 
 def _has_image(entry: Any) -> bool:
-    """Return whether a tuple or a dictionary contains an image, such as a sample of a data set."""
+    """Return whether an entry contains exactly one image, as a sample of a data set does."""
     storage = _storage(entry)
     if not storage:
         return False

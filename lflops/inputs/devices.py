@@ -1,4 +1,4 @@
-"""Call torch's functions for accelerators, by the names that all backends share.
+"""Call torch's functions for accelerators under the names that all backends share.
 
 The backends are CUDA, XPU, MPS, and backends outside torch.
 """
@@ -34,7 +34,10 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return the device with its index, or with the index of the current device if it has none."""
+    """Return the device with an index.
+
+    A device without an index gets the index of the current device.
+    """
     index: int | None = device.index
     if index is not None:
         return device
@@ -55,7 +58,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def allocator_stats(device: torch.device) -> Mapping[str, int]:
     """Return the statistics of the device's allocator, with names as in `torch.cuda.memory_stats`.
 
-    Empty if the device has no statistics.
+    The mapping is empty if the device has no statistics.
     """
     return _called(device, "memory_stats") or {}
 
@@ -84,17 +87,17 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def _given(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device as arguments for functions of its torch module.
+    """Return the device as the arguments for functions of its torch module.
 
-    Empty for MPS, because functions of `torch.mps` do not accept a device.
+    For MPS, there are no arguments, because functions of `torch.mps` do not accept a device.
     """
     return () if device.type == "mps" else (device,)
 
 
 def profiler_activity(device: torch.device) -> ProfilerActivity | None:
-    """Return the activity with which torch.profiler records a device.
+    """Return the activity that makes torch.profiler record a device.
 
-    `None` if it cannot record this type of device, such as MPS.
+    Returns `None` if torch.profiler cannot record this type of device, for example MPS.
     """
     with without_modes():
         # A backend outside torch may have renamed this device type.
@@ -107,7 +110,7 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
-    """Call a function of the device's module, or of `torch.accelerator` if the module has none.
+    """Call a function of the device's module, or of `torch.accelerator` if the module lacks it.
 
     Returns `None` if there is no such function, or if nothing has used the device yet, because the
     call would initialize the device.
@@ -140,7 +143,8 @@ def has_tf32(device_type: str | None) -> bool:
 def multiplies_in_tf32(operator: str) -> bool:
     """Return whether torch's settings let an operator multiply float32 matrices in TF32.
 
-    By default, they let convolutions do so. Other operators do so only if the user allows it.
+    By default, the settings allow this for cuDNN's convolutions and RNNs. Other operators use TF32
+    only if the user allows it.
     """
     cudnn: Any = torch.backends.cudnn
     if "convolution" in operator:

@@ -1,10 +1,10 @@
 """Find the share of a batch that is padding.
 
-A mask counts as a padding mask if its name is the name of a padding mask, and if the masked values
-look like padding: they are at the ends of rows and all equal, like the id of the padding token.
-Other masks select tokens for the loss or for global attention, and do not show padding. In a batch
-without a padding mask, padding is the end of a row of token ids that repeats one id, and the end of
-a row of features that are all zero.
+A mask counts as a padding mask if it has the name of a padding mask, and if the masked values look
+like padding: they are at the ends of rows and all equal, like the id of the padding token. Other
+masks select tokens for the loss or for global attention, and do not show padding. In a batch
+without a padding mask, the end of a row counts as padding if its token ids repeat one id, or if its
+features are all zero.
 """
 
 import contextlib
@@ -20,30 +20,30 @@ from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, without_overrides
 
 MASK = "attention_mask"
-"""The name of a padding mask.
+"""The names of padding masks end with this.
 
 A mask with a prefix applies to the token ids with the same prefix.
 """
 
 PADDING_MASK = "padding_mask"
-"""The end of the names of other padding masks."""
+"""The names of other padding masks end with this."""
 
 SHORT = 8
-"""Minimum length of rows in which padding is searched."""
+"""Shorter rows are not searched for padding."""
 
 MOST_ROWS = 64
-"""Maximum number of rows in which padding is searched.
+"""Maximum number of rows to search for padding.
 
-On a GPU, reading the rows waits for the device.
+The host waits for the device when it reads rows on a GPU.
 """
 
 MOST_FEATURES = 16
-"""Maximum number of features per position in which padding is searched: the first features."""
+"""At each position, only this many of the first features are read."""
 
 MOST_MARKS = 16
-"""Maximum number of different integers in a tensor of marks such as segment ids.
+"""A tensor with at most this many different integers holds marks such as segment ids.
 
-Token ids have more.
+A tensor of token ids has more.
 """
 
 ROWS = 2
@@ -68,12 +68,12 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPadding:
-    """Positions of a batch that may be padding, by the name of the tensor.
+    """Positions of a batch that may be padding, keyed by the name of the tensor.
 
     Attributes:
-        masks: The positions that padding masks cover.
-        ids: The positions in integer tensors with rows that end with one repeated value.
-        features: The positions in features with rows that end with zeros.
+        masks: Positions of padding masks. Masked positions are padding.
+        ids: Positions of integer tensors. A repeated value at the end of a row may be padding.
+        features: Positions of tensors with features. Zeros at the end of a row may be padding.
     """
 
     masks: Mapping[str, Positions]
@@ -128,9 +128,9 @@ def _known(
 
 
 def _is_one_of(name: str, names: Collection[str]) -> bool:
-    """Return whether a tensor has one of these names.
+    """Return whether a tensor is named `*input_ids`, or has one of the given names.
 
-    If the batch itself is a tensor, its name is `0`.
+    If the batch itself is a tensor, `name` is empty, and `names` contains `0`.
     """
     return name.lower().endswith(INPUT_IDS) or name in names or (not name and "0" in names)
 
@@ -153,7 +153,7 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
     companions = _companions(path, mask, others)
     is_zero = mask == 0
     if is_zero.all() or not is_zero.any():
-        # The mask masks nothing or everything. No training run masks everything.
+        # The mask is constant, so it masks nothing. No training run masks everything.
         if not companions:
             return None
         return Positions(padded=0, total=mask.numel())
@@ -170,7 +170,7 @@ def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequen
     """Return the tensors that a mask may apply to.
 
     A mask with a prefix, such as an attention mask of anchors, applies to ids with the same prefix.
-    There are no such ids for a global attention mask.
+    No ids have the prefix of a global attention mask.
     """
     name = path.lower()
     if name.endswith(MASK):
@@ -188,7 +188,7 @@ def _is_at_ends(masked: Tensor) -> bool:
 
 
 def _is_constant(values: Tensor, masked: Tensor) -> bool:
-    """Return whether all masked values are equal, and all other values differ from them."""
+    """Return whether all masked values are equal, and at least one other value is different."""
     inside = values[masked]
     outside = values[~masked]
     first = inside.flatten()[0]
@@ -196,17 +196,20 @@ def _is_constant(values: Tensor, masked: Tensor) -> bool:
 
 
 def _repeated(ids: Tensor) -> Positions | None:
-    """Return the positions at the ends of rows of ids that repeat the last id."""
+    """Find the positions at the ends of rows where the last id of the row is repeated.
+
+    Returns `None` if the tensor holds no token ids.
+    """
     if ids.dim() != ROWS or not is_integer(ids) or ids.unique().numel() <= MOST_MARKS:
         return None
     return _runs_at_ends(ids == ids[:, -1:])
 
 
 def _zeros(features: Tensor) -> Positions | None:
-    """Return the positions at the ends of rows where all features are zero.
+    """Find the positions at the ends of rows where all features are zero.
 
-    Images without channels are left out. They are not sequences; both their last column and their
-    last row may be zero.
+    Returns `None` if the last feature is always zero. The tensor may then be images without
+    channels, which are not sequences and may have a black border.
     """
     if features.dim() != FEATURES or not features.is_floating_point():
         return None
@@ -216,6 +219,6 @@ def _zeros(features: Tensor) -> Positions | None:
 
 
 def _runs_at_ends(is_equal: Tensor) -> Positions:
-    """Return the positions at the ends of rows where `is_equal` is true more than once in a row."""
+    """Count the positions in runs of at least two true values at the ends of rows."""
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

@@ -24,7 +24,7 @@ from lflops.version import __version__
 def run_of(
     parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Run:
-    """Collect the facts of a run from a model's parameters and a batch."""
+    """Collect the facts about a run from a model's parameters and a batch."""
     tensors = [parameter for parameter in parameters if not is_lazy(parameter)]
     device = device_of(tensors)
     named = dict(named_arguments(args, kwargs))
@@ -57,17 +57,17 @@ def run_of(
 
 
 def _usable_cores() -> int | None:
-    """The number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def _worker_processes() -> int:
-    """The number of child processes.
+    """Return the number of child processes.
 
-    `multiprocessing.active_children` is not used, because it also reaps ended processes. Only their
-    owner should do so.
+    `multiprocessing.active_children` is not used because it also reaps processes that have ended,
+    which only their owner should do.
     """
     return len(getattr(multiprocessing.process, "_children", ()))
 
@@ -86,7 +86,7 @@ def with_allocator_peaks(run: Run, device: torch.device) -> Run:
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
-    """The dtype of matmuls: the dtype of autocast, else the dtype of most parameters."""
+    """Return the dtype of matmuls: autocast's dtype if it is on, else that of most parameters."""
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
     elements: Counter[torch.dtype] = Counter()
@@ -103,7 +103,7 @@ def _autocasts(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device: from its driver, or for a CPU from the operating system."""
+    """Return the name of a device from its driver, or of a CPU from the operating system."""
     if device.type != "cpu":
         named = getattr(getattr(torch, device.type, None), "get_device_name", None)
         return device.type if named is None else str(named(device))

@@ -1,8 +1,8 @@
 """Find the tensors in arguments and results, with their device, dtypes and shapes.
 
 Containers are read from their storage, so no property, `__getitem__` or `__iter__` of a user's
-class runs. So a mapping that loads entries on access, or a batch that refers to its data set, has
-no cost here.
+class runs. A mapping that loads entries on access, or a batch that refers to its data set,
+therefore costs nothing here.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _VALUES = (
     Decimal,
     torch.Size,
 )
-"""Kinds of values without tensors, including user classes derived from them."""
+"""Classes whose instances hold no tensors. Their subclasses count too."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
 """Containers that are not searched: they have no order, or reading them may run user code."""
@@ -120,7 +120,7 @@ This limit also ends the search of a recursive structure.
 """
 
 MOST_VALUES = 1_000
-"""Maximum number of values to search that are not tensors."""
+"""Maximum number of values other than tensors to search."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
@@ -155,7 +155,7 @@ class _Search:
 
     def __init__(self) -> None:
         self._left = MOST_VALUES
-        # Objects by their id. Keeping the objects means that no new object can have the same id.
+        # Objects, keyed by id. Keeping an object ensures that no new object gets the same id.
         self._seen: dict[int, Any] = {}
 
     def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -186,7 +186,7 @@ def items_of(storage: Storage) -> Iterable[tuple[Any, Any]]:
 
 
 def parts_of(storage: Storage) -> list[Any]:
-    """The entries of a container without their keys or positions."""
+    """Return the entries of a container without their keys or positions."""
     if type(storage) is dict:
         return list(storage.values())
     return list(storage)
@@ -205,9 +205,10 @@ def _parts(value: Any) -> Storage | None:
 
 
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Replace each object of a class in nested lists, tuples and dictionaries.
+    """Return `value` with `change` applied to each object of class `kind` in it.
 
-    A container without such an object is returned unchanged.
+    Nested lists, tuples and dictionaries are searched. A container without such an object is
+    returned unchanged.
     """
     if isinstance(value, kind):
         return change(value)
@@ -225,9 +226,9 @@ def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def cut_off(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor without its autograd graph; return a leaf itself.
+    """Return a copy of a tensor without its autograd graph, or the tensor itself if it is a leaf.
 
-    Backward through that graph would not be work of the model.
+    The graph is cut off because backward through it would not be work of the model.
     """
     if tensor.is_leaf:
         return tensor
@@ -249,7 +250,7 @@ def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the arguments, by position or name.
+    """Return the shape of every tensor in the arguments, keyed by position or name.
 
     Tensors with unreadable shapes are left out.
     """
@@ -269,6 +270,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
-    """Return the device of most of the tensors; the CPU if there are no tensors."""
+    """Return the device of most of the tensors, or the CPU if there are no tensors."""
     devices = Counter(tensor.device for tensor in tensors)
     return devices.most_common(1)[0][0] if devices else torch.device("cpu")

@@ -1,4 +1,5 @@
 """Connect lflops to training loops.
 
-They are Lightning, transformers, custom loops, auto-detected loops, and DeepSpeed's API.
+There are integrations for Lightning, transformers, custom loops and auto-detected loops, and for
+DeepSpeed's API.
 """

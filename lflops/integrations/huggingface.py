@@ -26,10 +26,11 @@ with needed_by("lflops.huggingface"):
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    It is the same for a transformers Trainer as `FlopsMonitor` for a Lightning Trainer.
+    It does for a transformers Trainer what `FlopsMonitor` does for a Lightning Trainer.
 
-    Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb", their
-    writer and run receive curves, text and tables; every other reporter receives the curves.
+    Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb",
+    TensorBoard's writer or the wandb run receives curves, text and tables. Every other reporter
+    receives only the curves.
     `log_history`, the progress bar and your own callbacks receive nothing.
 
     Args:
@@ -37,12 +38,12 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
 
     Raises:
-        CountError: A setting is unknown or wrong; the message has its name, its value and the valid
+        CountError: A setting is unknown or wrong. The message has its name, its value and the valid
             values.
 
     Attributes:
-        profiles: A profile for each window that was closed in the last run, on the main process;
-            only the last 32.
+        profiles: The profiles of the last 32 windows that were closed in the last run. Only the
+            main process has them.
 
     Example::
 
@@ -65,14 +66,14 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the profiles.
 
-        A copy or an unpickled callback has not begun.
+        A copied or unpickled callback has no run yet.
         """
         kept = {"profiles": list(self.profiles), "_log": self._log, "_settings": self._settings}
         return kept | {"_monitor": None, "_batch": None, "_writer": None, "_account": None}
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the last run by category; `None` before it or without a ledger."""
+        """The time of the last run by category; `None` before it, or if no ledger is kept."""
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:
@@ -86,7 +87,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to monitor the calling Trainer.
 
-        Callbacks receive its model and its loaders, but not the Trainer itself.
+        Callbacks receive the Trainer's model and loaders, but not the Trainer itself. It is found
+        on the call stack.
         """
         trainer = running_trainer()
         if self not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
@@ -97,7 +99,10 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._begin(trainer)
 
     def join(self, trainer: Any) -> None:
-        """Begin to monitor a Trainer in the middle of a step, which is recorded with no time."""
+        """Begin to monitor a Trainer in the middle of a step.
+
+        That step is recorded without a time.
+        """
         trainer.add_callback(self)
         watched = self._begin(trainer)
         for _ in range(trainer.args.gradient_accumulation_steps):
@@ -193,7 +198,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the monitoring if it runs. The end of a training run calls it."""
+        """End the monitoring if it is running. This is called at the end of a training run."""
         watched = self._monitor
         writer = self._writer
         self._monitor = None
@@ -210,7 +215,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 class _Reporter:
     """Wraps a reporter of transformers as a logger.
 
-    The reporter receives only figures of lflops. The flags and the history of the Trainer do not
+    The reporter receives only lflops' figures. The flags and the history of the Trainer do not
     change.
     """
 
@@ -226,7 +231,7 @@ class _Reporter:
 
 
 def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
-    """The reporters of a Trainer as loggers, and TensorBoard's writer if there is one."""
+    """Return the reporters of a Trainer as loggers, and TensorBoard's writer if there is one."""
     loggers: list[Any] = []
     writer = None
     for callback in trainer.callback_handler.callbacks:
@@ -269,7 +274,7 @@ def _prediction_step(
 
 
 def running_trainer() -> Any:
-    """The innermost Trainer with a method on the stack, or `None`."""
+    """Return the innermost Trainer that has a method on the call stack, or `None`."""
     for frame, _ in walk_stack(currentframe()):
         if "self" not in frame.f_code.co_varnames:
             continue

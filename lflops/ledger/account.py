@@ -33,7 +33,7 @@ CATEGORIES = {
 }
 """The categories of a run's time and their labels.
 
-`training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`.
+`training` is divided by phase and `slow` by cause, as in `training/forward` and `slow/loader`.
 """
 
 NO_LOSS = {"training", "warm_up"}
@@ -85,15 +85,15 @@ class StepGroup(
     """Consecutive steps of one mode. In a short run, each step is a group.
 
     Attributes:
-        first: Number of the first step, as the loggers count.
+        first: Number of the first step, as counted by the loggers.
         last: Number of the last step.
-        spent: Seconds of all steps of the group by phase.
-        between: Seconds by category within these steps and directly before them, such as
-            validation. They are not part of `spent`.
+        spent: Seconds in each phase, summed over the steps of the group.
+        between: Seconds in each category, such as validation, during the steps and directly before
+            them. Not included in `spent`.
         longest: Seconds of the longest step.
         steps: The number of steps.
         mode: "profiled" if lflops counted, timed or traced the steps.
-        start: Index of the run's start.
+        start: Index, in `Ledger.starts`, of the start in which the steps ran.
     """
 
     first: int
@@ -136,7 +136,10 @@ def _joined(first: StepGroup, second: StepGroup) -> StepGroup:
 
 
 _CLASSES_PER_E = 100
-"""Number of duration classes per factor of e: the middle of a class is at most 0.5 % off."""
+"""Number of duration classes per factor of e.
+
+With this number, the middle of a class differs from any duration in the class by at most 0.5 %.
+"""
 
 
 def duration_class(seconds: float) -> int:
@@ -145,10 +148,10 @@ def duration_class(seconds: float) -> int:
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float | None:
-    """Return the duration in seconds that this share of the steps does not exceed.
+    """Return the duration in seconds that the given share of the steps does not exceed.
 
-    `durations` has the number of steps by class. The result is at most 0.5 % off, and `None`
-    without steps.
+    `durations` has the number of steps in each class. The result is at most 0.5 % off. It is `None`
+    if there are no steps.
     """
     wanted = share * sum(durations.values())
     counted = 0
@@ -165,7 +168,7 @@ class Span(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Unix time in seconds.
         seconds: Duration of the span: the sum of `spent`.
-        steps: Steps done by the end of the span, as the loggers count.
+        steps: Steps done by the end of the span, as counted by the loggers.
         spent: Seconds by category.
         memory: Resident memory of the process in bytes, or `None` if it was not read.
     """
@@ -183,7 +186,7 @@ class Start(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Unix time in seconds.
         seconds: Duration in seconds.
-        first_step: Steps that earlier starts had done, as the loggers count; 0 if unknown.
+        first_step: Steps that earlier starts had done, as counted by the loggers; 0 if unknown.
         last_step: Steps done when the process ended.
         ended: "finished", the class of the exception that ended it, "exit" if the program did not
             close its run, "killed", or "running".
@@ -204,14 +207,14 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     Attributes:
         seconds: Seconds by category, which add up to `total`. Some categories are divided by phase
             or cause after a slash.
-        total: Seconds from the begin of the first process to the end of the last.
+        total: Seconds from the beginning of the first process to the end of the last process.
         steps: Number of steps that the run has done.
         slow_steps: The costliest slow steps in chronological order.
         starts: The starts of the run's process in chronological order; more than one if the run
             was resumed.
         spans: Parts of the run: recent ones are short, earlier ones long.
         step_groups: All steps of all starts, in the order in which they ran.
-        durations: The number of unprofiled steps by class of their duration, see `percentile`.
+        durations: The number of unprofiled steps in each duration class; see `percentile`.
         rank: Rank of the process.
         ranks: Number of ranks.
         others: Number of starts of other runs in the same folder, such as earlier runs or other
@@ -231,7 +234,7 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     others: int = 0
 
     def by_group(self) -> dict[str, float]:
-        """Seconds by category without phases and causes, largest first."""
+        """Return the seconds by category without phases and causes, largest first."""
         totals = summed((group_of(name), value) for name, value in self.seconds.items())
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
@@ -242,30 +245,30 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
 
 
 def group_of(category: str) -> str:
-    """The category without its phase or cause."""
+    """Return the category without its phase or cause."""
     return category.partition("/")[0]
 
 
 QUARTERS = 4
-"""Memory grows if each quarter of the last start has more than the quarter before it."""
+"""Memory grows if it increases from each quarter of the last start to the next quarter."""
 
 GROWN = 0.1
-"""The last quarter must have more than the first quarter by at least this share."""
+"""Memory must grow by at least this share from the first quarter to the last quarter."""
 
 LEAST_GROWN = 1 << 28
-"""The last quarter must have at least this many bytes more than the first quarter."""
+"""Memory must grow by at least this many bytes from the first quarter to the last quarter."""
 
 FEWEST_SPANS = 20
-"""Minimum number of spans with known memory from which growth is computed."""
+"""Growth is computed only if memory is known for at least this many spans."""
 
 GROWING = {"start_up", "warm_up", "compilation"}
 """Categories in which memory grows in any run."""
 
 
 def memory_growth(ledger: Ledger) -> float | None:
-    """Growth of the process's memory over its last start, in bytes per hour.
+    """Return the growth of the process's memory over its last start, in bytes per hour.
 
-    `None` if it does not grow.
+    Returns `None` if memory does not grow, or if it is known for too few spans.
     """
     last_begin = ledger.starts[-1].begin
     spans = []

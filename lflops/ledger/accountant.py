@@ -1,7 +1,8 @@
 """Compute the account of one start from its marks.
 
 The account has the nanoseconds by category and the slow steps. To find slow steps, each step is
-compared with recent steps that have batches of the same size.
+compared with recent steps that have batches of the same size. The median of those recent steps is
+called the usual step.
 """
 
 import math
@@ -27,7 +28,7 @@ REMEMBERED = 64
 FEWEST = 8
 """Minimum number of recent steps that define the usual step."""
 
-# A slow step exceeds the usual step by each of three margins.
+# A step is slow if it exceeds the usual step by more than each of three margins.
 LEAST = 50_000_000
 """The first margin, in nanoseconds."""
 
@@ -38,9 +39,9 @@ SPREADS = 8
 """The third margin, as a multiple of the spread of the recent steps."""
 
 LONG_WAIT = 250_000_000
-"""Minimum extra nanoseconds of a step that is slow only because it waited for a core.
+"""A step that only waited for a core is slow if it took at least this many extra nanoseconds.
 
-Shorter waits are usual if programs share a machine.
+Shorter waits are normal if programs share a machine.
 """
 
 MANY_FAULTS = 50
@@ -56,8 +57,8 @@ class StepEnd(NamedTuple):
     """A mark at the end of a step, which does not change the category.
 
     Attributes:
-        step: Steps done so far, as the loggers count.
-        ran: Nanoseconds of the thread on a core so far.
+        step: Steps done so far, as counted by the loggers.
+        ran: Nanoseconds that the thread has spent on a core so far.
         schedule: Scheduler counters of the thread, read a short time ago.
         usage: Result of `getrusage` at that time.
         shapes: Shapes of the step's batch, if known.
@@ -73,13 +74,13 @@ class StepEnd(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Counters of the system and of Python in a step.
+    """Counters of the operating system and of the CUDA allocator during a step.
 
     Attributes:
         waiting: Nanoseconds in which the thread was ready or stopped and had no core.
-        computing: Nanoseconds on a core, outside the operating system.
+        computing: Nanoseconds on a core, outside the operating system's kernel.
         faults: Pages read from disk.
-        retries: Times that the CUDA allocator freed its cache and tried again.
+        retries: Number of times that the CUDA allocator freed its cache and tried again.
     """
 
     waiting: int = 0
@@ -92,7 +93,7 @@ class StepSpent(NamedTuple):
     """The nanoseconds of a step by phase, and its evidence.
 
     Attributes:
-        elements: Elements of the tensors in its batch, or `None` if unknown.
+        elements: Number of elements of the tensors in the step's batch, or `None` if unknown.
     """
 
     phases: Mapping[str, int]
@@ -125,7 +126,7 @@ class Verdict(NamedTuple):
 
 
 class Usual:
-    """Recent steps of a run, by the size of their batches."""
+    """Recent steps of a run, grouped by batch size."""
 
     def __init__(self) -> None:
         self._by_size: dict[int | None, _Recent] = {}
@@ -162,7 +163,7 @@ class Usual:
         return Verdict(compared.totals.median, cost, by_phase, cause, phase)
 
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """Extra nanoseconds of a step over the median step, by phase; `None` before any step."""
+        """Return a step's extra nanoseconds over the median step by phase; `None` before any step."""
         if not self._all.steps:
             return None
         return _excess(step, self._all, max(step.total - self.median, 0))
@@ -179,7 +180,7 @@ class Usual:
 
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
-    """Return the first cause that explains half of the cost."""
+    """Return the first cause of a slow step that applies, or `"unknown"`."""
     usual = recent.usual_evidence
     more_waiting = step.evidence.waiting - usual.waiting
     more_computing = step.evidence.computing - usual.computing
@@ -219,7 +220,7 @@ def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
 
 
 class _Recent:
-    """Recent steps of one size.
+    """Recent steps with batches of similar size.
 
     Attributes:
         totals: The durations of the steps.
@@ -241,7 +242,7 @@ class _Recent:
         self._net.replace(None if oldest is None else oldest.net, step.net)
 
     def cost_of(self, step: StepSpent) -> int:
-        """Extra nanoseconds of a slow step; 0 if the step is not slow."""
+        """Return the extra nanoseconds of a slow step; 0 if the step is not slow."""
         # Other processes make the time of steps vary, which hides other causes. So a step must be
         # slow even without its waits for a core, unless its extra time is long.
         cost = self.totals.beyond(step.total)
@@ -271,7 +272,7 @@ class _Recent:
         return Evidence(*(int(statistics.median(values)) for values in counters))
 
     def is_exceeded(self, size: int | None) -> bool:
-        """Return whether a batch is much larger than the batches of these steps."""
+        """Return whether a batch is much larger than the batches of the recent steps."""
         known = [step.elements for step in self.steps if step.elements is not None]
         if size is None or not known:
             return False
@@ -299,7 +300,7 @@ class _Times(list[int]):
         return max(LEAST, int(SHARE * self.median), SPREADS * spread)
 
     def beyond(self, time: int) -> int:
-        """Extra duration over the median if it exceeds the tolerance, else 0."""
+        """Return the extra duration over the median if it exceeds the tolerance, otherwise 0."""
         excess = time - self.median
         if excess > LEAST and excess > self.tolerance:
             return excess
@@ -307,7 +308,7 @@ class _Times(list[int]):
 
 
 def elements(shapes: Any) -> int | None:
-    """Number of elements in a batch's tensors, or `None` if their shapes are unknown."""
+    """Return the number of elements in a batch's tensors, or `None` if the shapes are unknown."""
     count = 0
     try:
         for shape in shapes[1]:
@@ -328,16 +329,16 @@ INTERRUPTIONS = {
     "inference": "inference",
     "logging": "logging",
 }
-"""Categories that make a step slow without being part of it, with their causes."""
+"""Categories of time that make a step slow without being part of it, with the cause to report."""
 
 FLUSHING = {"between_epochs", "after_run"}
-"""Categories that begin after an abandoned step: it waited for a batch, but the loader ended."""
+"""Categories that begin when a step is abandoned because the data loader had no more batches."""
 
 LONGEST_FREEZES = 100
 """Maximum number of freezes of the process that are kept."""
 
 MOST_GROUPS = 64
-"""Maximum number of groups of steps in a row of the ledger, unless the modes of steps alternate."""
+"""A row of the ledger has at most this many groups of steps, unless the modes of steps alternate."""
 
 COLLECTING = "gc"
 """Phase for the time of Python's garbage collector, which other phases do not include."""
@@ -356,10 +357,10 @@ class StepAccountant:
         spent: Nanoseconds by category since the last `take`.
         slow: Slow steps since the last `take`.
         groups: All steps since the last `take_steps`.
-        durations: Number of unprofiled steps since the last `take_steps`, by class of duration.
+        durations: Number of unprofiled steps since the last `take_steps`, in each duration class.
         lost: Nanoseconds that the run had lost at the last `take`.
         slow_steps: Number of slow steps at the last `take`.
-        steps: Steps done, as the loggers count; `None` before the first step.
+        steps: Steps done, as counted by the loggers; `None` before the first step.
         first_step: Steps that earlier starts had done.
         freezes: The start and the end of each period in which no thread of the process ran.
     """
@@ -442,8 +443,8 @@ class StepAccountant:
         return groups, durations
 
     def _charge(self, at: int) -> None:
-        # Another thread appends marks, so a mark may be older than the last read. Then the negative
-        # difference corrects the category that the last read assumed.
+        # Another thread appends marks, so a mark may be older than the last read. In that case, the
+        # negative difference corrects the category that the last read assumed.
         begin = self.until
         self.until = at
         spent = at - begin
@@ -512,7 +513,7 @@ class StepAccountant:
             self.durations[duration_class(seconds)] += 1
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """Nanoseconds of a step that are not training, by phase, and the category of this time."""
+        """Return the nanoseconds of a step that are not training, by phase, and their category."""
         if end.touched:
             beyond = self._usual.beyond(step)
             return dict(step.phases if beyond is None else beyond), "lflops"
@@ -554,7 +555,7 @@ class StepAccountant:
         )
 
     def _collected(self, begin: int, at: int) -> int:
-        """Nanoseconds of Python's garbage collector between two moments."""
+        """Return the nanoseconds of Python's garbage collector between two moments."""
         moments = self._collections
         collecting = 0
         while len(moments) >= 2 and moments[0] < at:

@@ -1,4 +1,4 @@
-"""Store calls that a training thread notes, and make them later in the ledger's thread."""
+"""Note calls in the training thread, and make them later in the ledger's thread."""
 
 import threading
 from collections import deque
@@ -23,7 +23,8 @@ class DeferredCalls:
         runs: Set while calls are noted for later.
         append: Appends the values of a note: its moment, the function, the number of arguments, the
             arguments. No argument may be a new object, or an object that the training run would
-            free. Tuples would make Python's garbage collector run, because it tracks them.
+            free. A note is not stored as a tuple, because the garbage collector tracks tuples and
+            would run more often.
         clock: Returns the moment of a note.
         error: The exception of a deferred call. After it, calls are made immediately again.
     """
@@ -57,12 +58,12 @@ class DeferredCalls:
         self.append((self.clock(), call, len(given), *given))
 
     def now(self) -> int:
-        """Nanoseconds of the clock; while noted calls are made, the moment of the note."""
+        """Return the clock's nanoseconds or, while a noted call is made, the moment of the note."""
         return self.clock() if self._moment is None else self._moment
 
     @property
     def next(self) -> int | None:
-        """The moment of the first note that was not processed, or `None`."""
+        """The moment of the first note that has not been processed, or `None`."""
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
@@ -90,7 +91,7 @@ class DeferredCalls:
                 self._player = None
 
     def raise_error(self) -> None:
-        """Raise the exception of a deferred call, if there is one, and only once."""
+        """Raise the exception of a deferred call once, if there is one."""
         if self.error is not None:
             try:
                 raise self.error
@@ -98,7 +99,7 @@ class DeferredCalls:
                 self.error = None
 
     def clear(self) -> None:
-        """Start again in a forked process, which has no thread that makes the calls."""
+        """Drop all calls in a forked process, which has no thread to make them."""
         self._end()
         self._lock = threading.RLock()
         self._notes.clear()

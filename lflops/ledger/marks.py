@@ -45,7 +45,7 @@ LONGEST = WIDTH << 18
 """Maximum number of values that are kept if no thread reads them."""
 
 IDLE = 2_000_000
-"""Minimum nanoseconds off its core after which the training thread's scheduler counters are read.
+"""Minimum nanoseconds that the thread is off its core between two reads of its counters.
 
 A read takes as long as ten events.
 """
@@ -59,7 +59,7 @@ Mark = tuple[int, str | StepEnd]
 
 
 class EventQueue:
-    """The events that the ledger has not read yet. A reader of the phase log."""
+    """A reader of the phase log that holds the events until the ledger processes them."""
 
     def __init__(self) -> None:
         self._values: deque[Any] = deque(maxlen=LONGEST)
@@ -84,7 +84,7 @@ class CategoryMarks:
         self._batch: tuple[Any, bool] = None, False
 
     def of(self, values: Sequence[Any], ledger: object = None) -> Iterator[Mark]:
-        """Yield the marks of events.
+        """Yield the marks for the given events.
 
         Step ends are included only if they belong to `ledger`.
         """
@@ -110,7 +110,7 @@ class CategoryMarks:
                     yield moment, category
 
     def _after(self, event: str, subject: str, stage: str) -> str | None:
-        """The category that an event begins, or `None` if it begins none."""
+        """Return the category that an event begins, or `None` if the event begins no category."""
         if event == ENTER:
             return self._after_enter(subject, stage)
         if event in {LEAVE, DROP}:
@@ -130,7 +130,7 @@ class CategoryMarks:
         return self._current
 
     def _after_rest(self, category: str) -> str | None:
-        """From now on, assign time outside all categories to this category."""
+        """Assign time outside all categories to this category from now on."""
         self._base = category
         if category == AFTER_RUN:
             self._running.clear()
@@ -174,7 +174,7 @@ class StepCounters:
         self._schedule = unknown
 
     def read(self, step: int) -> tuple[int, bytes | None, Any]:
-        """The nanoseconds on a core and the counters of the calling thread, at a step's end."""
+        """Return the calling thread's nanoseconds on a core and its counters, at a step's end."""
         now = self._clock()
         ran = time.thread_time_ns()
         idle = now - ran

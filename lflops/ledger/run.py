@@ -58,7 +58,7 @@ LARGEST_FILE = 1 << 24
 
 
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-"""A number of nanoseconds, steps or bytes. A larger one would not fit into a float."""
+"""A number of nanoseconds, steps or bytes. A larger number would not fit into a float."""
 
 
 MOST_STEPS = 2**53
@@ -68,7 +68,7 @@ A larger number would not fit into a float.
 """
 
 _LARGEST_CLASS = 10_000
-"""Largest class of a duration that a row may have. It is 10^43 seconds."""
+"""Largest duration class that a row may contain. It stands for about 10^43 seconds."""
 
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
@@ -94,10 +94,10 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         spent: Nanoseconds by category since the previous row.
         open: Nanoseconds of the running step, which a later row includes in `spent`.
         step: Steps done; `None` before the first step.
-        first: Steps that earlier starts had done; `None` before the first step, and if the number
-            is unknown.
+        first: Steps that earlier starts had done; `None` before the first step, or if the number is
+            unknown.
         memory: Resident memory of the process in bytes.
-        durations: Number of unprofiled steps since the previous row, by class of their duration.
+        durations: Number of unprofiled steps since the previous row, in each duration class.
         ended: How the run ended; `None` in rows before the end.
     """
 
@@ -305,7 +305,7 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
 
 
 def newest_file(path: str | PathLike[str]) -> Path:
-    """The file of the last start of rank 0 in a folder; a file is returned as it is."""
+    """Return the file of the last start of rank 0 in a folder; a file is returned as it is."""
     given = Path(path)
     if not given.is_dir():
         return given
@@ -376,7 +376,7 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
 
 
 def _down(before: Segment, segment: Segment, last: Span) -> Span:
-    """The time between two starts."""
+    """Return the time between two starts as a span."""
     seconds = max(segment.head.begin - _end(before), 0) / 1e9
     return Span(
         begin=last.begin + last.seconds,
@@ -387,7 +387,7 @@ def _down(before: Segment, segment: Segment, last: Span) -> Span:
 
 
 def _resumed_from(later: Sequence[Segment]) -> int | None:
-    """The first step that later starts did again, if there are any."""
+    """Return the lowest step from which a later start resumed, or `None` if unknown."""
     first: int | None = None
     for segment in later:
         for row in segment.rows:
@@ -397,9 +397,9 @@ def _resumed_from(later: Sequence[Segment]) -> int | None:
 
 
 def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
-    """The rows of a start as spans.
+    """Yield the rows of a start as spans.
 
-    The work after step `lost_after`, from which a later start resumed, is lost.
+    A later start resumed from step `lost_after`, so the work after this step is lost.
     """
     begin = 0
     steps = _first(segment)
@@ -439,7 +439,7 @@ def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
 
 
 def _start(segment: Segment, now: float | None) -> Start:
-    """Create the `Start` of a segment. `now` is Unix time if its process may be running."""
+    """Create the `Start` of a segment. `now` is Unix time, or `None` if the process has ended."""
     first = _first(segment)
     ended = _ended(segment)
     if ended is None:

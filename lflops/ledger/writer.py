@@ -40,9 +40,9 @@ from lflops.phase_log import BATCH, COUNTERS, REST, STEP_END, PhaseLog
 class Collections:
     """Records the moments at which Python's garbage collector begins and ends.
 
-    Python discards an exception of a function in `gc.callbacks`, including a Ctrl-C. So the
-    callback consists of functions written in C, which handle no signals: `property.__get__` calls
-    `next` with its first argument, and this appends the time.
+    If a function in `gc.callbacks` raises an exception, Python discards the exception, even a
+    Ctrl-C. So the callback consists of functions written in C, which handle no signals:
+    `property.__get__` calls `next` with its first argument, and this appends the time.
 
     Attributes:
         moments: The start and the end of each collection, alternately.
@@ -65,9 +65,10 @@ class Collections:
 
 
 def process_age() -> float:
-    """Seconds since this process began, with Linux's resolution of a hundredth.
+    """Return the seconds since this process began.
 
-    On other systems, seconds since this module was loaded.
+    On Linux, the resolution is a hundredth of a second. On other systems, the function returns the
+    seconds since this module was loaded.
     """
     try:
         _, _, after_name = read("/proc/self/stat").rpartition(b")")
@@ -99,7 +100,7 @@ While this thread computes, Python lets the training thread run only every 5 ms.
 """
 
 LATE = 50_000_000
-"""If the thread wakes up more than this many nanoseconds late, no thread of the process ran."""
+"""If the thread wakes up more than this many nanoseconds late, the process was not running."""
 
 PATIENCE = 2.0
 """Maximum number of seconds that the end of a run waits for the thread."""
@@ -115,12 +116,12 @@ class LedgerWriter:
         ranks: Number of ranks.
         retries: Returns how often the device's allocator has freed its cache and tried again.
         schedule: Reads the scheduler counters of the training thread.
-        look_for_request: Function that is called every `REQUEST_PERIOD` seconds.
+        look_for_request: A function that is called every `REQUEST_PERIOD` seconds.
 
     Attributes:
         error: The exception that ended the ledger before the end of the run.
         is_first: Set for the first ledger of this process. Its account begins with the process.
-        knows_step: Returns whether the numbers of steps include those of earlier starts.
+        knows_step: Returns whether step numbers include the steps of earlier starts.
     """
 
     def __init__(
@@ -182,10 +183,10 @@ class LedgerWriter:
         """Log the end of a step.
 
         Args:
-            step: Steps done, as the loggers count.
+            step: Steps done, as counted by the loggers.
             shapes: The shapes of the batch, if they are known.
             touched: Whether lflops counted, timed or traced the step.
-            counters: The result of `counters.read` as the step ended; `None` if it ends now.
+            counters: The result of `counters.read` when the step ended; `None` if the step ends now.
         """
         ran, schedule, usage = counters or self.counters.read(step)
         now = self._log.clock()
@@ -224,7 +225,7 @@ class LedgerWriter:
     def _finish(self, ended: str) -> None:
         """Write the last row and close the file.
 
-        If the thread hangs in the file system, the last row is given up, so that the program can
+        If the thread hangs in the file system, the last row is not written, so that the program can
         continue.
         """
         if not self._lock.acquire(timeout=PATIENCE):
@@ -242,7 +243,7 @@ class LedgerWriter:
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
-        """Figures of this start up to the last row, a few seconds ago."""
+        """Return the figures of this start up to the last row, which is a few seconds old."""
         rows = self._segment.rows
         if not rows:
             return {}
@@ -259,9 +260,10 @@ class LedgerWriter:
             return ledger_of([self._segment])
 
     def step_after(self, seconds: float) -> int:
-        """Number of the first step that ends more than `seconds` from now, at the usual pace.
+        """Return the number of the first step that ends more than `seconds` from now.
 
-        Steps are numbered as the loggers count. 0 before any step.
+        Assumes that steps take as long as recently. Steps are numbered as counted by the loggers.
+        Returns 0 before any step.
         """
         if self.counters.last_end is None:
             return 0
@@ -345,7 +347,7 @@ class LedgerWriter:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _latest: LedgerWriter | None = None
-"""The last ledger of this process. It accounts for the time until the next one begins."""
+"""The last ledger of this process. It accounts for the time until the next ledger begins."""
 
 
 def _begin_of_account(now: int) -> int:
@@ -366,7 +368,7 @@ def _end_at_exit() -> None:
 
 
 def _resident() -> int | None:
-    """Resident memory of this process in bytes, or `None` on systems other than Linux."""
+    """Return the resident memory of this process in bytes, or `None` if the system is not Linux."""
     try:
         pages = read("/proc/self/statm").split()[1]
         return int(pages) * _PAGE

@@ -1,10 +1,10 @@
-"""Analyze the peak memory of a step: holders, savings, parts on a rank, and fit on a chip.
+"""Analyze the peak memory of a step: what holds it, how to lower it, and if it fits on a chip.
 
-The ways to lower it include activation checkpointing of each block. The peak of a rank under
-DeepSpeed's ZeRO comes from a replay of the step, in which ZeRO divides and gathers tensors. For DDP
-and FSDP2, an estimate wraps the model instead. The memory on a chip includes the tensors, the
-driver, libraries and the allocator. Its constants are upper bounds for planning, each with a
-source.
+The ways to lower the peak include activation checkpointing of each block. For DeepSpeed's ZeRO, the
+peak of one rank comes from a replay of the step, in which ZeRO divides and gathers tensors. For DDP
+and FSDP2, an estimate wraps the model instead. The memory that a step needs on a chip includes the
+tensors, the driver, libraries and the allocator. The constants in this file are upper bounds for
+planning, each with a source.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ Verdict = Literal["fits", "tight", "fits, with retries", "does not fit"]
 USABLE = 0.985
 """Share of a chip's memory that a process can use, if the table of chips has no figure.
 
-The chips with HBM in the table have 0.985 to 0.992.
+For chips with HBM, the table has shares from 0.985 to 0.992.
 """
 
 CONTEXT_BYTES = 750 * 2**20
-"""Bytes of CUDA's context, if torch loads its kernels only when it needs them.
+"""Bytes of the CUDA context if torch loads kernels only when they are needed.
 
-Measured 619 MiB on an H100 with torch 2.11, CUDA 13.0, after one kernel,
-and 749 MiB after matmuls in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before
-any kernel (https://github.com/unslothai/unsloth-zoo/pull/1053), about 400 MiB in
-https://github.com/pytorch/pytorch/issues/109888.
+Measured on an H100 with torch 2.11 and CUDA 13.0: 619 MiB after one kernel, and 749 MiB after
+matmuls in two dtypes. Others report 426 MiB with torch 2.10 on an RTX 6000 Ada before any kernel
+(https://github.com/unslothai/unsloth-zoo/pull/1053), and about 400 MiB
+(https://github.com/pytorch/pytorch/issues/109888).
 """
 
 CUBLAS_BYTES = 8320 * 2**10
@@ -42,14 +42,15 @@ HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
 `:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's
-documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread of backward has
-a second workspace, as measured on an H100.
+documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread that runs
+backward has a second workspace, as measured on an H100.
 """
 
 NCCL_BYTES = 1_600_000_000
 """Bytes of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864).
 
-They grow with the number of channels: PCIe has fewer, and ranks that send to each other have more.
+The bytes grow with the number of channels. PCIe has fewer channels, and ranks that send to each
+other have more.
 """
 
 FRAGMENTATION = 0.05
@@ -58,7 +59,7 @@ FRAGMENTATION = 0.05
 TIGHT = 0.05
 """A fit is tight if the step leaves less than this share of the usable memory.
 
-Then a longer batch or another version of a library may not fit.
+A longer batch or another version of a library may then not fit.
 """
 
 
@@ -71,10 +72,10 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
             waits during each retry.
         chip: Name of the chip.
         usable_bytes: Memory of the device that a process can use.
-        needed_bytes: The sum of all parts below.
+        needed_bytes: The sum of all the following parts.
         tensor_bytes: Peak of live tensors.
-        fragmentation_bytes: Memory that the allocator reserves beyond the peak: simulated, or a
-            share of the peak.
+        fragmentation_bytes: Memory that the allocator reserves beyond the peak. It is simulated, or
+            a fixed share of the peak.
         fragmentation_simulated: Whether the allocator was simulated.
         context_bytes: Memory of the driver for this process.
         workspace_bytes: Workspaces of cuBLAS, for the threads of forward and backward.
@@ -251,7 +252,7 @@ def peak_moment(memory: Memory) -> Moment | None:
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the modules with a number as last name, except modules inside such a module."""
+    """Return the outermost modules with names that end in a number, such as `layers.0`."""
     blocks = []
     for row in profile.modules:
         if _is_numbered(row) and not any(map(_is_numbered, ancestry(row)[1:])):
@@ -268,8 +269,8 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: Name of the block.
-        saved_bytes: Bytes of its activations that are alive at the peak: an upper bound of the
-            saving.
+        saved_bytes: Bytes of the block's activations that are alive at the peak. This is an upper
+            bound on the saving.
         macs: MACs of the block's forward, which runs a second time.
         flops: FLOPs of the block's forward, which runs a second time.
     """
@@ -283,7 +284,7 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     """Return the effect of checkpointing each block alone, the largest saving first.
 
-    A block that is checkpointed already is left out. The result is empty if memory was not counted,
+    A block that is already checkpointed is left out. The result is empty if memory was not counted,
     or there was no backward.
     """
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
@@ -310,11 +311,11 @@ class Saving(Struct, frozen=True, kw_only=True):
     """A way to lower the peak.
 
     Attributes:
-        kind: Checkpoint blocks, free gradients before the forward, update in place, or compute the
-            loss in chunks.
+        kind: The method: checkpoint blocks, free gradients before the forward, update parameters in
+            place, or compute the loss in chunks.
         module: The block, or the pattern of repeated blocks; empty for all other kinds.
         modules: Number of blocks.
-        bytes: An upper bound of the saving, because another moment may become the peak.
+        bytes: An upper bound on the saving, because another moment may become the peak.
         macs: Additional MACs in a step.
     """
 
@@ -325,7 +326,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     macs: int
 
 
-# Logits and the loss are reported if they have at least this share of the peak.
+# Logits and the loss are reported if they take at least this share of the peak.
 LARGE = 0.25
 
 
@@ -357,8 +358,8 @@ def memory_savings(
 def _of_logits(memory: Memory) -> int:
     """Return the bytes of logits and loss.
 
-    These are the softmax of the loss, and storages of the same size, half the size or twice the
-    size, which are casts and gradients.
+    These bytes are in the softmax of the loss, and in storages of the same size, half the size or
+    twice the size, which are casts and gradients.
     """
     sizes: set[int] = set()
     for each in memory.alive:
@@ -405,7 +406,7 @@ class Sharded(Struct, frozen=True, kw_only=True):
         strategy: The stage of ZeRO.
         ranks: Number of data-parallel ranks.
         phase: The phase in which the peak is reached.
-        total_bytes: The sum of all parts below, at the peak.
+        total_bytes: The sum of all the following parts, at the peak.
         parameter_bytes: The rank's part of the parameters.
         gradient_bytes: The rank's part of the gradients, after they are reduced.
         optimizer_state_bytes: The rank's part of the optimizer's state.
@@ -433,7 +434,7 @@ class _Moment(NamedTuple):
     Attributes:
         phase: The phase of the step.
         live: Live bytes by category.
-        more: Bytes in addition to `live` that are alive during a part of the operator.
+        more: Bytes in addition to `live` that are alive for part of the operator's run.
         root_gradients: Bytes of the gradients that modules outside the blocks have so far.
         is_in_block: Whether the operator runs in a block.
     """
@@ -475,7 +476,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     block prefetched, and unsharded parameters freed after forward.
 
     Raises:
-        ValueError: There are no ranks, or the model is sharded already.
+        ValueError: `ranks` is less than 1, or the model is already sharded.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: pass at least 1")
@@ -559,9 +560,10 @@ def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Ite
 
 
 def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharded:
-    """Return one moment on a rank under a stage of ZeRO.
+    """Return the memory of one rank at one moment, under a stage of ZeRO.
 
-    Stage 1 shards the optimizer's state, stage 2 also gradients, stage 3 also parameters.
+    Stage 1 shards the optimizer's state. Stage 2 also shards gradients, and stage 3 also shards
+    parameters.
     """
     phase = moment.phase
     live = moment.live

@@ -1,4 +1,4 @@
-"""Call a model forward and backward, and restore it afterwards.
+"""Run a model forward and backward, and restore it afterwards.
 
-Also has the module tree, the parameters and the random number states.
+The package also finds the names of modules and the owners of parameters.
 """

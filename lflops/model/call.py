@@ -1,4 +1,4 @@
-"""Call a model forward and backward, once or repeatedly.
+"""Run a model forward and backward, once or repeatedly.
 
 Afterwards, gradients, buffers, training mode and random number states are restored.
 """
@@ -167,10 +167,10 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all random number generators at the end, also those of the tensors' devices.
+    """Restore all random number generators at the end, including those of the tensors' devices.
 
-    All threads of a process share the generators. If two such contexts overlap in two threads and
-    the first ends first, the second restores the states from before both.
+    All threads of a process share the generators. If contexts in two threads overlap, the context
+    that ends last restores the states from before both.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
@@ -189,7 +189,7 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 ASIDE = "aside"
-"""The name of a part of a pass that is work of lflops and is not timed."""
+"""The name of a part of a pass in which lflops itself works. This part is not timed."""
 
 Divide = Callable[..., None]
 """A function that is called when the next part of a pass begins.
@@ -210,8 +210,8 @@ class ModelCall:
         backward: Whether a pass runs backward.
         loss: Computes a scalar from the output. `None` means the sum of the floating-point outputs,
             which is not counted as work of the model.
-        step: A function of the model and its arguments that runs instead of the call, the loss and
-            backward.
+        step: A function that is called with the model and its arguments, and runs instead of the
+            call, the loss and backward.
     """
 
     caller: str
@@ -244,15 +244,15 @@ class ModelCall:
         )
 
     def inputs(self) -> Iterable[Tensor]:
-        """The tensors in the arguments."""
+        """Return the tensors in the arguments."""
         return tensors_in((self.args, self.kwargs))
 
     def untouched(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that restores the model, gradients and random number states at its end."""
+        """Return a context that restores the model, gradients and random states at its end."""
         return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
-        """Save the model's gradients now, in case forward runs a backward pass itself."""
+        """Save and clear the gradients now, in case forward runs a backward pass itself."""
         self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Let compiled functions run unchanged in a training run, or eagerly in a pass of lflops."""
+"""Let compiled functions run unchanged in a training run, or eagerly in a pass that lflops runs."""
 
 import contextlib
 import sys
@@ -15,9 +15,10 @@ _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _Eager:
-    """The compiler stance of the process.
+    """Sets the compiler stance of the process to eager.
 
-    The first user sets the stance, and the last user to end restores it, in any order.
+    The first context that begins sets the stance, and the last context that ends restores it. The
+    contexts may end in any order.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Exclude a hook from compilation; otherwise, dynamo would compile it with its module.
+    """Exclude a hook from compilation; otherwise, dynamo would compile it together with its module.
 
     This makes each call of the hook slower, so the hook is returned unchanged if torch.compile is
     not loaded.
@@ -65,7 +66,7 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 class KeptGraphs:
     """Keeps a copy of each graph that torch.compile creates between `start` and `stop`.
 
-    Copying also ends if the object is freed, because a counting context may never be entered.
+    Copying also stops when this object is freed, because `stop` may never be called.
     """
 
     def start(self) -> None:
@@ -92,7 +93,7 @@ class KeptGraphs:
 def unremark_hooks(undo: CleanupStack) -> None:
     """Suppress torch's warning about global hooks on compiled modules, until `undo` is closed.
 
-    The hooks of lflops expect to be called for the wrapper.
+    lflops' hooks expect to be called for the wrapper.
     """
     before = list(warnings.filters)
     undo.add(_remove_new_filter, before)

@@ -1,8 +1,9 @@
 """Find the names of a model's modules, the owners of its parameters, and its repeated blocks.
 
 In a compiled graph, the name of a module is the expression with which the compiled function reaches
-it, such as `L['self'].blocks.0`. The same expression can mean different modules: a graph may be
-compiled once and run for each of twelve blocks. So the name depends on the running module.
+it, such as `L['self'].blocks.0`. The same expression can refer to different modules, because a
+graph may be compiled once and run for each of twelve blocks. The module that it refers to depends
+on the running module.
 """
 
 import re
@@ -22,21 +23,21 @@ from lflops.torch_private.tensors import local_part
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names under which torch's wrappers register the wrapped module.
 
-Module names in lflops omit these names.
+Module names in lflops leave them out.
 """
 
 
 class ModuleTree:
-    """A model's modules by name.
+    """A model's modules, keyed by name.
 
     A module's name starts with the name of the module that calls it. If the caller does not contain
     the module, the name is the first name that a walk from the root finds. Modules are compared by
     identity, because a user's class may define equality.
 
     Attributes:
-        modules: The modules by name.
+        modules: The modules, keyed by name.
         compiled: The names of compiled modules.
-        wrappers: Modules that wrap another module, by id.
+        wrappers: Modules that wrap another module, keyed by `id()`.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
@@ -76,22 +77,25 @@ class ModuleTree:
         return fqn
 
     def first_name(self, module: nn.Module) -> str:
-        """Return the first name of a module that a walk from the root finds."""
+        """Return the name under which a walk from the root first finds a module."""
         return self._first[id(module)]
 
     def nearest(self, fqn: str) -> str:
-        """Return the nearest name, at or above this name, that is a module and not a named scope."""
+        """Return `fqn` if it is a module; if it is a named scope, return the module around it."""
         while fqn and fqn not in self.modules:
             fqn = fqn.rpartition(".")[0]
         return fqn
 
     def owner(self, parameter: Tensor | None) -> str:
-        """Return the module that a parameter counts for: the first module that has it, or the root."""
+        """Return the name of the module that a parameter counts for.
+
+        This is the first module that has the parameter, or the root if no module has it.
+        """
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, str]]:
-        """Yield every parameter once, with the module that it counts for."""
+        """Yield every parameter once, with the name of the module that it counts for."""
         yield from self._owners.values()
 
     def _walk(self, name: str, module: nn.Module) -> None:
@@ -149,7 +153,7 @@ class ParameterSize(NamedTuple):
     """The size of one of the model's parameters.
 
     Attributes:
-        fqn: The module that the parameter counts for.
+        fqn: The name of the module that the parameter counts for.
         stored_in: The parameter, or the flat parameter that contains its elements.
         elements: Number of elements.
         local_elements: Number of elements on this rank.
@@ -162,7 +166,7 @@ class ParameterSize(NamedTuple):
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
-    """Yield the size of every parameter once, without lazy parameters that have no shape yet."""
+    """Yield the size of every parameter once, except lazy parameters that have no shape yet."""
     flattened = set()
     for wrapper in tree.wrappers.values():
         for part in flat_parts(wrapper):
@@ -184,8 +188,8 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
 def _sizes(parameter: Any) -> tuple[int, int]:
     """Return the number of elements of a parameter, in total and on this rank.
 
-    DeepSpeed replaces a sharded parameter by an empty tensor with attributes for its size and its
-    shard.
+    DeepSpeed replaces a sharded parameter with an empty tensor. The size and the shard of the
+    parameter are attributes of this tensor.
     """
     elements = getattr(parameter, "ds_numel", None)
     if elements is None:
@@ -197,9 +201,9 @@ def _sizes(parameter: Any) -> tuple[int, int]:
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules that have parameters and a number as key, by name.
+    """Return the outermost numbered modules that have parameters, keyed by name.
 
-    The key is the module's key in its container, such as `0` for `layers.0`.
+    A module is numbered if its key in its container is a number, such as `0` for `layers.0`.
     """
     blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -219,16 +223,16 @@ _HELD = "__closure__"
 def names_in_tree(
     modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()
 ) -> list[str | None]:
-    """Return the name in the tree of each module of a compiled graph.
+    """Find the modules of a compiled graph in the tree, and return their names there.
 
-    A name is `None` if several modules match, or no module. The compiled function belongs to the
-    running module, or to the only module below it that contains the graph's modules.
+    A name is `None` if no module or more than one module matches. The compiled function belongs to
+    the running module, or to the only module below it that contains the graph's modules.
 
     Args:
         modules: Name and class name of each module in the graph.
         running: The name of the running module.
-        tree: The modules.
-        owners: The names of modules with parameters that were passed to the graph.
+        tree: The model's modules.
+        owners: The names of the modules that own the parameters passed to the graph.
     """
     by_root: dict[str, list[_Reference]] = {}
     for number, (name, class_name) in enumerate(modules):

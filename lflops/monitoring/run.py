@@ -43,15 +43,15 @@ from lflops.trace.record.compiled_time import CompileTracking
 
 
 class RunLedger:
-    """Marks the activities of one run for its ledger, from set-up to end.
+    """Records the activities of one run in its ledger, from set-up to end.
 
     Attributes:
-        ends_step: Returns whether the batch that ends now ends a training step; `False` before
-            training has begun.
+        ends_step: Returns whether the batch that is ending completes a training step; `False`
+            before training has begun.
         logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
         requests: The requests for windows.
-        listen_again: Listens to compilations again, if torch has removed the callback.
+        listen_again: Registers the callback for compilations again, if torch has removed it.
         end_step: Logs the end of a step.
         curves: Returns metrics of the whole run, for a point of the curves.
     """
@@ -106,7 +106,7 @@ class RunLedger:
         self._log.append((self._log.clock(), END, category, None))
 
     def rest(self, category: str) -> None:
-        """From now on, assign time outside all categories to this category."""
+        """Assign time outside all categories to this category from now on."""
         self._log.append((self._log.clock(), REST, category, None))
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
@@ -132,7 +132,7 @@ class RunLedger:
         self.ends_step = bool
         self.logged_step = int
         self._writer.stop(ended)
-        # keep only the answer, since the function refers to the loop
+        # keep only the result, because the function refers to the loop
         self._writer.knows_step = partial(bool, self._writer.knows_step())
         error = self._writer.error
         self._writer.error = None
@@ -150,7 +150,7 @@ class RunLedger:
         return self._writer.ledger()
 
     def _allocator_retries(self) -> int:
-        """Number of times that the device's allocator freed its cache and tried again."""
+        """Return the number of times that the device's allocator freed its cache and tried again."""
         if self._device is None:
             return 0
         return allocator_stats(self._device).get("num_alloc_retries", 0)
@@ -160,7 +160,7 @@ class RunLedger:
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks: a process group and its store outlive a run."""
+"""Numbers the runs on several ranks, because a process group and its store outlive a run."""
 
 
 class MonitoredRun:
@@ -168,11 +168,12 @@ class MonitoredRun:
 
     Attributes:
         begun: The number of runs that this process has begun.
-        sessions: The session of each stage, or `None` before it begins and after it is over.
+        sessions: The session of each stage, or `None` before the stage begins and after the session
+            is over.
         profiles: The last 32 closed windows, on the main process.
         log_dir: The run's folder, or `None`.
         store: A store that all ranks can reach. `None` if there is no store or only one rank.
-        guard: The error guard for all calls from the training.
+        guard: The error guard for all calls from the training loop.
         cleanup: Removes what the integration has installed, at the end of the run.
     """
 
@@ -251,13 +252,13 @@ class MonitoredRun:
         return self._ledger.account
 
     def enters(self, category: str) -> None:
-        """From now on, assign time to this category, until `leaves(category)`."""
+        """Assign time to this category until `leaves(category)` is called."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
-        """From now on, assign time as it was assigned before `enters(category)`."""
+        """Assign time again as it was assigned before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.end(category)
@@ -277,7 +278,8 @@ class MonitoredRun:
     def open(self, name: str, ranks: int) -> None:
         """Prepare for the run.
 
-        Graphs that are compiled from now on are kept, and tracked with `compiled="modules"`.
+        From now on, graphs are kept when they are compiled. With `compiled="modules"`, they are
+        also tracked.
 
         Args:
             name: The name of the monitor. It is the same on all ranks, and unique among the
@@ -305,8 +307,8 @@ class MonitoredRun:
 
         Args:
             name: The name of the stage.
-            training: Reads the run from the loop, when the first stage begins.
-            stage: Reads the stage from the loop, when it begins for the first time.
+            training: Reads the run from the loop; called when the first stage begins.
+            stage: Reads the stage from the loop; called when the stage begins for the first time.
             monitor: The number of the monitor among the loop's monitors, from 1.
 
         Raises:
@@ -409,7 +411,7 @@ class MonitoredRun:
                 raise
 
     def batch_ends(self, name: str, batch: Any) -> None:
-        """End a batch of a stage, and open a requested window if its step has come."""
+        """End a batch of a stage, and open a requested window if it is due."""
         session = self.sessions[name]
         ledger = None if self._failed else self._ledger
         if session is not None or ledger is not None:
@@ -453,10 +455,10 @@ class MonitoredRun:
         return None
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a requested window if its step has come.
+        """Open a requested window if step `due` has been reached.
 
-        If the schedule waits for its next window, that window opens now. After the schedule, an
-        extra window begins. While another window is open, the request waits.
+        If the schedule is waiting for its next window, that window opens early. After the end of
+        the schedule, an extra window opens. While another window is open, the request waits.
         """
         if self._read_training is None or self._failed:
             requests.due = None
@@ -502,7 +504,7 @@ class MonitoredRun:
         session.begin()
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Call `action` with the session of a stage, if it has one."""
+        """Call `action` with the session of a stage, if the stage has one."""
         session = self.sessions[name]
         if session is None:
             return

@@ -39,9 +39,9 @@ from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
-# Number of steps after which ranks share their unprofiled steps, if the run has no curves. With
-# curves, they share once per point, but not more often than every `SHARE_LEAST` steps: the step
-# after sharing is disturbed on rank 0.
+# Without curves, ranks share their unprofiled steps every `SHARE_EVERY` steps. With curves, they
+# share once per point, but not more often than every `SHARE_LEAST` steps, because the step after
+# sharing is disturbed on rank 0.
 SHARE_EVERY = 50
 SHARE_LEAST = 9
 # If recording an event takes more seconds than this, phases are marked in only one of
@@ -112,7 +112,7 @@ class Session:
             self._phase_waits = PhaseWaits(self._clock)
 
     def _device_clock(self) -> Clock:
-        """The clock of the training's device. Notes a device without timed events."""
+        """Return the clock of the run's device. Adds a note if the device has no timed events."""
         device = self._training.device
         if device.type == "cpu":
             return HostClock()
@@ -129,9 +129,9 @@ class Session:
         return clock
 
     def _plan(self) -> Plan:
-        """The schedule, rounded to whole steps and shortened to fit the run.
+        """Return the schedule, rounded to whole steps and shortened to fit the run.
 
-        Notes and logs each change.
+        Each change is logged and added to the notes.
         """
         schedule = self._settings.schedule
         accumulation = self._stage.accumulation()
@@ -146,7 +146,7 @@ class Session:
         return plan
 
     def _device_phases(self) -> MarkedPhases | None:
-        """Phases timed on the device's stream, or `None` if the host clock times them."""
+        """Return the phases timed on the device's stream, or `None` if the host clock times them."""
         clock = self._clock
         if not isinstance(clock, StreamClock):
             return None
@@ -167,7 +167,7 @@ class Session:
         )
 
     def _new_live_metrics(self) -> LiveMetrics | None:
-        """The curves over all steps, if anything logs them."""
+        """Return the metrics over all steps, or `None` if nothing logs them."""
         training = self._training
         is_logged = self._results.reporters is not None and training.loggers and training.log_every
         if not (self._stage.learns and self._settings.track and is_logged):
@@ -178,7 +178,7 @@ class Session:
     def begin(self) -> None:
         """Begin the stage for the first time.
 
-        If this fails, `detach` removes everything that was installed until then.
+        If this method fails, `detach` removes everything that was installed before the failure.
         """
         self._step_timer.install(self._guard)
         self._open_window()
@@ -203,20 +203,20 @@ class Session:
         self.mode.begin_step()
 
     def pause(self) -> None:
-        """End the stage for now. Recordings end here, and the stage may resume."""
+        """Pause the stage. Recordings end now, but the stage may resume later."""
         self._listening.close()
         self._logged_phases.disconnect()
         for mode in self._modes.values():
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Let the next step take the slow path, as the number of accumulated batches may change."""
+        """Let the next step take the slow path, because gradient accumulation may change."""
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
         """Begin a batch in the mode of its step.
 
-        It is not called for a batch on the fast path, unless the previous batch did not end.
+        Not called for a batch on the fast path, unless the previous batch did not end.
         """
         if self.fast_path.in_batch:
             self._abandon_step()
@@ -272,13 +272,16 @@ class Session:
 
     @property
     def can_open(self) -> bool:
-        """Return whether a requested window can open now: in a wait, or after the schedule."""
+        """Return whether a requested window can open now.
+
+        It can if the schedule is waiting for its next window or is over.
+        """
         return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
-        """In a wait, let the next window open after the next step.
+        """Let the next window open after the next step, if the schedule is waiting for it.
 
-        Returns whether it will open.
+        Returns whether the window will open.
         """
         if self._cursor.phase != "wait":
             return False
@@ -287,7 +290,7 @@ class Session:
         return True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the stage with the run, and report its windows. After an error, do not wait."""
+        """End the stage when the run ends, and report its windows. After an error, do not wait."""
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True
@@ -327,10 +330,10 @@ class Session:
             self._annotations.wait()
 
     def _flush_fast_path(self) -> None:
-        """Turn the steps of the fast path into timed steps, between two steps."""
+        """Turn the steps of the fast path into timed steps. Called between two steps."""
         logged_step = self._training.logged_step()
         last = self._step_timer.logged_step
-        # Lightning counts a step after `on_train_batch_end`, so it may be at the step that is over
+        # Lightning counts a step after `on_train_batch_end`, so `logged_step` may still be `last`
         self._step_timer.flush_fast_path(last + 1 if logged_step == last else logged_step)
 
     def _advance(self) -> None:
@@ -398,7 +401,7 @@ class Session:
         return self._modes.get(phase, UNPROFILED)
 
     def _open_window(self) -> bool:
-        """Open the window of the cursor and make its modes, if its wait is over."""
+        """Open the cursor's window and make its modes, if the wait before the window is over."""
         cursor = self._cursor
         if cursor.phase in {"wait", "over"} or self._windows[-1].opened:
             return False
@@ -425,7 +428,7 @@ class Session:
         )
 
     def _modes_of(self, window: Window) -> dict[str, StepMode]:
-        """The modes of a window, by the phase of the schedule."""
+        """Return the modes of a window, keyed by the phase of the schedule."""
         training = self._training
         settings = self._settings
         modes: dict[str, StepMode] = {
@@ -472,14 +475,14 @@ class Session:
 
     @property
     def _point_period(self) -> int | None:
-        """Steps between two points of the curves."""
+        """Number of steps between two points of the curves, or `None` without curves."""
         if self._live_metrics is None:
             return None
         return self._training.log_every
 
     @property
     def _share_period(self) -> int | None:
-        """Steps after which ranks share their unprofiled steps."""
+        """Number of steps after which ranks share their unprofiled steps, or `None` if they do not."""
         if self._unshared is None:
             return None
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
@@ -489,7 +492,7 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Number of next steps without a point, a window or background work at their end."""
+        """Return how many of the next steps end without a point, a window or background work."""
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
@@ -517,7 +520,7 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the step that begins, because other ranks wait in it until this rank's work is done.
+        """Mark the next step, because other ranks wait in it until this rank's work is done.
 
         If any rank has marked a step, the step is left out when ranks are compared and merged.
         """
@@ -525,7 +528,7 @@ class Session:
             self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
-        """Pass on the steps with times that can be read."""
+        """Pass on the steps that can be read without waiting for the device."""
         for step in self._step_timer.read():
             if self._phase_waits is not None:
                 marks = step.device_marks
@@ -557,7 +560,7 @@ class Session:
             self._step_timer.mark("background")
 
     def _step(self, timed: TimedStep) -> Step:
-        """Read a step, with the waits of the training thread by phase if these are known."""
+        """Read a step, with the waits of the training thread in each phase if they are known."""
         step = self._step_timer.step(timed)
         if self._phase_waits is None:
             return step
@@ -566,7 +569,8 @@ class Session:
     def _extends(self, window: Window) -> bool:
         """Request more module-timing steps if a module seems slow but there are too few to decide.
 
-        With several ranks, none are requested: the ranks could disagree.
+        With several ranks, no steps are requested, because the ranks could disagree. Returns
+        whether steps were requested.
         """
         missing = window.missing_timing_steps
         ordinal = self._step_timer.ordinal
@@ -582,7 +586,7 @@ class Session:
     def _profile(
         self, window: Window, *, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """A window's profile without its trace, and the self seconds in module-timing steps."""
+        """Return a window's profile without its trace, and the self seconds of timed modules."""
         counted = window.counted or self._counter.uncounted_profile()
         timer = self._step_timer
         timer.token_inputs = timer.token_inputs or counted.run.tokens_from
@@ -632,14 +636,14 @@ class Session:
 
 
 def _is_shared(step: TimedStep) -> bool:
-    """Return whether ranks are compared by this step."""
+    """Return whether this step is used to compare ranks."""
     return step.kind == "unprofiled" and step.times_phases and is_compared(step.marks)
 
 
 def _schedule_changes(
     asked: Schedule, plan: Plan, accumulation: int, batches: float
 ) -> Iterator[tuple[Note, str]]:
-    """Each difference between the plan and the schedule, as a note and a message."""
+    """Yield each difference between the plan and the schedule, as a note and a message."""
     names = ("skip_first", "wait", "warmup", "active")
     if any(getattr(asked, name) % accumulation for name in names):
         values = {"accumulation": accumulation}

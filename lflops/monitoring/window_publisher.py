@@ -39,15 +39,15 @@ _FOLDER = "folder"
 # and the outputs of loggers. For smaller profiles this takes about 50 ms in the training thread.
 LARGE = 5_000
 
-# Maximum number of windows of a run that are kept in memory: a window of a large model takes a few
-# MB, and a schedule may repeat without end.
+# Maximum number of windows of a run that are kept in memory, because a window of a large model
+# takes a few MB, and a schedule may repeat without end.
 KEPT = 32
 # maximum number of seconds that the end of a run waits for pages that are being written
 LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """Samples and tokens of all ranks, divided by the samples and tokens of this rank.
+    """Return the samples and tokens of all ranks, divided by those of this rank.
 
     Unknown shares are left out.
     """
@@ -68,7 +68,7 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """Text to append to the log message of a window that did not end as planned.
+    """Return the text that the log message adds for a window that did not end as planned.
 
     A window counts as cut short if a rank failed, but not if only reports of ranks are missing.
     """
@@ -88,7 +88,7 @@ class _Closed(NamedTuple):
 
     Attributes:
         message: The first line of its log text.
-        files: The files that are written already.
+        files: The files that have already been written.
         step: The step on the loggers' x-axis.
         is_first: Whether it is the first window of the run.
     """
@@ -101,9 +101,9 @@ class _Closed(NamedTuple):
 
 
 class WindowPublisher:
-    """Publishes the windows of one monitor in one run, of all stages.
+    """Publishes the windows of all stages for one monitor in one run.
 
-    Every process creates one, since all ranks take part.
+    Every process creates a publisher, because all ranks take part.
 
     Args:
         training: The training run.
@@ -114,12 +114,12 @@ class WindowPublisher:
 
     Attributes:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: The samples and tokens of all ranks, divided by the samples and tokens of this rank,
-            by stage, in the last window.
+        shares: For the last window of each stage, the samples and tokens of all ranks, divided by
+            those of this rank.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The place of this rank among all ranks.
         failures: The outputs that have failed.
-        reporters: The outputs, or `None` on all processes but the main one.
+        reporters: The outputs, or `None` if this is not the main process.
         paths: The paths of files, or `None` if no files are written.
         compares_ranks: Whether the unprofiled steps of all ranks are compared.
         wants_windows: Whether the windows of this rank are used.
@@ -147,8 +147,8 @@ class WindowPublisher:
         self._training = training
         # the profile that was saved last, and its path
         self._saved: tuple[Profile, Path] | None = None
-        # by stage and window, whether this rank's window is partial, and its steps, until the
-        # windows of all ranks are merged
+        # Whether this rank's window is partial, and its steps, keyed by stage and window. They are
+        # kept until the windows of all ranks are merged.
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
         # the last comparison that was read, by stage
         self._compared: dict[str, RankComparison] = {}
@@ -451,7 +451,7 @@ def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
-    """Lines that explain where to see the results of the run."""
+    """Yield lines that explain where to see the results of the run."""
     profiles = [file for file in files if file.name.endswith(".profile.json")]
     if profiles:
         yield f"on a terminal: lflops show {shlex.quote(str(profiles[0]))}"
@@ -462,7 +462,7 @@ def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
 
 
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
-    """The part of a folder for the run's files.
+    """Return the part of a folder in which the run's files are written.
 
     The main process claims the part, and announces it to the other ranks. A rank that receives no
     announcement writes to the folder itself, where its files have unique names.
@@ -484,8 +484,8 @@ def in_background(
 ) -> Future[Result]:
     """Call a function in a daemon thread, after the calls of `after` have ended.
 
-    The interpreter does not wait for the thread, so a hanging file system does not keep it from
-    exiting. Files are written atomically, so no file is left half written.
+    The interpreter does not wait for the thread, so a hanging file system does not keep the
+    interpreter from exiting. Files are written atomically, so no file is left half written.
     """
     future: Future[Result] = Future()
 

@@ -24,13 +24,13 @@ from lflops.monitoring.inputs.messages import warn
 from lflops.ranks.collect.store import poll, wait_for
 
 LISTEN = 0.06
-"""Seconds between two checks of rank 0 for a request.
+"""Seconds between two checks for a request on rank 0.
 
-Together with `NOTICE` it is less than a step of 100 ms.
+`LISTEN` and `NOTICE` together are less than a step of 100 ms.
 """
 
 NOTICE = 0.03
-"""Seconds after which every rank has received the step that rank 0 names."""
+"""Seconds after which every rank has received the step that rank 0 has chosen."""
 
 ANSWER = 1.0
 """Maximum number of seconds that rank 0 waits for answers."""
@@ -52,15 +52,15 @@ class WindowRequests:
         rank: The rank.
         ranks: The number of ranks.
         store: The store that the ranks share, or `None` if there is only one rank.
-        folder: The folder in which the shell leaves the file of a request.
+        folder: The folder in which `lflops window` leaves the file of a request.
         can_open: Returns whether this rank can open a window. Rank 0 reports its window last, so if
             rank 0 can open a window, all ranks can.
 
     Attributes:
-        due: The number of steps, as the loggers count, after which the next window opens. `None` if
-            no window was requested.
+        due: The number of steps, as counted by the loggers, after which the next window opens.
+            `None` if no window was requested.
         look_for_request: Checks for a request from the shell. `None` if the thread of this class
-            does so, or if there is no folder.
+            does this, or if there is no folder.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class WindowRequests:
     def start(self, step_after: Callable[[float], int]) -> None:
         """Start to accept requests.
 
-        `step_after` returns the first step, as the loggers count, that ends more than the passed
-        number of seconds from now.
+        `step_after` takes a number of seconds. It returns the number of the first step that ends
+        after that time, as counted by the loggers.
         """
         self._step_after = step_after
         with suppress(OSError):
@@ -134,7 +134,7 @@ class WindowRequests:
                 self.ask()
 
     def _wake(self) -> None:
-        """End this rank's wait, with the connection that other threads use."""
+        """End this rank's wait. Uses the connection of the other threads."""
         with suppress(Exception):
             self._store.set(_key(self._rank, self._message), ENDS)
 

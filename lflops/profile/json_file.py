@@ -31,7 +31,7 @@ LARGEST_FILE = 1 << 30
 """Maximum size of a file in bytes."""
 
 LARGEST_SEARCH = 1 << 25
-"""Maximum size in bytes of a text in which the path to an error is searched."""
+"""The path to an error is searched only if the text before it has at most this many bytes."""
 
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
@@ -51,7 +51,7 @@ _ADVICE = "pass a file that Profile.save wrote"
 
 
 class _OtherVersionError(ProfileError):
-    """A profile has another schema version.
+    """The profile has a different schema version.
 
     The message of this error needs no `_ADVICE`.
     """
@@ -394,7 +394,8 @@ def json_schema(
 ) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a value, with descriptions of objects and fields.
 
-    It allows unknown fields, so it accepts the files of every minor version of its major version.
+    The schema allows unknown fields, so it accepts files of every minor version with the same major
+    version.
     """
     schema = msgspec.json.schema(value)
     for name, definition in schema["$defs"].items():

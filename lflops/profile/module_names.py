@@ -39,13 +39,14 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
 def patterns(
     modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, str]:
-    """Replace the numbers of repeated modules by `*` in each name, such as `layers.*.mlp.0`.
+    """Replace the numbers of repeated modules with `*` in each name, as in `layers.*.mlp.0`.
 
     Modules of one class in the same place have the same pattern.
 
-    A module is repeated if the previous or the next sibling has a number too and is equal. The 48
+    A module is repeated if the previous or the next sibling also has a number and is equal. The 48
     blocks of a stack are repeated; the first and the third layer of a `Sequential` are not. A star
-    means all numbers. If not all numbers repeat, they are listed: `layers.{0-2,4}.mlp`.
+    means all numbers. If not all numbers repeat, the repeated numbers are listed, as in
+    `layers.{0-2,4}.mlp`.
 
     Siblings are equal if they have the same class. Siblings without submodules must also have the
     same number of parameters.
@@ -57,8 +58,8 @@ def patterns(
     below = below or children(modules)
     found = {"": ""}
     waiting = [[""]]
-    # The loop appends to the list that it reads. The list has groups of modules with equal
-    # patterns.
+    # Each item is a group of modules with equal patterns. The loop appends to the list that it
+    # reads.
     for parents in waiting:
         above = found[parents[0]]
         taken: set[str] = set()
@@ -127,7 +128,7 @@ def _has_number(name: str) -> bool:
 
 
 def spelled_out(names: Iterable[str]) -> str:
-    """Join names that differ in numbers, such as `layers.{0-2,4}.mlp`; a single name is unchanged."""
+    """Join names that differ in numbers, as in `layers.{0-2,4}.mlp`; a single name is unchanged."""
     parts = []
     for labels in zip(*(name.split(".") for name in names), strict=True):
         if len(set(labels)) == 1:
@@ -171,7 +172,7 @@ def fold_repeats(
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
-    """Add up the values of repeated modules, by the labels of `fold_repeats`."""
+    """Add up the values of repeated modules, keyed by the labels of `fold_repeats`."""
     sums = {}
     for label, items in fold_repeats(values.items(), lambda item: item[:1], patterns):
         sums[label] = sum(value for _, value in items)

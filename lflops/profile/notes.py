@@ -23,9 +23,9 @@ class Note(Struct, frozen=True, kw_only=True):
     """A note: a fact that a reader of the profile must know.
 
     Attributes:
-        code: The kind of note. A file of a later version may have codes that are unknown here.
-        subject: The subject, which the row in notes.toml describes; may be empty.
-        values: Values by name, with the types in the row of notes.toml.
+        code: The kind of note. A file from a later version of lflops may have unknown codes.
+        subject: The subject of the sentence, as described in notes.toml; may be empty.
+        values: Values by name, with the types that notes.toml defines.
     """
 
     code: str
@@ -60,7 +60,7 @@ def sentence(note: Note) -> str:
 
 
 def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
-    """Yield the notes with this code."""
+    """Yield the notes with the given code."""
     return (note for note in notes if note.code == code)
 
 
@@ -94,7 +94,8 @@ class _Words(string.Formatter):
     """Formats the values of a template.
 
     `{macs}` is a count, `{bytes:size}` has a unit of `units`, and `{calls:call}` is a count with its
-    noun. A noun takes an s in the plural; another plural follows a slash. A missing value is a dash.
+    noun. The plural of the noun ends in s, unless another plural follows a slash. A missing value is
+    shown as a dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:

@@ -7,8 +7,9 @@ The name of a module is its dotted path; the name of the root is the empty strin
 while the module was the innermost running module. Inclusive work adds the work of all rows below
 the module in the tree of names.
 
-Python's garbage collector does not track the types of which a profile has thousands of values
-(`gc=False`). They cannot be part of a cycle, and loading 5,000 modules takes a quarter less time.
+Python's garbage collector does not track types that occur thousands of times in a profile
+(`gc=False`). Their values cannot be part of a cycle, and loading 5,000 modules takes a quarter less
+time.
 """
 
 import difflib
@@ -42,7 +43,7 @@ from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
 PhaseQuery = Phase | Literal["all"] | None
-"""A phase; `"all"` and `None` add up all phases."""
+"""A phase, or `"all"` or `None` for the sum over all phases."""
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 """A field of `Work` that queries of a profile can return."""
@@ -57,8 +58,8 @@ driver 1 GB.
 SCHEMA_VERSION = "2.0"
 """Version of the file's schema.
 
-A reader accepts every minor version of its major version. It ignores unknown fields, and new fields
-have a default.
+A reader accepts every minor version with the same major version. It ignores unknown fields, and new
+fields have a default.
 """
 
 
@@ -202,13 +203,13 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
     """One collective on one group, in one module and phase.
 
     Attributes:
-        bytes: The larger of the bytes that a rank sends and receives.
-        seconds: Time per step of its kernels on the device, or on the host with gloo, including the
-            wait for other ranks. `None` if the collective was not traced, or if other collectives
-            of the same kind ran in the same place.
-        exposed_seconds: The part of `seconds` in which nothing was computed.
-        least_seconds: The smallest `seconds` of all traced ranks. It is the transfer time if one
-            rank comes last in all calls. `None` if fewer than two ranks were traced.
+        bytes: The number of bytes that a rank sends or receives, whichever is larger.
+        seconds: Time of the collective's kernels per step, including the wait for other ranks. It is
+            measured on the device, or on the host with gloo. `None` if the collective was not
+            traced, or if other collectives of the same kind ran in the same place.
+        exposed_seconds: The part of `seconds` during which nothing was computed.
+        least_seconds: The smallest `seconds` of all traced ranks. It is the transfer time if the
+            same rank comes last in all calls. `None` if fewer than two ranks were traced.
     """
 
     module: str
@@ -254,7 +255,7 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
 class Reserved(Struct, frozen=True, kw_only=True):
     """A simulation of torch's CUDA allocator on the allocations of a step.
 
-    All fields are peaks in bytes, each at its own time.
+    The fields in bytes are peaks, which may occur at different times.
 
     Attributes:
         settings: The value of `PYTORCH_ALLOC_CONF`; empty for the default.
@@ -278,20 +279,22 @@ class Reserved(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """The bytes of tensors that are alive while a step runs.
 
-    They do not include workspaces. They include the allocator's rounding only in some estimates.
+    Workspaces are not included. The allocator's rounding is included only in some estimates.
 
     Attributes:
         source: `counted` on a real pass, `fake` if nothing was allocated.
         peak_index: The number of the operator that reached the peak, among all operators of the
             step.
-        by_category: The peak by parameters, gradients, optimizer_state, activations, temporary,
-            other. At another time, more bytes of a category may be alive; see `most_by_category`.
-        most_by_category: Most bytes of each category, each at its own time. Activations reach their
-            maximum at the end of forward.
-        by_module: Bytes at the peak by the row that allocated or owns them, without rows below it.
+        by_category: Bytes at the peak in each category: parameters, gradients, optimizer_state,
+            activations, temporary, other. At another time, more bytes of a category may be alive;
+            see `most_by_category`.
+        most_by_category: The most bytes of each category that were alive at any time. Activations
+            reach their maximum at the end of forward.
+        by_module: Bytes at the peak, keyed by the row that allocated or owns them. A row does not
+            include the rows below it.
         activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
-        timeline: The operators in the order of execution. For more than 20,000 operators, the
+        timeline: The operators in the order of execution. If there are more than 20,000, only the
             extremes of equal buckets, and the peak.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
@@ -340,7 +343,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
         samples_from: The source of `samples_per_step` in words, such as `dimension 0 of images`.
-        tokens_from: The names of the inputs with the tokens as elements, or `units=`.
+        tokens_from: The names of the inputs that have one element for each token, or `units=`.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -383,8 +386,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         waits: The modules and phases in which this rank waits for other ranks, because a collective
             runs or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
-        unprofiled_comparison: The delays of ranks in unprofiled steps. There are more of these
-            steps.
+        unprofiled_comparison: The delays of ranks in unprofiled steps, which are more numerous.
         timelines: A few steps of the rank that made the profile, or of each of the first ranks. For
             each rank, the step with the median length comes first. Empty if no step was traced or
             timed by module.
@@ -426,7 +428,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         """Return the MACs, or another metric, of each module, including its submodules.
 
         Args:
-            phase: A phase; `"all"` and `None` add up all phases.
+            phase: A phase, or `"all"` or `None` for the sum over all phases.
             metric: The metric.
 
         Raises:
@@ -492,9 +494,9 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def traced_steps(self) -> float | None:
         """Number of traced optimizer steps.
 
-        A step has as many batches as gradients are accumulated over.
+        If gradients are accumulated, a step has several batches.
 
-        `None` if no step was traced, or if their number is unknown.
+        `None` if no step was traced, or if the number is unknown.
         """
         if self.trace is None or not self.trace.batches:
             return None
@@ -502,10 +504,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """Share of the process's CPU time that other processes took, for each step with this share.
+        """For each step, the share of the process's CPU time that other processes took.
 
-        Empty for accelerators, because a host that waits for a core does not always slow down the
-        accelerator.
+        Steps without this measurement are left out. Empty for accelerators, because a host that
+        waits for a core does not always slow down the accelerator.
         """
         if self.run.device_type not in {"cpu", None}:
             return []
@@ -520,7 +522,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called and have no called submodule, in the model's order.
+        """The modules that were never called and have no called submodule, in model order.
 
         Submodules of TorchScript modules are left out, because their calls are unknown.
         """

@@ -1,4 +1,4 @@
-"""Define the traces and ranks of a run, and the phases and units that all of a profile uses."""
+"""Define the traces and ranks of a run, and the phases and units that the whole profile uses."""
 
 import math
 import statistics
@@ -22,16 +22,16 @@ PASS_PHASES = PHASES[:3]
 
 
 def ready_for_threads(*kinds: Any) -> None:
-    """Prepare the decoding of these types.
+    """Prepare the given types for decoding in several threads.
 
-    msgspec crashes if two threads decode a type for the first time at once.
+    msgspec crashes if two threads decode a type for the first time simultaneously.
     """
     for kind in kinds:
         json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:
-    """Return the phase of a step that contains a phase of the count."""
+    """Return the phase of a timed step that contains a phase of the count."""
     return "backward" if phase == "recompute" else phase
 
 
@@ -106,7 +106,7 @@ def median_of(stats: TimingStats | None) -> float | None:
 
 
 class ByCategory(NamedTuple):
-    """Bytes alive at one time, by the final use of each tensor.
+    """Bytes alive at one time, grouped by the final use of each tensor.
 
     A gradient counts in `gradients` as soon as backward has created it.
 
@@ -169,12 +169,12 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
-        modules: Number of modules that the kernel computes for. Its time and bytes are divided
-            between these modules, in proportion to the bytes that their nodes move.
+        modules: Number of modules that the kernel computes for. The kernel's time and bytes are
+            divided between those modules, in proportion to the bytes that their nodes move.
         calls: Number of kernel calls that compute for the module.
         host_seconds: Time from the end of the previous kernel to the end of this kernel.
         device_seconds: Kernel time; `None` if no device was recorded.
-        bytes_moved: Bytes that the fused kernel reads and writes, as the compiler counts them.
+        bytes_moved: Bytes that the fused kernel reads and writes, as counted by the compiler.
     """
 
     name: str
@@ -286,7 +286,7 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""Used as a phase: the time in which a rank's thread waited for a core, in any phase."""
+"""A name used like a phase, for the time in which a rank's thread waited for a core in any phase."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
@@ -295,9 +295,10 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules;
             `layers.*.mlp` means several modules together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` means everything that the rank's
-            device does, and `PREEMPTED` the time in which the rank's thread waited for a core.
-        modules: Number of modules.
+        phase: One of `PHASES`, or `data`, `transfer`, `clip`, `validation` or `checkpoint`. `all`
+            means everything that the rank's device does, `stage` means the rank's part of a
+            pipeline, and `PREEMPTED` means the time in which the rank's thread waited for a core.
+        modules: Number of modules that `module` stands for.
         intervals: The numbers of the intervals between collectives that contain the place.
         seconds: Median time of the rank.
         usual: Median time of the other ranks.
@@ -305,7 +306,8 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
             negative if the rank was faster.
         late: Seconds by which the rank was late to the next collective, beyond the median of the
             other ranks, in each compared step.
-        noise: Standard deviation of the other ranks' medians; `None` if there are too few ranks.
+        noise: Standard deviation of the other ranks' median excesses; `None` if there are too few
+            ranks.
         largest_of_others: The largest excesses of other ranks in any step, largest first.
         begins_collective: Whether a collective begins in the place and is awaited in another place,
             as under DDP.
@@ -329,14 +331,14 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
     """A wait for another rank in a place where a collective is awaited.
 
     Attributes:
-        for_rank: The rank that is awaited most.
-        ranks: Number of other ranks.
-        seconds: Mean waiting time over the steps of the median rank. With 5 steps or more, the
-            longest step counts with the time of the second longest.
+        for_rank: The rank that the other ranks wait for longest.
+        ranks: Number of ranks other than `for_rank`.
+        seconds: Mean waiting time per step of the median rank. With 5 or more steps, the longest
+            wait is replaced by the second longest.
         longest: Mean waiting time of the rank that waits longest.
         traced_seconds: Waiting time of the median rank from the traced collectives; `None` unless
             all ranks were traced.
-        transfer_seconds: The least time that any rank spent in the traced collectives; `None`
+        transfer_seconds: The shortest time that any rank spent in the traced collectives; `None`
             unless all ranks were traced.
     """
 
@@ -358,10 +360,11 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         late: Seconds by which the rank was late.
-        waited: Seconds in which its thread was ready to run while another thread had its core.
-        other_threads: CPU seconds in other threads of its process.
-        units_ratio: Number of tokens, or samples, in its batches, divided by the number in the
-            batches of the other ranks.
+        waited: Seconds in which the training thread was ready to run while another thread had its
+            core.
+        other_threads: CPU seconds in the other threads of the process.
+        units_ratio: Number of tokens, or samples, in the rank's batches, divided by the number in
+            the batches of the other ranks.
     """
 
     rank: Count
@@ -372,23 +375,24 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
-    """A straggler that the log reported during the run.
+    """A straggler that was logged during the run.
 
     Attributes:
         module: See `RankDelay`.
         phase: See `RankDelay`.
-        modules: Number of modules.
-        seconds_lost: Mean cost per step in the steps that were compared then.
+        modules: Number of modules that `module` stands for.
+        seconds_lost: Mean cost per step in the steps that were compared at that time.
         pattern: `steady` or `intermittent`.
         slow_steps: Number of steps in which the rank was slow.
         steps: Number of steps that were compared.
         seconds: Median time of the rank.
         usual: Median time of the other ranks.
-        first_step: The index of the first of these steps.
-        last_step: The index of the last of these steps.
-        cause: The reason, if it was known.
-        work_ratio: Ratio of the rank's work to the work of the other ranks, if more work was the
-            cause.
+        first_step: The index of the first compared step, or of the first slow step if the rank
+            became slow during the run.
+        last_step: The index of the last compared step.
+        cause: The reason why the rank was slow; `None` if unknown.
+        work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless more work
+            was the cause.
     """
 
     module: str
@@ -424,23 +428,25 @@ class RankComparison(Struct, frozen=True, kw_only=True):
             collective with the median rank; `None` if unknown.
         delays: The delays, the most expensive first.
         waits: The places where ranks wait for another rank, the longest wait first.
-        large_excesses: Number of times that any rank took longer in any place than the other ranks,
-            by at least 1, 1/√2, 1/2, … of a step. Shows which excesses occur by chance.
-        large_excess_seconds: Time of all ranks in all steps in which large excesses were counted.
-        places: Number of places in which large excesses were counted.
-        from_quartiles: Whether the three "steps" are quartiles, because single steps are unknown.
-        usual_lost_seconds: Like `lost_seconds`, in the median step, which rare delays do not
+        large_excesses: How often a rank took longer in a place than the other ranks by at least 1,
+            1/√2, 1/2, … of a step. Shows which excesses occur by chance.
+        large_excess_seconds: Total time, over all ranks and steps, in the places where large
+            excesses were counted.
+        places: Number of places where large excesses were counted.
+        from_quartiles: Whether the three "steps" are quartiles, because the times of single steps
+            are unknown.
+        usual_lost_seconds: Like `lost_seconds`, but for the median step, which rare delays do not
             change.
         at: The index of each step.
         awaited: The phases in which ranks wait for each other; `wait` is the end of backward. These
             phases are not used to judge a rank.
         activity: The activity of the late ranks' processes.
         waited: Mean seconds over ranks and steps in which a rank's thread waited for a core.
-        lengths_explain: Correlation of lateness with the size of a rank's batch, relative to the
-            other ranks.
+        lengths_explain: Correlation between the lateness of a rank and the size of its batch, both
+            relative to the other ranks.
         excludes_waits: Whether the phases are compared without the time in which a rank's thread
             waited for a core, which is a separate delay with the phase `PREEMPTED`.
-        flagged: The stragglers that the log reported during the run.
+        flagged: The stragglers that were logged during the run.
     """
 
     steps: Count

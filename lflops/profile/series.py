@@ -30,7 +30,7 @@ def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
-    """Add up each of these fields over the items."""
+    """Add up each of the given fields over the items."""
     return {field: sum(getattr(item, field) for item in items) for field in fields}
 
 
@@ -89,8 +89,8 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 def robust_deviation(values: Sequence[float]) -> float:
     """Return a standard deviation that a few outliers do not change.
 
-    It is 1.4826 times the median distance from the median, which is the standard deviation of
-    normally distributed values.
+    The result is 1.4826 times the median distance from the median. For normally distributed values,
+    this is the standard deviation.
     """
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -99,7 +99,7 @@ def robust_deviation(values: Sequence[float]) -> float:
 def spelled_runs(numbers: Iterable[int]) -> list[str]:
     """Return the runs of consecutive numbers as text, such as `4-7` and `9`.
 
-    The numbers must be in rising order.
+    The numbers must be in ascending order.
     """
     runs: list[list[int]] = []
     for number in numbers:
@@ -116,10 +116,11 @@ def _spelled(run: Sequence[int]) -> str:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Return at most `most` indices of a series that keep its shape.
+    """Choose at most `most` indices of a series, so that the values there keep its shape.
 
-    Returns the minimum and maximum of equal buckets, the first and the last index, and the indices
-    in `keep`. For a shorter series, returns all indices.
+    The series is divided into equal buckets. Returns the indices of the minimum and the maximum of
+    each bucket, the first and the last index, and the indices in `keep`. If the series is not longer
+    than `most`, returns all indices.
     """
     if len(values) <= most:
         return list(range(len(values)))

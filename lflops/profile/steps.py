@@ -62,7 +62,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
             CPU.
         host_phases: On CUDA, host seconds of each phase.
         cpu_user: CPU seconds of all threads in the code of the process. Not read in every step.
-        cpu_system: CPU seconds of all threads in the kernel of the system.
+        cpu_system: CPU seconds of all threads in the operating system's kernel.
         cpu_lost: Seconds in which threads were ready to run while other processes had the CPU,
             summed over the threads, in module-timing steps. `None` if the system does not provide
             it.
@@ -72,8 +72,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
             in all steps.
         thread_waited: Seconds in which the training thread was ready to run while another thread
             had its core; in the same steps as `thread_cpu`.
-        waited_by_phase: `thread_waited` by phase, if unprofiled steps of several ranks are
-            compared; `wait` is the end of backward. `None` if unknown.
+        waited_by_phase: `thread_waited` by phase, where `wait` is the end of backward. Known only
+            if unprofiled steps of several ranks are compared, otherwise `None`.
         fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
             module-timing steps.
         uncontended_phases: Seconds of each phase, without the time in which another thread had the
@@ -107,9 +107,10 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Return the steps with known phases, and the mean of all steps divided by their mean.
+    """Return the steps with known phases, and the factor that scales them to all steps.
 
-    If timing events are expensive, only some steps have known phases.
+    If timing events are expensive, only some steps have known phases. The factor is the mean
+    duration of all steps, divided by the mean duration of the steps with known phases.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)

@@ -13,15 +13,15 @@ from lflops.profile.records import Count
 
 Step = TypeVar("Step")
 
-# Number of ranks with timelines in a merged profile: the first ranks.
+# A merged profile has timelines of only the first ranks: at most this many.
 MOST_RANKS = 8
 
-# Number of timelines of one rank: the step with the median length, and the first other steps.
+# A rank has at most this many timelines: the step with the median length, and the first other steps.
 MOST_STEPS = 4
 
-# Number of module slices in a timeline: the longest slices.
+# A timeline keeps at most this many of the longest module slices.
 MOST_SLICES = 2_000
-# Number of operators, and of kernels, in a timeline: the longest.
+# A timeline keeps at most this many of the longest operators, and as many kernels.
 MOST_WORK = 1_500
 
 
@@ -65,8 +65,8 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
         source: Whether it is a traced step or a module-timing step. Only a traced step has
             operators and kernels.
         length: Length of the step.
-        left_out: Number of shorter slices, operators and kernels that were left out.
-        step: Number of the step, as in `Step.index`. For a traced step, its number among the traced
+        left_out: Three numbers: how many shorter slices, operators and kernels were left out.
+        step: Number of the step, as in `Step.index`. For a traced step, the number among the traced
             steps.
     """
 
@@ -90,10 +90,11 @@ class SelfTime(NamedTuple):
 
 
 def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
-    """Nest the self times of one thread, in the order of time, into slices of modules.
+    """Nest the self times of one thread, in chronological order, into slices of modules.
 
-    A slice ends when a module runs that is not below it, so two consecutive calls of a module are
-    one slice. In backward, time of the autograd engine between two modules does not end a slice.
+    A module's slice ends when a module that is not below it runs, so two consecutive calls of a
+    module are one slice. In backward, time of the autograd engine between two modules does not end a
+    slice.
     """
     # The outermost slice comes first.
     open_slices: list[SelfTime] = []
@@ -149,7 +150,7 @@ def longest(
     *,
     step: int | None = None,
 ) -> StepTimeline:
-    """Make a timeline of the longest slices, operators and kernels, in the order of time.
+    """Make a timeline of the longest slices, operators and kernels, in chronological order.
 
     If a slice is kept, the slices around it are kept too, because they are at least as long.
     """
@@ -180,7 +181,7 @@ def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
-    """Return the longest work in the order of time, and the number of items that are left out."""
+    """Return the longest items in chronological order, and the number of items left out."""
     ordered = sorted(works, key=lambda work: (-work.length, work.start))
     kept = sorted(ordered[:MOST_WORK], key=lambda work: (work.lane, work.start))
     return tuple(kept), len(ordered) - len(kept)

@@ -11,20 +11,22 @@ from lflops.profile.series import grouped, ratio, sum_known
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """All calls of one kind of collective in one group, per step. `None` is unknown.
+    """All calls of one kind of collective in one group during a step.
+
+    A field is `None` if the value is unknown.
 
     Attributes:
         kind: Kind of collective, such as `all_reduce`.
-        bytes: Sum over all messages. A message counts with the bytes that a rank sends or receives,
-            whichever are more.
+        bytes: Total size of all messages. The size of a message is the number of bytes that a rank
+            sends or receives, whichever is larger.
         seconds: Time on one rank, including the wait for other ranks.
-        exposed_seconds: The part of `seconds` in which nothing was computed.
-        transfer_seconds: Sum over the calls of the least time on any traced rank; `None` if fewer
-            than two ranks were traced.
-        bus_bytes_per_second: Bytes per second that a link carries, as in nccl-tests. Computed from
-            `transfer_seconds`, or from `seconds` if it is unknown.
-        link_share: Share of the link bandwidth between the chips of a host; `None` if ranks are on
-            several hosts.
+        exposed_seconds: The part of `seconds` during which nothing was computed.
+        transfer_seconds: For each call, the shortest time on any traced rank, summed over the
+            calls; `None` if fewer than two ranks were traced.
+        bus_bytes_per_second: Bus bandwidth in bytes per second, as defined by nccl-tests. Computed
+            from `transfer_seconds`, or from `seconds` if `transfer_seconds` is unknown.
+        link_share: `bus_bytes_per_second` as a share of the link bandwidth between the chips of a
+            host; `None` if the ranks are on several hosts.
     """
 
     kind: str
@@ -40,7 +42,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
     @property
     def includes_waiting(self) -> bool:
-        """Return whether the bandwidth comes from a time that includes the wait for other ranks."""
+        """Return whether the bandwidth is based on a time that includes waiting."""
         return self.bus_bytes_per_second is not None and self.transfer_seconds is None
 
 

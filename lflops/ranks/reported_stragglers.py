@@ -1,6 +1,6 @@
-"""Keep the stragglers that the log reported during a run, for the report at its end.
+"""Keep the stragglers that were logged during a run, for the report at the end of the run.
 
-The comparison at the end of a run only covers the last steps, in which other delays may occur.
+The comparison at the end of a run covers only the last steps, which may not show earlier delays.
 """
 
 from collections.abc import Iterable
@@ -19,35 +19,35 @@ ENOUGH_TO_KEEP = 20
 
 
 class ReportedStragglers:
-    """The stragglers that the log reported, by stage and place."""
+    """The stragglers that were logged during the run, keyed by stage, rank, module and phase."""
 
     def __init__(self) -> None:
         self._flagged: dict[str | None, dict[tuple[int, str, str], FlaggedRank]] = {}
 
     def keep(self, profile: Profile, found: Stragglers) -> None:
-        """Keep the stragglers of a profile that was reported."""
+        """Keep the stragglers that were found in a profile and logged."""
         compared = profile.unprofiled_comparison
         if compared is None or len(compared.at) < ENOUGH_TO_KEEP:
             return
         of_stage = self._flagged.setdefault(profile.run.stage, {})
         for row in found.rows:
-            # A straggler that was kept earlier is not slow in these steps.
+            # A row with `until` is a straggler that was kept earlier. It is not slow in these steps.
             if row.steps is not None and row.slow_steps is not None and row.until is None:
                 place = (row.slow_rank, row.module, row.phase)
                 of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
 
     def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
-        """Return a comparison with the stragglers that were kept for this stage."""
+        """Return `compared` with the stragglers that were kept for `stage`."""
         return replace(compared, flagged=tuple(self._flagged.get(stage, {}).values()))
 
 
 def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Add the stragglers that the log reported during the run, if they are more specific.
+    """Add the stragglers that were logged during the run if they are more specific than `rows`.
 
-    If a rank is now slow in a phase, and the log reported a module in this phase, the module is
-    used. If a rank is now slow in everything, and the log reported a place, the place becomes a
-    separate straggler, and its cost is subtracted. If the log reported that a rank is slow in
-    everything, any place found now is more specific.
+    If a row says that a rank is slow in a phase, and a module was logged for this phase, the row
+    gets the module. If no row is about the phase of a logged straggler, the logged straggler becomes
+    a separate row. Its cost is subtracted from the row in which the same rank is slow in everything.
+    A logged straggler that is slow in everything is dropped if `rows` already contains its rank.
     """
     current = list(rows)
     for flagged in unprofiled.flagged:
@@ -77,7 +77,10 @@ def _is_same_phase(row: Straggler, earlier: Straggler) -> bool:
 
 
 def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -> list[Straggler]:
-    """Subtract the cost of a place from the row that reports its rank as slow in everything."""
+    """Subtract the cost of `earlier` from the row in which the same rank is slow in everything.
+
+    Rows that cost less than `least` are dropped.
+    """
     left = []
     for row in rows:
         rest = row.seconds_lost

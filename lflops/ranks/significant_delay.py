@@ -24,27 +24,27 @@ PRESENT = 0.3
 NEARLY_ALL = 0.8
 # A steady excess is at least this many standard errors above 0.
 SIGMAS = 4.0
-# A steady excess exceeds the largest excess expected by chance among all ranks by this many
-# standard deviations of the other ranks.
+# Among many ranks, the largest excess is well above 0 by chance alone. A steady excess exceeds this
+# expected maximum by at least this many standard deviations of the other ranks.
 SIGMAS_OF_RANKS = 4.0
 
-# An intermittent straggler is slow in at least the first and at most the second share of the steps.
+# An intermittent straggler is slow in at least LEAST_BURSTS and at most MOST_BURSTS of the steps.
 LEAST_BURSTS = 0.01
 MOST_BURSTS = 0.9
-# It is slow in at least this many steps; one step less is enough if each costs this share of a
-# step.
+# An intermittent straggler is slow in at least FEWEST_BURSTS steps. One step fewer is enough if
+# each excess is larger than LARGE_BURST of a step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1
-# Its smallest excess is at least this many times the largest excess of the other steps.
+# The smallest excess in a slow step is at least this many times the largest excess in other steps.
 FAR_ABOVE = 2.0
-# Its smallest excess is at least this share of its median excess.
+# The smallest excess in a slow step is at least this share of the median excess in slow steps.
 EVEN = 0.4
-# Its smallest excess is at least this share of a step.
+# The smallest excess in a slow step is at least this share of the step.
 LEAST_BURST = 0.01
-# Number of intermittent stragglers that a run may have by chance, over all ranks and places.
+# An intermittent straggler is flagged if chance alone would produce fewer than this many in a run,
+# over all ranks and places.
 BY_CHANCE = 0.01
-# A place that is shorter than this share of a step counts as this long, for the probability of a
-# delay by chance.
+# To compute the probability of a delay by chance, a shorter place counts as this share of a step.
 LEAST_EXPOSED = 0.02
 
 
@@ -55,8 +55,8 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
         delay: The excess.
         pattern: `steady` if the excess is present in nearly every step, `intermittent` if it is
             present in some steps.
-        seconds: Mean cost per step. For a steady excess, the median instead, so that a single slow
-            step of the machine does not count.
+        seconds: Mean cost per step; for a steady excess the median cost, so that a single
+            disturbance of the machine has no effect.
         slow_steps: Number of steps in which the excess is present.
     """
 
@@ -86,7 +86,8 @@ def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> Signi
             seconds=statistics.median(step_costs(delay)),
             slow_steps=_steps_present(delay.excess),
         )
-    # The threads of a collective use the processor after the last rank has joined.
+    # Once the last rank has joined a collective, the collective's threads compete for the
+    # processor, so single slow steps prove nothing.
     if delay.begins_collective:
         return None
     slow = _far_excesses(delay.excess, compared.seconds)
@@ -147,7 +148,7 @@ def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
 def _probability_by_chance(
     delay: RankDelay, slow: Sequence[float], compared: RankComparison, ranks: int
 ) -> float:
-    """Return the probability that one place has as many slow steps by chance.
+    """Return the probability that a place has at least this many slow steps by chance.
 
     Consecutive slow steps count once.
     """
@@ -161,9 +162,10 @@ def _probability_by_chance(
 
 
 def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
-    """Return the probability of such an excess in a step, from the excesses in other places.
+    """Return the probability that a step has an excess of at least `smallest` by chance.
 
-    It is proportional to the time that is spent in the place.
+    The probability is estimated from the large excesses in other places, in proportion to the time
+    that is spent in this place.
     """
     if not compared.large_excess_seconds:
         return 0.0
@@ -178,7 +180,7 @@ def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> f
 
 
 def _binomial_tail(trials: int, least: int, rate: float) -> float:
-    """Return the probability of at least `least` successes."""
+    """Return the probability of at least `least` successes in `trials` trials."""
     probability = 0.0
     for successes in range(least, trials + 1):
         failures = trials - successes

@@ -10,8 +10,8 @@ from lflops.ranks.significant_delay import SignificantDelay
 Cause = Literal["work", "chip", "thread", "preempted"]
 """The reason why a rank takes longer.
 
-It has more work, it has another chip, another thread of its process computes, or the system gave
-its core to another process.
+The rank has more work (`work`), it runs on a different chip (`chip`), another thread of its process
+was computing (`thread`), or the operating system gave its core to another process (`preempted`).
 """
 
 
@@ -21,23 +21,25 @@ class Straggler(Struct, frozen=True, kw_only=True):
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules;
             `layers.*.mlp` means several modules together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` means
-            everything that the rank's device does, and `stage` means the rank's part of a pipeline.
-        modules: Number of modules.
-        seconds_lost: Mean cost per step.
+        phase: One of `PHASES`, or `data`, `transfer`, `clip`, `validation` or `checkpoint`. `all`
+            means everything that the rank's device does, and `stage` means the rank's part of a
+            pipeline.
+        modules: Number of modules that `module` stands for.
+        seconds_lost: Mean cost in seconds per step.
         pattern: `steady` if the rank is slow in nearly every step, `intermittent` if it is slow in
             some steps.
-        slow_steps: Number of steps in which the rank is slow; `None` if single steps are unknown.
-        steps: Number of compared steps; `None` if single steps are unknown.
-        seconds: Median time of the slow rank.
-        usual: Median time of the other ranks.
-        cause: The reason, if it is known.
-        work_ratio: Ratio of the rank's work to the work of the other ranks, if more work is the
-            cause.
-        since: First slow step, if the rank was not slow before.
-        is_whole_phase: Whether the place is forward or backward as a whole, because no
-            module-timing step shows the module.
-        until: Last step in which the rank was slow, if it is not slow any more.
+        slow_steps: Number of steps in which the rank is slow; `None` if the times of single steps
+            are unknown.
+        steps: Number of compared steps; `None` if the times of single steps are unknown.
+        seconds: Median time of the slow rank in this place.
+        usual: Median time of the other ranks in this place.
+        cause: The reason why the rank is slow; `None` if unknown.
+        work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless `cause`
+            is `work`.
+        since: First slow step; `None` unless the rank became slow during the run.
+        until: Last step for which the rank was reported as slow; `None` if it is still slow.
+        is_whole_phase: Whether the place is the whole forward or backward, because no module-timing
+            step shows the slow module.
     """
 
     module: str
@@ -76,10 +78,11 @@ class Stragglers(Struct, frozen=True, kw_only=True):
         lost_share: Share by which a step would be shorter if all ranks were as fast as the median
             rank; `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
-        too_few_steps: Number of compared steps, if there are too few to flag a rank.
+        too_few_steps: Number of compared steps if there are too few to flag a rank; otherwise
+            `None`.
         is_alternating: Whether ranks alternate: every rank is late in some steps, and no single
             rank is slow.
-        lengths_differ: Whether ranks alternate because the sizes of their batches differ.
+        lengths_differ: Whether ranks alternate because their batches differ in size.
         busy_machine: Whether ranks are late because other programs use their processors.
     """
 
@@ -101,7 +104,7 @@ class Stragglers(Struct, frozen=True, kw_only=True):
 
 
 def straggler_of(found: SignificantDelay, compared: RankComparison) -> Straggler:
-    """Return the straggler with this delay."""
+    """Return the straggler that a delay describes."""
     delay = found.delay
     are_steps_known = not compared.from_quartiles
     return Straggler(

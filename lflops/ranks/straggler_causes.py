@@ -12,42 +12,46 @@ from lflops.ranks.significant_delay import NEARLY_ALL, PRESENT, SignificantDelay
 from lflops.ranks.straggler import Cause, Straggler, straggler_of
 from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
-# Share of a step. If threads wait this long for a core, other programs use the machine.
+# Other programs use the machine if threads wait for a core for at least this share of a step.
 BUSY = 0.05
 # A rank with at least this many times the work of the other ranks is slow because of its work.
 MORE_WORK = 1.15
-# But if it takes longer than this multiple of the time that the additional work explains, there
-# must be another cause.
+# More work is not the cause if the rank's ratio of times exceeds its ratio of work by more than
+# this factor.
 AS_MUCH_LONGER = 1.5
-# If the core of only one rank is shared, this rank waits for it at least this many times as long as
-# the other ranks.
+# Only one rank shares its core with other processes if this rank waits for a core at least this
+# many times as long as the other ranks.
 ALONE = 4.0
 # A cause explains at least this share of the seconds by which a rank is late.
 EXPLAINED = 0.5
-# If waits for a core do not explain an excess, the excess varies by this factor more after they are
-# subtracted.
+# Waits for a core explain an excess only if subtracting the waits increases the standard deviation
+# of the excess by at most this factor.
 VARIES_MORE = 1.1
-# Number of parts into which a run is divided, and smallest number of steps in a part. A rank with a
-# shared core waits for it in nearly every part.
+# A run is divided into PARTS parts with at least FEWEST_OF_PART steps each. A rank with a shared
+# core waits for the core in nearly every part.
 PARTS = 8
 FEWEST_OF_PART = 4
 
 OUTSIDE_MODULES = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
 """The phases outside modules.
 
-In these phases, the work of the model and the chip cannot explain a delay.
+Neither the model's work nor the chip can explain a delay in such a phase.
 """
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:
-    """Return whether the threads of all ranks wait long for a core."""
+    """Return whether ranks wait for a core so long that other programs must use the machine."""
     if unprofiled is None:
         return False
     return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
 
 
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
-    """Return a straggler with its cause, and with the place that the cause slows down."""
+    """Return a straggler with its cause, if a cause is found.
+
+    A straggler with a cause other than more work is reported as slow in everything, because such a
+    cause is not limited to one place.
+    """
     is_work = row.phase not in OUTSIDE_MODULES
     work_ratio = None
     if is_work:
@@ -82,8 +86,8 @@ def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
 def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggler]:
     """Yield the ranks that share their core with another process during the whole run.
 
-    A shared core delays some steps much and other steps not at all, so the delay is neither steady
-    nor intermittent. But the system measures how long a thread waits for its core.
+    A shared core delays some steps a lot and other steps not at all, so the delay is neither steady
+    nor intermittent. But the operating system measures how long a thread waits for its core.
     """
     if unprofiled.steps < MANY_STEPS:
         return
@@ -100,9 +104,9 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
 
 
 def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) -> bool:
-    """Return whether only this rank waits for its core, during the whole run.
+    """Return whether this rank alone waits for its core during the whole run.
 
-    If the other ranks wait for their cores too, it is chance which rank waits longest.
+    If the other ranks wait for their cores too, which rank waits longest is a matter of chance.
     """
     size = len(delay.excess) // PARTS
     if size < FEWEST_OF_PART:
@@ -123,7 +127,7 @@ def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) ->
 def larger_stages(
     hooked: RankComparison, flagged: Collection[int], profile: Profile
 ) -> Iterator[Straggler]:
-    """Yield the ranks of a pipeline that are slow because they have more layers."""
+    """Yield the pipeline ranks that are slow because they have more layers."""
     for delay in hooked.delays:
         if delay.phase != "stage" or delay.rank in flagged:
             continue
@@ -177,7 +181,8 @@ def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | No
 def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
     """Return whether other threads of the process computed while the rank was late.
 
-    If other threads of the process took the core, they must have run for longer than usual.
+    Compared with the other ranks, the other threads must have run longer by at least `EXPLAINED` of
+    the lateness, and by at least the time that the rank waited for a core.
     """
     activity = _activity(rank, unprofiled)
     if activity is None or not activity.late:
@@ -187,10 +192,10 @@ def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
 
 
 def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
-    """Return whether waits for a core explain an excess.
+    """Return whether waits for a core explain the excess of a straggler.
 
-    If only the waits of whole steps are known, they may have been in another phase. Waits vary from
-    step to step. If they were in another phase, they do not vary together with the excess.
+    If waits are known only for whole steps, they may have occurred in another phase. Waits vary from
+    step to step, and waits in another phase do not vary together with the excess.
     """
     if unprofiled.excludes_waits:
         return False

@@ -13,25 +13,26 @@ from lflops.ranks.straggler import Straggler, straggler_of
 
 # A straggler that costs less than this share of a step is dropped.
 WORTH_SAYING = 0.01
-# A module that has at least this share of a cost is reported alone.
+# A module is reported alone if it causes at least this share of a delay's cost.
 MOST_OF = 0.6
-# A phase that has at least this share of the cost of a whole step is reported separately.
+# A phase is reported separately if it causes at least this share of a whole step's delay.
 MUCH_OF = 0.3
-# Number of steps that are needed to flag a rank.
+# A rank is flagged only if at least this many steps were compared.
 ENOUGH = 6
 
-# With at least this many unprofiled steps, a straggler is reported if it costs the smaller share of
-# a step. With fewer steps, it must cost the larger share.
+# With at least MANY_STEPS unprofiled steps, a straggler is reported if it costs at least
+# MANY_STEPS_COST of a step. With fewer steps, it must cost at least FEW_STEPS_COST.
 MANY_STEPS = 50
 MANY_STEPS_COST = 0.015
 FEW_STEPS_COST = 0.04
 
-# Numbers of last unprofiled steps that are compared separately.
+# If all unprofiled steps together show no straggler, only the last steps are searched: first this
+# many, then fewer.
 RECENT = (64, 32)
 # A delay that began during the run is present in at least this share of the steps since then.
 MOST_STEPS_OF = 0.8
 
-# Delays that `find_stragglers` leaves to the search for causes.
+# `find_stragglers` skips delays in these phases. The search for causes handles them.
 _OTHER_PHASES = {"stage", PREEMPTED}
 
 
@@ -47,7 +48,8 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
 def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
     """Return the stragglers of all unprofiled steps.
 
-    If there are none, the last steps are searched, because a steady delay may have begun late.
+    If there are none, only the last steps are searched, because a steady delay may have begun late
+    in the run.
     """
     rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
@@ -117,10 +119,10 @@ def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
 
 
 def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> RankDelay:
-    """Return a delay without the part that a found delay of the same rank explains.
+    """Return `delay` without the part that `found`, another delay of the same rank, explains.
 
-    The found delay explains the rank's lateness in its intervals. If it is a part of the delay, its
-    time is subtracted too.
+    If the two delays share an interval, `found` explains part of the lateness of `delay`. If the
+    place of `found` is a part of the place of `delay`, the times in `found` are subtracted too.
     """
     if set(delay.intervals).isdisjoint(found.intervals):
         return delay
@@ -141,7 +143,7 @@ def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> 
 def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison) -> bool:
     """Return whether the time of `several` contains the time of a single place.
 
-    The whole of an unprofiled step contains each phase. `layers.*.mlp` contains `layers.0.mlp`.
+    A whole unprofiled step contains each of its phases. `layers.*.mlp` contains `layers.0.mlp`.
     """
     if several.phase == "all" and single.phase != "all":
         return compared.compares_phases
@@ -191,8 +193,8 @@ def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
 def change_point(is_slow: Sequence[bool]) -> int | None:
     """Return the index of the step at which a rank becomes slow for good, or `None`.
 
-    Scores each split: a slow step after it and a normal step before it count for it, a slow step
-    before it counts against it three times.
+    Each possible index gets a score. A slow step after the index and a normal step before it add 1.
+    A slow step before the index subtracts 3.
     """
     best = None
     best_score = 0

@@ -1,8 +1,9 @@
 """Find stragglers: the ranks that other ranks wait for, with place, cause and cost per step.
 
-There are many unprofiled steps. They show which rank is late, and in which phase of the step. The
-module-timing steps show in which module. If ranks wait for each other within a phase, unprofiled
-steps cannot show which rank was slow in this phase, so only module-timing steps are used.
+Unprofiled steps are numerous. They show which rank is late, and in which phase of the step.
+Module-timing steps are few, but they also show the module. If ranks wait for each other within a
+phase, unprofiled steps cannot show which rank was slow in that phase, so only module-timing steps
+are used for it.
 """
 
 import statistics
@@ -37,14 +38,16 @@ from lflops.ranks.straggler_search import (
     unprofiled_stragglers,
 )
 
-# Share of a step. A rank that costs this much in each module-timing step needs fewer steps to be
-# flagged. Ranks that lose this much without a steady straggler alternate.
+# A rank that is slow in every module-timing step, and that costs at least this share of a step,
+# needs fewer steps to be flagged. If the typical step loses at least this share without a steady
+# straggler, the ranks alternate.
 MUCH = 0.1
-# If lateness and sequence lengths correlate at least this much, lengths explain the lateness.
+# Batch sizes explain why ranks are late if sizes and lateness correlate at least this much.
 CORRELATED = 0.5
-# If ranks alternate, each rank is late in at most this multiple of its share of the steps.
+# Ranks alternate only if each rank is late in at most this multiple of its share of the steps.
 MOST_OF_A_TURN = 1.2
-# Share of a module-timing excess that unprofiled steps must show in the module's phase.
+# A straggler from module-timing steps is credible only if unprofiled steps show at least this share
+# of its cost in the same phase.
 CONFIRMED = 0.5
 
 _PASSES = frozenset({"forward", "backward"})
@@ -83,14 +86,17 @@ def stragglers(profile: Profile) -> Stragglers:
 def _most_telling(
     hooked: RankComparison | None, unprofiled: RankComparison | None
 ) -> RankComparison | None:
-    """Return the comparison of unprofiled steps if it shows all delays, otherwise of hooked steps."""
+    """Return the comparison of unprofiled steps if it shows all delays.
+
+    Otherwise, return the comparison of module-timing steps.
+    """
     if hooked is None or _shows_all_delays(unprofiled):
         return unprofiled
     return hooked
 
 
 def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
-    """Return whether there are enough unprofiled steps and no waits inside the passes."""
+    """Return whether there are enough unprofiled steps, without waits inside forward or backward."""
     if unprofiled is None or unprofiled.steps < ENOUGH:
         return False
     return _PASSES.isdisjoint(unprofiled.awaited)
@@ -99,7 +105,7 @@ def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
 def _is_alternating(
     rows: Iterable[Straggler], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
-    """Return whether the typical step loses much time, but no rank is late in most steps."""
+    """Return whether the typical step loses a lot of time, but no rank is late in most steps."""
     if unprofiled is None or not _shows_all_delays(unprofiled):
         return False
     if (unprofiled.usual_lost_seconds or 0.0) < MUCH * unprofiled.seconds:
@@ -133,7 +139,7 @@ def _all_rows(
         rows = with_reported(rows, unprofiled)
         named = {row.slow_rank for row in rows}
         for row in preempted_ranks(unprofiled, ranks):
-            # The cost of waits that the phases contain is already counted.
+            # If the phases include the waits for a core, the cost of the waits is already counted.
             if unprofiled.excludes_waits or row.slow_rank not in named:
                 rows.append(row)
     if hooked is not None:
@@ -145,7 +151,7 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Straggler]:
-    """Return the stragglers of unprofiled steps, and stragglers that only hooked steps show."""
+    """Return the stragglers of unprofiled steps, and those that only module-timing steps show."""
     rows: list[Straggler] = []
     if unprofiled is not None and unprofiled.steps >= ENOUGH:
         rows = unprofiled_stragglers(unprofiled, ranks)
@@ -165,7 +171,7 @@ def _rows(
 
 
 def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
-    """Return whether there are enough hooked steps to flag the rank.
+    """Return whether there are enough module-timing steps to flag the rank.
 
     A rank with a high cost needs fewer steps.
     """
@@ -176,10 +182,11 @@ def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
 
 
 def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankComparison) -> bool:
-    """Return whether unprofiled steps do not contradict a straggler that hooked steps show.
+    """Return whether unprofiled steps are consistent with a straggler from module-timing steps.
 
-    Unprofiled steps show the phases in which ranks do not wait for each other. If a module is slow
-    in such a phase, the phase must be slow in unprofiled steps as well.
+    If ranks do not wait for each other within a phase, unprofiled steps show which rank is slow in
+    the phase. So if a module is slow in such a phase, the phase must be slow in unprofiled steps as
+    well.
     """
     phase = step_phase(row.phase)
     if phase in unprofiled.awaited:
@@ -197,9 +204,9 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
 def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
     """Return whether a straggler may be a coincidence.
 
-    For a few steps, any process may use the core of a rank. So an intermittent straggler needs a
-    cause or a convincing place. On a busy machine, forward or backward in few steps is not
-    convincing, unless the times exclude the waits for a core.
+    Any process may use the core of a rank for a few steps. So an intermittent straggler needs a
+    cause or a convincing place. If the machine is busy and few steps were compared, forward and
+    backward are not convincing, unless the times exclude the waits for a core.
     """
     has_few_steps = (row.steps or 0) < MANY_STEPS
     if row.cause == "preempted" and has_few_steps:
@@ -215,7 +222,7 @@ def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
 def _with_module(
     row: Straggler, hooked_rows: Iterable[Straggler], hooked: RankComparison
 ) -> Straggler:
-    """Return the row with the module that explains most of it in hooked steps, if any."""
+    """Return the row with the module that causes most of its delay in module-timing steps, if any."""
     seconds_when_slow = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
     for found in hooked_rows:
         is_in_phase = step_phase(found.phase) == row.phase
@@ -247,11 +254,11 @@ def _with_module(
 def _slowest_module(
     row: Straggler, seconds_when_slow: float, hooked: RankComparison
 ) -> RankDelay | None:
-    """Return the module that takes most of a known delay in hooked steps.
+    """Return the module that causes most of a known delay in module-timing steps.
 
-    These steps may be too few to prove a delay. But if unprofiled steps have proved a delay, its
-    rank, phase and size are known, so one step can show the module. `None` if no module, or more
-    than one module, has a delay of this size.
+    Module-timing steps may be too few to prove a delay. But once unprofiled steps have proved the
+    delay, its rank, phase and size are known, so one module-timing step can show the module. Returns
+    `None` if no module, or more than one module, has a delay of this size.
     """
     late = []
     for delay in hooked.delays:
@@ -276,7 +283,7 @@ def _slowest_module(
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
     """Return one row for each rank and place, with the sum of the costs.
 
-    Rows of several phases are joined if one cause makes a whole rank slow.
+    If one cause slows down a whole rank, the rank's rows for several phases are joined.
     """
     merged: dict[tuple[int, str, str], Straggler] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Describe the comparison of two runs: the verdict on the step, then the changes that explain it."""
+"""Describe the comparison of two runs: the verdict on the step, then changes that explain it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,16 +16,17 @@ from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
 from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
-"""Maximum number of changes with a sentence."""
+"""Maximum number of changes that have a sentence each."""
 
 _NAMED = 3
 """Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""Relative change above which the step is never called unchanged, even with a wide interval."""
+"""A step that changed by at least this share is never called unchanged, however wide the interval.
+"""
 
 _MULTIPLE = 2.0
-"""Ratio above which a change is written as a multiple, such as 4.0× instead of 300 %."""
+"""A ratio of at least this value is written as a multiple, such as 4.0× instead of 300 %."""
 
 _SAME = "as fast as before"
 
@@ -63,7 +64,7 @@ def headline(diff: Diff) -> tuple[str, ...]:
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
     """Describe the change of the MACs, and the module with the whole change.
 
-    Empty if there is no change.
+    Empty if there is no change, or if the size of the batch explains it.
     """
     macs = diff.modules[0].inclusive.macs
     is_explained = batch is not None and batch.explains_work

@@ -79,24 +79,24 @@ class Module(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, Displayed, frozen=True, kw_only=True):
-    """An explanation why a run is slow, with the evidence. `None` means unknown.
+    """An explanation of why a run is slow, with the evidence. `None` means unknown.
 
     Attributes:
         status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
             are good enough to show one. Otherwise "cannot tell".
         said: Sentence with the time of a step and its efficiency.
-        findings: Issues by cost, with overhead that costs more, then findings that show where else
-            the time goes.
-        because: Evidence behind the findings, or reason why an issue would not be visible.
+        findings: Issues and overhead that costs more than all issues, sorted by cost. Findings that
+            show where else the time goes come after them.
+        because: The evidence behind the findings, or the reason why an issue would not be visible.
         unseen: Reason why an issue would not be visible; `None` if it would be visible. Empty if no
             window was profiled.
-        measured: Measured facts as texts, by name.
+        measured: Measured facts as texts, keyed by name.
         modules: The modules that take longest.
         ranks: Lines about the ranks of a run with several ranks.
-        figures: Numbers by name, in seconds, bytes and operations. Names of numbers of the whole
-            run begin with "run_".
+        figures: Numbers keyed by name, in seconds, bytes and operations. Names of numbers about the
+            whole run begin with "run_".
         run: Seconds of the whole run by category, or `None` without a ledger.
-        more: Commands by their purpose.
+        more: Commands that show more, keyed by their purpose.
         format: The version of this value.
     """
 
@@ -238,7 +238,7 @@ def issue_changes(before: Analysis, after: Analysis) -> tuple[IssueChange, ...]:
 
 
 def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
-    """Return the issues of a run, by rule and module."""
+    """Return the issues of a run, keyed by the rule's name and the module."""
     issues = {}
     for finding in report_of(run).verdict.findings:
         if finding.is_issue:
@@ -247,9 +247,10 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
 
 
 def _would_show(analysis: Analysis, cause: str) -> bool:
-    """Return whether a run proves that it does not have an issue.
+    """Return whether an issue that was not found is really absent from a run.
 
-    Its steps are good enough to show any issue, or the phase is short in nearly all steps.
+    This is certain if the steps are good enough to show any issue, or if the phase that the issue
+    is about is short in nearly all steps.
     """
     if unseen_because(analysis) is None:
         return True

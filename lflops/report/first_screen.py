@@ -42,32 +42,32 @@ Views show the first `FIRST_CARDS`, and the other cards on request.
 FIRST_CARDS = 3
 
 LEAST_SAVING = 0.01
-"""Smallest saving that has a card, as a share of the step."""
+"""A finding that is not an issue has a card if it may save at least this share of the step."""
 
 LARGE_OVERHEAD = 0.05
-"""Share of the training time without a CPU core above which other issues cannot be excluded."""
+"""Overhead is large if it takes at least this share of the step, or of the run."""
 
 PREEMPTED_SHARE = 0.05
-"""The share of the training time without a CPU core above which no issue can be excluded."""
+"""No issue can be ruled out if steps waited for a CPU core for this share of the training time."""
 
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
 PROVEN_SHARE = 0.65
-"""Share of similar findings that must have been right, for a high confidence."""
+"""Confidence in a finding is high if at least this share of similar findings was right."""
 
 REGULAR_SHARE = 0.9
-"""Share of equal distances above which long waits are regular."""
+"""Long waits are regular if at least this share of the distances between them is equal."""
 
 FEWEST_STALLS = 3
 """Minimum number of long waits that show a rhythm."""
 
 NOT_SAVED = LAST | {"ideal_compute", "no_products"}
-"""Findings with a time that a run cannot save."""
+"""Findings about time that a run cannot save."""
 
 VIEWS = WORDS["views"]
-"""The view with the evidence of a finding, by its cause.
+"""The view with the evidence of a finding, keyed by the finding's cause.
 
-Findings about modules have a different view.
+For all other causes, it is `modules` if the finding names a module, and otherwise `run`.
 """
 
 
@@ -85,8 +85,8 @@ class Card(Struct, frozen=True, kw_only=True):
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
         seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
-        text: These seconds as a saving, such as `−29.0 ms`.
-        action: Advice what to do. Empty if there is no general advice.
+        text: The value of `seconds` as a saving, such as `−29.0 ms`.
+        action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
         view: The view of the page that shows the evidence.
         module: The module that this view shows, if the finding is about a module.
@@ -152,9 +152,9 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
         trained: The share of the run's time that was training, as a sentence. Empty without a
             ledger.
         steps: The unprofiled steps, or `None` if no step was timed.
-        cards: Suggestions what to do next, the most urgent first.
+        cards: Suggestions for what to do next, the most urgent first.
         nothing: Reason why there is no card. Empty if there are cards.
-        phases: The mean step by phase; the parts add up to it.
+        phases: The mean step, divided into its phases.
         hint: A line of code that makes an unknown figure known. Empty if no figure is unknown.
         ranks: The ranks, if the run has several.
     """
@@ -183,7 +183,7 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         recomputed: Share of backward that recomputes activations.
         flops: FLOPs of matmuls in forward and backward, of one rank in one step.
         peak: Peak FLOP/s that MFU is relative to.
-        hint: Instruction how to make the peak known. Empty if it is known.
+        hint: Instruction for making the peak known. Empty if the peak is known.
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
         rates: Facts that are shown instead of the training time if there is no ledger.
@@ -191,7 +191,7 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         unseen: Reason why an issue would not be visible; `None` if it would be visible.
         confidence: Description of the data that the figures are computed from.
         ranks: The ranks, if there are several.
-        profile: The profile without modules, with only its run and its steps.
+        profile: The profile, reduced to its run and its steps.
     """
 
     title: str
@@ -397,7 +397,7 @@ def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None
 
 
 def _quantile(rising: Sequence[float], share: float) -> float | None:
-    """Return the value that a share of the values does not exceed."""
+    """Return the smallest value that at least this share of the sorted values does not exceed."""
     if not rising:
         return None
     place = max(int(-(-share * len(rising) // 1)) - 1, 0)
@@ -460,7 +460,7 @@ _LAST = ("optimizer", "other")
 def _place(phase: str) -> tuple[int, str]:
     """Return a sort key: the place of a phase in a step.
 
-    Phases with names from the user come before the optimizer.
+    User-defined phases come before the optimizer.
     """
     if phase in _ORDER:
         return _ORDER.index(phase), ""
@@ -563,7 +563,7 @@ def _of_memory(peak: int, usable: int | None) -> Fact:
 
 
 def trained_share(ledger: Ledger) -> float | None:
-    """Share of the run's time that was spent in usual training steps."""
+    """Share of the run's time that was spent in training steps that were not slow."""
     if not ledger.total:
         return None
     return ledger.by_group().get("training", 0.0) / ledger.total
@@ -640,7 +640,7 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
 def _with_run_findings(
     of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
 ) -> list[Finding]:
-    """Add the findings of the run, and drop those that another finding explains."""
+    """Add the findings about the run, and drop findings that another finding explains."""
     # All steps of the run show the data wait better than the steps of the window.
     step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
     run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
@@ -664,13 +664,13 @@ def _with_run_findings(
 
 
 _PHASES = {"recomputed": "recompute"}
-"""The phase that a finding is about, for findings with another name than their phase."""
+"""The phase that a finding is about, if its name differs from the finding's cause."""
 
 
 def _of_all_steps(
     finding: Finding, times: _Times, of_window: Mapping[str, float], ledger: Ledger
 ) -> Finding:
-    """Replace the seconds of a finding about a whole phase by the mean of all unprofiled steps.
+    """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
 
     Other findings are not changed.
     """
@@ -713,7 +713,7 @@ def _stalls(ledger: Ledger | None) -> str:
 
 
 def rhythm(seconds: Sequence[float]) -> str:
-    """Describe how often a usually short time is long: `every 3rd step`, `in 7 of 90 steps`.
+    """Describe how often a mostly short time is long: `every 3rd step` or `in 7 of 90 steps`.
 
     Empty if the time is similar in all steps.
     """
@@ -753,14 +753,14 @@ def _is_saving(finding: Finding, mean: float) -> bool:
 
 
 def most_urgent_first(findings: Sequence[Finding]) -> list[Finding]:
-    """The order of cards: as in the explanation, but much overhead before parts of the work."""
+    """Sort findings for cards: issues first, then large overhead, then all other findings."""
     leads = leading(findings)
     others = [finding for finding in findings if finding not in leads]
     return leads + sorted(others, key=_is_large_overhead, reverse=True)
 
 
 def _is_large_overhead(finding: Finding) -> bool:
-    """Whether the model computes nothing in a large part of the step."""
+    """Return whether the model computes nothing during a large share of the time."""
     return finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
 
 

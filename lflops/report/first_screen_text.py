@@ -14,9 +14,9 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
 _BARS = "▁▂▃▄▅▆▇█"
 
 _MOST_BARS = 48
-"""Maximum number of bars of the step times.
+"""Maximum number of bars that show step times.
 
-They show the last steps; in a long run, the last groups of steps.
+Each bar is one of the last steps or, in a long run, one of the last groups of steps.
 """
 
 _SEPARATOR = " · "

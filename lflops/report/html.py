@@ -93,7 +93,7 @@ def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
 
 
 def page_of_data(title: str, value: Any, entry: str) -> str:
-    """Return the text of a file for any value that a script of `page/entry/` draws."""
+    """Return the text of a file for any value that a script in `page/entry/` draws."""
     return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
@@ -128,7 +128,7 @@ def _data(name: str, value: Any, attributes: str = "") -> str:
 
 
 def _window(profile: Profile, name: str) -> str:
-    """Return the HTML attributes of a window, for choosing one of several windows.
+    """Return the HTML attributes that the page uses to choose one of several windows.
 
     Windows of one run have no name.
     """
@@ -150,7 +150,7 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
     Args:
         title: The title as text.
         body: The body as HTML.
-        script: The module that draws the page. No other script can run, so data cannot contain
+        script: The module that draws the page. No other script can run, so the data cannot inject
             scripts.
         style: Additional CSS, after the style sheet of all pages.
     """

@@ -15,20 +15,20 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""Smallest loss that is reported, as a share of the run."""
+"""A loss is reported only if it takes at least this share of the run."""
 
 LEAST_SECONDS = 1.0
-"""Smallest loss that is reported, in seconds."""
+"""A loss is reported only if it takes at least this many seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""Seconds below which only slow steps count as a loss, because every program needs time to start.
+"""In runs shorter than this, only slow steps are losses, because every program takes time to start.
 """
 
 WAITS = {"training/data", "training/wait"}
-"""Phases of usual steps in which the run waits."""
+"""Ledger categories for waits in steps that were not slow."""
 
 LONG_WAIT_SHARE = 0.1
-"""Share of the run above which a wait in usual steps is a loss."""
+"""A wait in steps that were not slow is a loss if it takes at least this share of the run."""
 
 MOST_SLOW_STEPS = 10
 

@@ -20,7 +20,7 @@ from lflops.report.text import counted, labelled, shortened_name, times_mark
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
-"""Smallest width of the labels."""
+"""Minimum width of the labels."""
 
 _MODULES = 5
 """Maximum number of modules that have a line."""

@@ -1,7 +1,7 @@
 """Define the rows and columns of the table of modules, and format it as Markdown, LaTeX and CSV.
 
-The most important columns come first; the last ones can be left out. Markdown and LaTeX have the
-columns of the terminal. CSV has exact numbers in SI units.
+The most important columns come first, so the last columns can be left out. Markdown and LaTeX have
+the same columns as the terminal. CSV has exact numbers in SI units.
 """
 
 import csv
@@ -26,7 +26,7 @@ class ModuleLine(NamedTuple):
     Attributes:
         row: The module, or one of several equal modules.
         times: Number of modules in this line. Its figures are the sums over all these modules.
-        path: The whole name, with both ends of repeated names, such as `layers.0…11.mlp`.
+        path: The full name, with the first and the last of repeated names: `layers.0…11.mlp`.
     """
 
     row: ModuleRow
@@ -62,7 +62,7 @@ def module_lines(
 def _last_part(row: ModuleRow) -> str:
     """Format the last part of the name.
 
-    Repeated modules have both ends of their range, or up to three names.
+    Repeated modules are shown with both ends of their range, or with up to three names.
     """
     if row.repeat is None:
         return row.label
@@ -207,7 +207,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
-    """Format the table as CSV, with the exact counts and seconds of all modules of each line.
+    """Format the table as CSV, with exact counts and seconds that are sums over a line's modules.
 
     Unknown values are empty.
     """

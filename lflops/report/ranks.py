@@ -1,4 +1,4 @@
-"""Describe the ranks of a run: which reported, which are slow and where, and how long ranks wait."""
+"""Describe the ranks of a run: which reported, which are slow and where, and how long they wait."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ _LISTED = 12
 """Maximum number of ranks without a report that are listed by number."""
 
 _LONG_WAIT_SHARE = 0.05
-"""Share of the step above which a wait needs an explanation."""
+"""A wait needs an explanation if it takes at least this share of the step."""
 
 _SMALLEST_FACTOR = 10.0
-"""Ratio above which a factor is printed instead of a share."""
+"""A ratio of at least this value is printed as a factor instead of a share."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -109,7 +109,7 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
-    """Describe each of the slowest ranks in a sentence, by rank, module, phase and cause."""
+    """Return a sentence about each of the slowest ranks, keyed by rank, module, phase and cause."""
     sentences = {}
     for row in analysis.stragglers.rows[:_WORST]:
         key: Hashable = (row.slow_rank, row.module, row.phase, row.cause)
@@ -223,7 +223,7 @@ def _collective(each: Collective, *, in_group: bool) -> str:
 def _by_rank(
     each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the smallest median, and the largest median with its rank."""
+    """Yield a line per label: the smallest median, and the largest median with its rank."""
     for label, of in lines.items():
         known: list[tuple[float, int]] = []
         for rank in each:

@@ -56,7 +56,7 @@ _UNCALLED = 4
 """Maximum number of modules that are listed as never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""Share of the MACs above which recomputation has a line."""
+"""Recomputation has a line if it adds at least this share to the MACs of forward and backward."""
 
 _SHORT_NAME = 60
 """Maximum number of characters of a listed module's name."""
@@ -65,7 +65,7 @@ _LEADING_MODULES = 3
 """Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Ratio below which module-timing steps were faster than unprofiled steps.
+"""Module-timing steps were faster than unprofiled steps if the ratio of their times is below this.
 
 Timing modules cannot make a step faster, so something else slowed down the unprofiled steps.
 """
@@ -78,13 +78,13 @@ class Fact(Struct, frozen=True, kw_only=True):
     """One fact of a report.
 
     Attributes:
-        name: The name by which programs look the fact up.
+        name: The name that programs use to look up the fact.
         label: The name that readers see.
         value: The number in SI units. `None` if it is unknown, or if the fact is not a number.
         unit: The unit of the value.
         text: The formatted value, which is the same in all outputs.
         remark: The basis of the value, and its spread.
-        of: The name of the fact that this fact is a part of.
+        of: The name of the fact that this fact is a part of. Empty if it is not a part.
         share: The share of the summed unprofiled steps.
         is_caveat: Whether the fact makes the figures less reliable.
     """
@@ -114,8 +114,8 @@ class Part(Struct, frozen=True, kw_only=True):
         seconds: Seconds of the mean unprofiled step.
         share: Share of the summed unprofiled steps.
         text: Share and seconds.
-        advice: Usual ways to shorten the part.
-        modules: The modules with the largest shares of the part, and these shares of the step.
+        advice: Common ways to shorten the part.
+        modules: The modules with the most time in the part, each with its share of the step.
             Repeated modules are one entry, named by their pattern.
     """
 
@@ -132,7 +132,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The known facts about a step, in reading order.
 
     Attributes:
-        verdict: The time of the step, its reasons, advice what to do next, and the confidence.
+        verdict: The time of the step, the reasons for it, advice on what to do next, and the
+            confidence.
         subject: The profiled model, the device, and the inputs.
         speed: The step with its phases, rates, MFU, and the cost of timing. Empty if no step was
             timed.
@@ -279,7 +280,7 @@ def _basis_of_step(analysis: Analysis) -> str:
 
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
-    """Yield the phases of the mean step, which add up to it, and the parts of forward and backward."""
+    """Yield the phases, which add up to the mean step, and the parts of forward and backward."""
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         yield _phase(times, name, seconds, of=unit)
         if name == "forward":
@@ -447,7 +448,7 @@ def _breakdown(analysis: Analysis) -> Iterator[Part]:
 
 
 def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """Return the modules with the most of a part of the step, and their shares of the step.
+    """Return the modules with the most time in a part of the step, and their shares of the step.
 
     Empty if module times are unreliable.
     """
@@ -531,9 +532,9 @@ def _input_name(name: str) -> str:
 
 
 def _device(profile: Profile) -> str:
-    """Describe the device of the figures.
+    """Describe the device that the figures are for.
 
-    An estimate does not run on a device; it is for a chip.
+    An estimate does not run on a device, so its figures are for a chip.
     """
     run = profile.run
     if run.kind != "estimate":
@@ -543,13 +544,13 @@ def _device(profile: Profile) -> str:
 
 
 def device_names(profile: Profile) -> list[str]:
-    """The chips of all ranks, each once."""
+    """Return the names of the chips of all ranks, without duplicates."""
     chips = list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device))
     return chips or [profile.run.device_name]
 
 
 def _root(profile: Profile) -> str:
-    """Return the class of the root, or the classes directly below it if the root is not a module."""
+    """Return the root's class, or the classes directly below it if the root is not a module."""
     root = profile.modules[""].class_name
     if root:
         return root

@@ -53,14 +53,14 @@ def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
 
 
 def label_first(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Lines of which only the first has the label."""
+    """Yield the lines with their labels; all labels except the first are empty."""
     for line in lines:
         yield label, line
         label = ""
 
 
 def times_mark(number: int) -> str:
-    """The mark after the name of a repeated module, such as ` ×12`. Empty for a single module."""
+    """Return the mark after the name of repeated modules, such as ` ×12`; empty for one module."""
     if number <= 1:
         return ""
     return f" ×{number}"
@@ -72,7 +72,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plus_minus(spread: float) -> str:
-    """Format the distance of steps from the median, as a share of the median."""
+    """Format the spread of steps around the median, as a share of the median."""
     return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
@@ -82,7 +82,7 @@ def phase_label(phase: str) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """Return the name, or its two ends if it is longer than the width."""
+    """Return the name, or its two ends if it is longer than `width`."""
     if len(name) <= width:
         return name
     end = max(width - 1, 0) // 2
@@ -90,7 +90,7 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_name(name: str, width: int) -> str:
-    """Return a module's name, without its first parts if it is longer than the width.
+    """Return a module's name, without its first parts if it is longer than `width`.
 
     The last parts identify a module best.
     """
@@ -152,7 +152,7 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """Yield ways to use less memory, each with the largest number of bytes saved, and its cost."""
+    """Yield ways to use less memory, each with the maximum bytes that it saves, and its cost."""
     memory = analysis.profile.memory
     checkpointed = analysis.checkpointed
     for saving in memory_savings(memory, analysis.peak_moment, checkpointed, analysis.patterns):

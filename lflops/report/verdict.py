@@ -1,4 +1,4 @@
-"""Write the first lines of every report: the step time, its reasons, advice, and the confidence."""
+"""Write the first lines of every report: step time, reasons, advice, and confidence."""
 
 import math
 from collections import Counter
@@ -32,13 +32,13 @@ FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
 
 UNSTEADY_SHARE = 0.1
-"""Relative difference of mean and median step above which it is mentioned."""
+"""Steps are unsteady if their mean and median differ by more than this share of the median."""
 
 VARYING_SHARE = 0.3
-"""Relative distance of a quartile from the median step above which steps vary too much."""
+"""Steps vary too much if a quartile is at least this share of the median away from the median."""
 
 BUSY_SHARE = 0.05
-"""Smallest lost share of CPU time that is mentioned."""
+"""Lost CPU time is mentioned if it is at least this share of the CPU time."""
 
 CAVEATS = {
     "busy": "other processes used the CPU",
@@ -63,13 +63,13 @@ class Verdict(Struct, frozen=True, kw_only=True):
             of a step and whether it fits.
         status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
             are good enough to show one. Otherwise "cannot tell".
-        judgement: A sentence that nothing was found. Empty if an issue was found, or if an issue
-            would not be visible.
+        judgement: A sentence that says that nothing was found. Empty if an issue was found, or if
+            an issue would not be visible.
         findings: Issues by cost, then findings that show where else the time goes.
         why: Sentences about the issues and about overhead that costs more, or about where the time
             goes if there are no issues.
         also: Sentences about where else the time goes, if there are issues.
-        next: Advice how to reduce the costs, in the same order.
+        next: Advice on how to reduce the costs, in the same order.
         caveat: Reason why an issue would not be visible, if no issue was found.
         confidence: The basis of the figures, their spread, and what is unknown.
         caveats: The number of notes that make the figures less reliable.
@@ -144,7 +144,7 @@ def _caveat(status: Status, unseen: str | None) -> str:
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
-    """Return advice how to reduce the costs of issues and, if they are large, of other findings."""
+    """Return advice on how to reduce the costs of issues and of other findings with large costs."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
@@ -178,7 +178,7 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""Disturbances of steps, with advice against each of them."""
+"""Disturbances of steps, each with a description and with advice on how to avoid it."""
 
 
 def disturbed_by(profile: Profile) -> str:
@@ -194,7 +194,7 @@ def disturbed_by(profile: Profile) -> str:
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
     """Yield the label and text of each line.
 
-    The second line of a label has an empty label.
+    If a label has several lines, only the first line has it, and the others have an empty label.
     """
     first = f"{said.said} {said.judgement}".strip()
     sections: dict[str, Sequence[str]] = {
@@ -211,7 +211,7 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _speed(analysis: Analysis) -> Iterator[str]:
-    """Yield the time and efficiency of the step; if nothing ran, the time that it needs."""
+    """Yield the time and efficiency of the step; if nothing ran, the time that a step needs."""
     times = analysis.step_times
     if times.mean is None:
         if analysis.profile.is_counted:

@@ -28,13 +28,13 @@ def log(
     """Write a profile for the LFLOPS tab, and as figures.
 
     The figures are the roofline, if the peak is known, and live memory, if it was counted.
-    Everything is written with this writer, because TensorBoard reads one file of a folder at a
-    time.
+    Everything is written with the given writer, because TensorBoard reads only one file of a folder
+    at a time.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, such as `TensorBoardLogger.experiment`.
         profile: The profile.
-        step: The x-axis.
+        step: The step at which TensorBoard shows the profile.
         tag: The name in TensorBoard. Default: `lflops/<stage>/profile`, with the figures
             `lflops/<stage>/roofline` and `lflops/<stage>/memory`.
         figures: Whether to draw the figures.
@@ -49,7 +49,7 @@ def log(
 def summary_of(
     writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True
 ) -> Any:
-    """Make the summary that `log` writes, from an analyzed profile.
+    """Return the summary that `log` writes for an analyzed profile.
 
     Any thread may call this function.
     """

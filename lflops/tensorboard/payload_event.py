@@ -15,7 +15,7 @@ PLUGIN = "lflops"
 LARGEST = 1 << 26
 """Maximum size of a payload in bytes; larger payloads are rejected.
 
-A payload of 20,000 modules has a tenth of this size.
+A payload with 20,000 modules has a tenth of this size.
 """
 
 # The ends of error messages about a summary.
@@ -29,7 +29,7 @@ _HEAD = b'{"lflops":%d,"head":' % VERSION
 _BEGINNING = 1 << 16
 """Number of bytes of a payload that are decompressed for the list of windows.
 
-The head of a payload is shorter.
+The head of a payload is shorter than this.
 """
 
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
@@ -41,9 +41,9 @@ def packed(payload: bytes) -> bytes:
 
 
 def metadata_problem(content: bytes) -> str:
-    """Describe why a summary with this metadata cannot be read.
+    """Return the reason why a summary with the given metadata cannot be read.
 
-    Empty if it can be read.
+    The reason is empty if the summary can be read.
     """
     return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
 
@@ -73,9 +73,9 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """Return a summary's entry in the list of windows, from the beginning of the payload.
+    """Return a summary's entry for the list of windows, from the beginning of the payload.
 
-    Fields of another type are left out.
+    Fields with an unexpected type are left out.
 
     Raises:
         ValueError: The value is not a payload, or is damaged.

@@ -4,7 +4,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 _LONGEST = 1 << 20
-"""Maximum number of bytes of the list of traces. It has a file for each rank."""
+"""Maximum size in bytes of the list of traces, which has a file for each rank."""
 
 
 class _Traces(Struct):
@@ -18,7 +18,7 @@ class _Trace(Struct):
 def trace_file(payload: bytes, index: int) -> str:
     """Return the path at an index of the trace list; empty if the entry has no file.
 
-    Only the list of traces is decoded: the rest of a payload may be large.
+    Only the list of traces is decoded, because the rest of a payload may be large.
 
     Raises:
         LookupError: The list has no such entry.

@@ -1,7 +1,7 @@
-"""Serve the LFLOPS tab: answer requests of the page from event files and their traces.
+"""Serve the LFLOPS tab: answer the page's requests from event files and their traces.
 
-TensorBoard loads this file when it starts, outside any `try`. So the module imports only
-TensorBoard, and reads data only on a request.
+TensorBoard loads this file when it starts, outside any `try`. So the module imports no third-party
+package except TensorBoard, and reads data only on a request.
 """
 
 import json
@@ -28,14 +28,14 @@ from lflops.tensorboard.payload_event import (
     unpacked,
 )
 
-# The page's script with all modules that it imports, and the page's style sheet.
+# URL paths of the page's script, with all modules that it imports, and of the page's style sheet.
 _ENTRY = "/entry/tensorboard.js"
 _STYLE = "/shell/style.css"
 # Number of steps of a summary to read: all steps that TensorBoard has kept.
 _ALL = 1_000_000
 # Number of bytes of a trace that are sent at once.
 _CHUNK = 1 << 20
-# A window is logged as its payload, and its timeline if it has one.
+# A window is logged as two parts: its payload, and its timeline if it has one.
 _PARTS = 2
 _NOT_FOUND = "TensorBoard has no such window"
 _NO_FOLDER = f"{_NOT_FOUND}, or no log directory"
@@ -47,7 +47,8 @@ _UNREADABLE = "422 Unprocessable Entity"
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
 _App = Callable[[dict[str, Any], _Start], _Answer]
-# The reason why a window cannot be shown, or an empty text; and its entry in the list of windows.
+# The reason why a window cannot be shown, which is empty if it can, and the window's entry in the
+# list of windows.
 _Status = tuple[str, dict[str, Any]]
 
 
@@ -75,7 +76,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return {path: partial(_unless_foreign, app) for path, app in apps.items()}
 
     def is_active(self) -> bool:
-        """Return `False`: TensorBoard itself finds out whether the data has something to show."""
+        """Return `False`, because TensorBoard itself finds out whether there is data to show."""
         return False
 
     def frontend_metadata(self) -> Any:
@@ -184,7 +185,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """Return a trace of a window.
 
-        The request has the number of the trace, and no part of its path.
+        The request identifies the trace by its index, never by its path.
         """
         parameters = _parameters(environ)
         window = self._requested(environ, parameters)
@@ -214,16 +215,16 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _requested(
         self, environ: dict[str, Any], asked: Mapping[str, str]
     ) -> tuple[str, Any] | None:
-        """Return the run and the datum for this run, tag and step, or `None`."""
+        """Return the run and the datum with the requested run, tag and step, or `None`."""
         for run, datum in self._read(environ, asked.get("run", ""), asked.get("tag", "")):
             if str(datum.step) == asked.get("step"):
                 return run, datum
         return None
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """Return the data of a run and tag by step, each with its run.
+        """Return the data of a run and tag for all steps, each with its run.
 
-        Empty if the tag does not exist.
+        The list is empty if the tag does not exist.
         """
         logged = self._data.read_tensors(
             request_context.from_environ(environ),
@@ -270,7 +271,7 @@ def _title(run: str, tag: str, datum: Any) -> str:
 
 
 def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
-    # TensorBoard does not need this to start.
+    # TensorBoard does not need this import to start.
     from lflops.report.payload.page_script import page_script
 
     return _answer(
@@ -295,7 +296,7 @@ def _json(
 ) -> _Answer:
     """Return JSON, deflated if the browser accepts it.
 
-    `deflated` is the deflated body, if it exists.
+    `deflated` is the deflated body, if the caller has it.
     """
     if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
         body = packed(body) if deflated is None else deflated
@@ -331,7 +332,7 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """Open the trace that a payload names under this index, relative to the run's folder.
+    """Open the trace that a payload names at the given index, relative to the run's folder.
 
     Raises:
         LookupError: The payload names no such trace, or the file does not exist.
@@ -357,7 +358,7 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
 
 
 def _named(payload: bytes, index: str) -> str:
-    """Return the path of the trace at this index of the payload."""
+    """Return the path of the trace at the given index of the payload."""
     # This loads msgspec, which TensorBoard does not need to start.
     from lflops.tensorboard.payload_traces import trace_file
 

@@ -1,7 +1,7 @@
-"""Define clocks: the host clock for a CPU, and events on the stream for other devices.
+"""Define clocks: the host clock for the CPU, and events on the stream for other devices.
 
-A mark is cheap and waits for nothing. The seconds between two marks are read later, after one
-`settle`.
+A mark is cheap, and usually waits for nothing. The seconds between marks are read later, after a
+single `settle`.
 """
 
 import os
@@ -22,7 +22,7 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Maximum share of its runnable time that a thread may wait for a core before waits are left out."""
+"""Waits for a core are left out of times if they take more than this share of the runnable time."""
 
 
 class Clock(Protocol):
@@ -35,11 +35,11 @@ class Clock(Protocol):
         """Wait until the device has reached every mark so far."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two settled marks."""
+        """Return the seconds between two settled marks."""
 
 
 class HostClock:
-    """The host's clock, for a CPU, where an operator is done when it returns.
+    """The host clock, which is used for the CPU: an operator is done when its call returns.
 
     A mark is a moment in nanoseconds.
     """
@@ -64,7 +64,7 @@ class UncontendedMark(NamedTuple):
 class UncontendedClock:
     """A host clock that stops while the thread that created it waits for a core.
 
-    A mark takes 3 µs, which the clock does not count.
+    Making a mark takes 3 µs, which the clock leaves out.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether this thread has waited for a core for more than the share `MUCH` so far."""
+        """Whether this thread has waited for a core for more than `MUCH` of its runnable time."""
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
@@ -80,8 +80,8 @@ class UncontendedClock:
         return waited > MUCH * (used + waited)
 
     def now(self) -> bytes | None:
-        """Scheduler counters of the thread up to this moment."""
-        # This call updates the counters. Otherwise they end at the last tick of the scheduler.
+        """Return the scheduler counters of the thread up to this moment."""
+        # This call updates the counters. Otherwise, they end at the last tick of the scheduler.
         thread_time()
         return self._schedule.read()
 
@@ -93,13 +93,13 @@ class UncontendedClock:
         """No-op: CPU work is synchronous."""
 
     def seconds(self, start: UncontendedMark, end: UncontendedMark) -> float:
-        """Seconds between two marks, without the time in which other threads had the core."""
+        """Return the seconds between two marks, except while other threads had the core."""
         elapsed = (end.before - start.after) / 1e9
         return max(elapsed - self.waited(start, end), 0.0)
 
     @staticmethod
     def waited(start: UncontendedMark, end: UncontendedMark) -> float:
-        """Seconds between two marks in which other threads had the core."""
+        """Return the seconds between two marks in which other threads had the core."""
         between = ThreadSchedule.between(start.counted, end.counted)
         return 0.0 if between is None else between[1]
 
@@ -109,7 +109,7 @@ class StreamMark(NamedTuple):
 
     Attributes:
         last_stream: Stream of the previous mark.
-        on_last_stream: Event on `last_stream` at the same moment; `None` if the stream is the same.
+        on_last_stream: Event on `last_stream` at the same moment; `None` if both streams are equal.
     """
 
     event: torch.Event
@@ -154,7 +154,7 @@ class StreamClock:
         self._runtime.synchronize(self.device)
 
     def seconds(self, start: StreamMark, end: StreamMark) -> float:
-        """Seconds on the stream of the first mark."""
+        """Return the seconds between two settled marks, on the stream of the first mark."""
         stop = end.event
         if end.on_last_stream is not None and end.last_stream == start.stream:
             stop = end.on_last_stream
@@ -176,7 +176,7 @@ class WaitingClock:
         self.seconds = self._host.seconds
 
     def mark(self) -> int:
-        """Wait until everything that is queued on the device is done, and mark that moment."""
+        """Wait until the device has finished all queued work, and mark that moment."""
         self._wait()
         return self._host.mark()
 
@@ -189,7 +189,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def device_clock(device: torch.device) -> DeviceClock:
-    """The clock of a device other than the CPU.
+    """Return the clock of a device other than the CPU.
 
     Raises:
         CountError: Torch cannot wait for such a device.
@@ -208,9 +208,10 @@ def device_clock(device: torch.device) -> DeviceClock:
 
 @cache
 def event_seconds(device: torch.device) -> float | None:
-    """Seconds that an event costs on the host or on the stream, whichever is more.
+    """Return the seconds that an event costs on the host or on the stream, whichever is more.
 
-    `None` if the time between two events cannot be read. This function waits for the device once.
+    Returns `None` if the time between two events cannot be read. This function waits for the device
+    once.
     """
     clock = StreamClock(device)
     host = HostClock()
@@ -231,7 +232,7 @@ def event_seconds(device: torch.device) -> float | None:
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of `calls` calls, until the work that they started is done."""
+    """Return the seconds that `calls` calls of `run` take, including the work that they start."""
     start = clock.mark()
     for _ in range(calls):
         run()
@@ -241,14 +242,14 @@ def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float
 
 
 cpu_usage = partial(resource.getrusage, resource.RUSAGE_SELF)
-"""CPU usage of this process, over all its threads, as the system reports it.
+"""Function that returns the CPU usage of this process, over all its threads.
 
-No Python runs in the call.
+The function runs no Python code.
 """
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """User and system CPU seconds of this process so far, over all its threads."""
+    """Return the user and system CPU seconds of this process so far, over all its threads."""
     usage = cpu_usage()
     return usage.ru_utime, usage.ru_stime
 
@@ -256,10 +257,10 @@ def cpu_seconds() -> tuple[float, float]:
 class CpuWatch:
     """Measures the CPU time that other processes take from this process, as Linux counts it.
 
-    Creating it reads a file for each thread.
+    Creating an instance reads a file for each thread.
 
-    Counting involuntary context switches would not measure it: a hundred of them cost 3 ms on an
-    idle machine, and 400 ms on a busy machine.
+    The number of involuntary context switches does not show the lost time, because a hundred
+    switches cost 3 ms on an idle machine and 400 ms on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -268,12 +269,12 @@ class CpuWatch:
         self._waited = _waited()
 
     def lost(self) -> float | None:
-        """Seconds so far in which threads were ready to run while a CPU ran other processes.
+        """Return the seconds so far in which threads were ready while a CPU ran other processes.
 
-        `None` if the system does not report it.
+        Returns `None` if the system does not report waiting times.
         """
-        # If threads wait for each other, for example 8 threads on 2 CPUs, nothing is lost. So the
-        # result is at most the time that this process left unused.
+        # If this process's threads wait for each other, for example 8 threads on 2 CPUs, nothing is
+        # lost. So the result is at most the CPU time that this process left unused.
         waited = _waited()
         if self._waited is None or waited is None:
             return None
@@ -282,7 +283,7 @@ class CpuWatch:
 
     @property
     def used(self) -> float:
-        """CPU seconds of this process so far."""
+        """CPU seconds of this process since the watch was created."""
         return sum(cpu_seconds()) - self._used
 
 
@@ -310,7 +311,7 @@ class ThreadSchedule:
             self._close()
 
     def read(self) -> bytes | None:
-        """Scheduler counters of the thread so far, or `None` if the system has none."""
+        """Return the scheduler counters of the thread so far, or `None` if there are none."""
         try:
             if self._file is None:
                 return None
@@ -320,7 +321,10 @@ class ThreadSchedule:
 
     @staticmethod
     def between(before: bytes | None, after: bytes | None) -> tuple[float, float] | None:
-        """Seconds on a core, and seconds in which the thread was ready and waited for a core."""
+        """Return the seconds that the thread ran on a core, and the seconds that it waited for one.
+
+        Returns `None` if either reading has no counters.
+        """
         if not before or not after:
             return None
         ran_before, waited_before, *_ = before.split()
@@ -334,7 +338,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def _waited() -> float | None:
-    """Seconds in which threads of this process were ready to run and waited for a CPU."""
+    """Return the seconds in which threads of this process were ready and waited for a CPU."""
     nanoseconds = 0
     try:
         for thread in _THREADS.iterdir():

@@ -4,9 +4,9 @@ Text generation has two parts: the cost of the prompt, and the cost of each addi
 
 `CountAndTime` counts and times the same pass, for callers with only one pass. Counting then takes
 most of the time. So the pass is stamped around every operator and every hook, and the time of
-counting is left out. The time that torch takes to call a hook or a mode is not stamped: a trial
-measures it, and it is subtracted. On a CPU, the result is nearly exact. `observer_ratio` is the
-factor by which counting made the pass longer.
+counting is left out. The time that torch takes to call a hook or a mode is not stamped. Instead, a
+trial measures this time, and it is subtracted. On a CPU, the result is nearly exact.
+`observer_ratio` is the factor by which counting made the pass longer.
 """
 
 import functools
@@ -73,7 +73,7 @@ class Pass:
     """Describes how to run one pass.
 
     Attributes:
-        run: Function that runs the pass. It calls its argument when the next part begins.
+        run: Function that runs the pass. It calls its argument whenever the next part begins.
         first: Name of the first part.
         prepare: Function that runs before each pass and is not timed.
     """
@@ -96,10 +96,10 @@ class _Timed:
     """A finished pass, before its marks are read.
 
     Attributes:
-        parts: Names of its parts.
+        parts: Names of the pass's parts.
         marks: Marks at the beginning of the pass, between its parts, and at its end.
-        cpu_before: User and system CPU seconds of the process when it began.
-        cpu_after: User and system CPU seconds of the process when it ended.
+        cpu_before: User and system CPU seconds of the process when the pass began.
+        cpu_after: User and system CPU seconds of the process when the pass ended.
         stamps: Stamps of the parts of a hooked pass; `None` for an unprofiled pass.
         cpu_lost: Seconds that other processes took during a hooked pass.
     """
@@ -119,8 +119,8 @@ def time_passes(
 
     Half of the unprofiled passes run before the hooked passes and half after, so a machine that
     slows down slows both kinds. An unprofiled pass comes first, because code must be compiled
-    without hooks. The first pass after the hooked passes runs with their caches, so it is
-    discarded. Marks are read at the end, so nothing waits for a device.
+    without hooks. The first pass after the hooked passes is discarded, because it runs with caches
+    that the hooked passes left. Marks are read at the end, so that no pass waits for a device.
     """
     _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
@@ -217,9 +217,10 @@ def measure(
 ) -> Profile:
     """Count one pass, then time further passes.
 
-    Unprofiled passes give the total time, and passes with hooks divide it over the modules.
+    Unprofiled passes give the total time, and passes with hooks divide it among the modules.
 
-    Afterwards, the model's gradients, buffers and mode and the random number states are restored.
+    Afterwards, the model's gradients, buffers and mode are restored, and so are the random number
+    states.
 
     Args:
         model: The model to measure. This argument and `args`, `kwargs`, `backward`, `loss` and
@@ -227,13 +228,14 @@ def measure(
         args: Positional arguments of the model; a single tensor may be passed without a tuple.
         kwargs: Keyword arguments of the model.
         backward: Also run backward from `loss(output)`.
-        loss: Function from the output to a scalar. By default, the sum of the floating-point
-            outputs.
+        loss: Function that takes the output and returns a scalar. Default: the sum of the
+            floating-point outputs.
         warmup: Number of passes that run first and are discarded.
         repeats: Number of unprofiled passes, and of hooked passes, that are kept.
         ignore: Names or classes of modules. Their self work and time are left out of every total.
-        hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
-            otherwise a chip by name or in a TOML file, your own figures, or `None`.
+        hardware: The device's peak rates. `"auto"` looks the device up by name, and `"measure"`
+            measures its rates. You can also pass the name of a chip, a TOML file, your own figures,
+            or `None`.
         units: Samples and tokens of the batch, for example `{"samples": 8, "tokens": 1024}`, or a
             function of the model's arguments that returns them. `None` infers them from shapes.
         logical: As in `count`.
@@ -286,8 +288,8 @@ def measure_generate(
     """Measure `model.generate(*args, **kwargs)` as `measure` measures a forward pass.
 
     Prefill lasts until the end of the first call of the model itself; the rest is decode. A note
-    has the work of both parts, and each step has their times. If a model is called only once, it
-    has neither part.
+    has the work of both parts, and each step has the times of both parts. If the model is called
+    only once, the profile has neither part.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
@@ -317,7 +319,7 @@ def measure_generate(
         profile = _timed(generated, passes, model, clock, warmup=warmup, repeats=repeats)
     steps = []
     for step in profile.steps:
-        # All of generation is forward, which prefill and decode divide if there are both.
+        # The whole generation is forward. If it has both prefill and decode, they divide it.
         phases = {"forward": sum(step.phases.values())}
         if len(work_after_calls) > 1:
             phases |= step.phases
@@ -356,8 +358,8 @@ class CountAndTime:
     Args:
         model: The model. Its modules are counted and timed.
         ignore: Names or classes of modules that are left out of every total.
-        clock: By default the clock of the model's device.
-        overhead: Seconds that hooks and modes take outside the stamps. By default they are
+        clock: The clock to use. Default: the clock of the model's device.
+        overhead: Seconds that hooks and modes take outside the stamps. By default, they are
             measured.
     """
 
@@ -399,7 +401,7 @@ class CountAndTime:
             self._size = self._tracker.size
             self._counting.inputs = self._tracker.inputs
         finally:
-            # the model may be freed while the profile is read
+            # drop the tracker, so that the model can be freed before the profile is read
             del self._tracker
             self._counting.__exit__(kind, error, trace)
 
@@ -428,14 +430,14 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """A module tracker that also stamps where the model runs and where the observer runs.
+    """A module tracker that also stamps when model code runs and when observer code runs.
 
-    The observer is the code of hooks and of counting operators.
+    Observer code is the code of hooks, and the code that counts operators.
 
     Attributes:
-        stamps: Stamps of the thread that entered, and of backward.
+        stamps: Stamps of the home thread and of threads in backward.
         size: Samples and tokens of the first call of the model itself.
-        inputs: The inputs of this call that may hold tokens, by name.
+        inputs: The inputs of that call that may contain tokens, by name.
     """
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
@@ -455,7 +457,7 @@ class _StampingTracker(ModuleTracker):
             self._backward = NO_BACKWARD
 
     def resume(self, module_phase: ModulePhase | None = None) -> None:
-        """Stamp the start of model code, by default of the module and phase that run now."""
+        """Stamp the start of model code. Default: the module and phase that are running."""
         if self._stamps_this_thread():
             if module_phase is None:
                 module_phase = ModulePhase(*self.between())
@@ -489,8 +491,8 @@ class _StampingTracker(ModuleTracker):
     def _end_backward(self) -> None:
         """Correct the last stamp if its backward pass is over.
 
-        No hook reports the end of a backward pass. If it is over by now, the time after its last
-        operator was not part of it.
+        No hook reports the end of a backward pass. If the pass is over by now, the time since its
+        last operator does not belong to it.
         """
         now = backward_id()
         if self._backward in {NO_BACKWARD, now}:
@@ -578,9 +580,9 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
 
 
 def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
-    """Return the overhead, or zero if it would leave no time for some module.
+    """Return the overhead, or zero if it would leave no time for any module.
 
-    Such a large overhead was measured while the machine was busy.
+    An overhead can only be that large if it was measured while the machine was busy.
     """
     for key, seconds in times.self_seconds.items():
         if key != OUTSIDE and seconds > times.overhead(key, overhead):

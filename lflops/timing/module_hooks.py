@@ -1,16 +1,16 @@
 """Stamp the boundaries of modules in forward and backward, and measure the overhead of the hooks.
 
 In forward, hooks run before and after every module. For backward, one autograd node gets a hook at
-each boundary: the newest node that the tensors crossing this boundary lead to. The engine runs the
-nodes of a thread from the newest to the oldest. So backward runs the segments of forward in reverse
-order, and each hook runs at the start of its segment:
+each boundary: the newest node that the tensors crossing the boundary lead back to. The engine runs
+the nodes of a thread from the newest to the oldest. So backward runs the segments of forward in
+reverse order, and each hook runs at the start of its segment:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-Some nodes are not reached from a crossing tensor, for example the nodes of a gate that is computed
-early and used late. Such nodes are searched for at the end of the module. Work that a checkpoint
-recomputes within backward is stamped as recompute.
+No crossing tensor leads back to some nodes, for example to the nodes of a gate that is computed
+early and used late. The timer searches for such nodes at the end of the module. Work that a
+checkpoint recomputes within backward is stamped as recompute.
 """
 
 import functools
@@ -54,10 +54,13 @@ from lflops.torch_private.dispatch_modes import isolated
 from lflops.torch_private.modules import InternalModule
 
 MOST_NODES = 2000
-"""Maximum number of autograd nodes visited to find nodes that no crossing tensor leads to."""
+"""Maximum number of autograd nodes to visit in search of nodes that no crossing tensor leads to."""
 
 _Ranges = list[tuple[int, int, str]]
-"""Ranges of nodes without a hook: first number, number after the last, and the module's name."""
+"""Ranges of nodes without a hook.
+
+Each range has its first number, the number after its last number, and the name of the module.
+"""
 
 
 @dataclass(slots=True)
@@ -65,9 +68,10 @@ class _TimedFrame(Frame):
     """A module or scope that is running.
 
     Attributes:
-        module_phase: The module and phase that its time belongs to.
-        module_fqn: Name of the nearest module at or above it; `None` if it must be looked up.
-        unhooked: Ranges of its nodes that no crossing tensor led to.
+        module_phase: The module and phase that the frame's time belongs to.
+        module_fqn: Name of the nearest module at or above the frame; `None` if the name must be
+            looked up.
+        unhooked: Ranges of the frame's nodes that no crossing tensor led to.
     """
 
     module_phase: ModulePhase
@@ -79,7 +83,7 @@ class _PassStack:
     """The running frames of forward or of recompute.
 
     Attributes:
-        outside: The first frame: code outside all modules.
+        outside: The first frame, for code outside all modules.
         segment: Number of the first autograd node of the current segment.
     """
 
@@ -137,7 +141,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
-        """Start or resume the backward part, from these results."""
+        """Start or resume the backward part, which begins at `results`."""
         self._paused = False
         self._end_segment(self._forward, results, self._forward.frames[-1])
         self._hook_unhooked(self._forward.outside.unhooked, results)
@@ -153,7 +157,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def end(self) -> dict[str, list[Stamp]]:
-        """End the pass and return the stamps of its parts, to be read after the clock settled."""
+        """End the pass and return the stamps of its parts. Settle the clock before reading them."""
         self._stamps.append((self._mark(), None, ""))
         self._release()
         parts = self._parts
@@ -162,7 +166,7 @@ class ModuleTimer:
         return parts
 
     def pass_times(self, parts: Mapping[str, list[Stamp]]) -> dict[str, PassTimes]:
-        """Seconds of each part, from settled stamps."""
+        """Return the times of each part, from settled stamps."""
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
     def follows_this_thread(self) -> bool:
@@ -229,7 +233,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), above.module_phase, ""))
 
     def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
-        """End a segment: hook its newest node that the crossing tensors lead to."""
+        """End a segment, and hook its newest node that the crossing tensors lead back to."""
         end = next_sequence_number()
         if end == stack.segment:
             return
@@ -282,8 +286,8 @@ class ModuleTimer:
     def _end_segments(self) -> None:
         """Return to the root, because every node has run.
 
-        The engine now runs callbacks, such as the wait of DDP for the gradients of all ranks. They
-        belong to the root.
+        The engine now runs callbacks, such as DDP's wait for the gradients of all ranks. The time
+        of callbacks belongs to the root.
         """
         if not self._paused:
             self._resume_root_backward()
@@ -305,9 +309,9 @@ _NO_OUTPUT = object()
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """Return the newest node numbered from `start` to before `end`, and its number.
+    """Return the newest node with a number from `start` to `end - 1`, and its number.
 
-    Without such a node, returns `None` and `start - 1`.
+    If there is no such node, returns `None` and `start - 1`.
     """
     newest = None
     best = start - 1
@@ -315,7 +319,7 @@ def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
     for value in values:
         if value is None:
             continue
-        # `grad_fn` of a plain tensor saves a call of `nodes_of`.
+        # For a plain tensor, reading `grad_fn` avoids a call of `nodes_of`.
         nodes = (value.grad_fn,) if type(value) is Tensor else nodes_of(value)
         for node in nodes:
             if node is None:
@@ -329,7 +333,7 @@ def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
 
 LEAVES = 100
 
-# After this many seconds no further trial of the overhead begins, if there are `FEWEST_TRIALS`.
+# After this many seconds, no further trial of the overhead begins if `FEWEST_TRIALS` have run.
 MOST_SECONDS = 0.1
 FEWEST_TRIALS = 3
 
@@ -350,8 +354,8 @@ class Chain:
         class Leaf(Own):
             """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
-            It is not a layer of torch, because creating a layer draws random numbers. It calls no
-            torch function that users replace.
+            It is not one of torch's layers, because creating a layer draws random numbers. It calls
+            no torch function that users might replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:
@@ -374,7 +378,7 @@ class Chain:
         self.hooked()
 
     def hooked(self, listener: ModuleListener | None = None) -> None:
-        """Call the hooks of a listener for each module from now on; `None` removes them."""
+        """Call a listener's hooks for each module from now on. `None` removes the hooks."""
         if listener is None:
             self._own.hooked()
         else:
@@ -382,7 +386,7 @@ class Chain:
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
-    """Overhead of a `ModuleTimer` with this clock; zero for the clock of a test."""
+    """Return the overhead of a `ModuleTimer` with the given clock; zero for a test's clock."""
     if isinstance(clock, DeviceClock):
         return _of_timer(clock.device)
     if isinstance(clock, HostClock):
@@ -396,10 +400,10 @@ def median_overhead(
     trials: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> HookOverhead:
-    """Median of each field over several trials, at least 0.
+    """Return the median of each field over several trials, at least 0.
 
-    A training run waits for the trials, so a busy machine may run only `FEWEST_TRIALS` of them.
-    Modes and hooks of the user do not run in the trials.
+    A training run waits for the trials, so a busy machine may run only `FEWEST_TRIALS` of them. The
+    user's modes and hooks do not run in the trials.
     """
     tried: list[HookOverhead] = []
     latest = now() + MOST_SECONDS
@@ -416,9 +420,9 @@ def median_overhead(
 def of_module_calls(
     clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]
 ) -> tuple[float, float]:
-    """Measure the overhead of a call in the module and in its caller, with empty modules.
+    """Measure the overhead of a module call, in the called module and in its caller.
 
-    `timed` runs a pass with hooks.
+    The modules are empty. `timed` runs a pass with hooks.
     """
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)

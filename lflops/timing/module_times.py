@@ -1,4 +1,4 @@
-"""Turn timestamps into seconds by module.
+"""Turn timestamps into seconds per module.
 
 A stamp names the module that begins to run at its mark. The time up to the next stamp is the self
 time of that module.
@@ -7,12 +7,11 @@ time of that module.
     mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
 
 The code of a hook runs between two stamps, so its time is measured and left out. The time that
-torch takes to call the hook is not stamped. This is the `HookOverhead`: it is about the same for
-every call, and a trial measures it. It is larger with cold caches and zero on a busy device, so a
-factor from 0 to 3 scales it. The rest of the difference between a hooked and an unprofiled pass
-scales all modules equally and is reported: the time of unprofiled passes is divided over modules in
-the proportions of the hooked passes. Kernel times from a trace are not scaled, because hooks slow
-down only the host.
+torch takes to call the hook is not stamped. This `HookOverhead` is about the same for every call,
+and a trial measures it. The overhead is larger with cold caches and zero on a busy device, so it is
+scaled by a factor from 0 to 3. Then the time of unprofiled passes is divided among the modules in
+the same proportions as the rest of the hooked passes. A note reports this scaling if it is large.
+Kernel times from a trace are not scaled, because hooks slow down only the host.
 """
 
 import dataclasses
@@ -36,13 +35,13 @@ Stamp = tuple[Any, ModulePhase | None, str]
 """A mark, the module and phase that run after it (`None` for lflops itself), and the reason."""
 
 ENTERS = "enters"
-"""The reason of a stamp at which a module is entered."""
+"""The reason for a stamp at which a module is entered."""
 
 SEGMENT = "segment"
-"""The reason of a stamp at which a segment of backward begins."""
+"""The reason for a stamp at which a segment of backward begins."""
 
 OPERATOR = "operator"
-"""The reason of a stamp at which an operator is counted."""
+"""The reason for a stamp at which an operator is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +49,10 @@ class HookOverhead:
     """Seconds that hooks and modes take outside the stamps.
 
     Attributes:
-        inside: Seconds in a module, for each call of the module.
-        outside: Seconds in the caller, for each call that it makes.
-        segment: Seconds in backward, for each segment.
-        operator: Seconds for each counted operator.
+        inside: Seconds in the called module, per call.
+        outside: Seconds in the calling module, per call.
+        segment: Seconds in backward, per segment.
+        operator: Seconds per counted operator.
     """
 
     inside: float = 0.0
@@ -72,10 +71,10 @@ class PassTimes:
     Attributes:
         self_seconds: Self seconds.
         observer: Seconds of lflops' hooks, over the whole pass.
-        called: Calls of the module.
-        calls_others: Calls that the module makes.
-        segments: Segments of backward.
-        operators: Counted operators.
+        called: Number of calls of the module.
+        calls_others: Number of calls of other modules that the module makes.
+        segments: Number of segments of backward.
+        operators: Number of counted operators.
     """
 
     self_seconds: defaultdict[ModulePhase, float] = field(
@@ -97,7 +96,7 @@ class PassTimes:
         self.operators.update(other.operators)
 
     def overhead(self, key: ModulePhase, each: HookOverhead) -> float:
-        """Seconds of hook overhead in the self time of a module and phase."""
+        """Return the seconds of hook overhead in the self time of a module and phase."""
         at_modules = each.inside * self.called[key] + each.outside * self.calls_others[key]
         return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
 
@@ -108,7 +107,7 @@ class PassTimes:
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
     """Compute the times between settled stamps.
 
-    The last stamp only ends the time of the previous stamp.
+    The last stamp only ends the time that began at the previous stamp.
     """
     times = PassTimes()
     running: ModulePhase | None = None
@@ -140,7 +139,7 @@ def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, fl
 
 
 MOST_OVERHEAD = 3.0
-"""Maximum factor by which the overhead of the trial is scaled."""
+"""Maximum factor by which the overhead that a trial measured is scaled."""
 
 NONE: Mapping[Any, float] = {}
 
@@ -150,9 +149,10 @@ class ScaledTimes:
     """Self and inclusive seconds by module and phase, over the hooked passes.
 
     Attributes:
-        factors: For each part of a pass, the usual seconds of unprofiled passes divided by the
-            usual seconds of hooked passes without overhead. Close to 1 means a good division.
-        ignored: Median seconds of each ignored module, which no total includes.
+        factors: For each part of a pass, the typical seconds of unprofiled passes divided by the
+            typical seconds of hooked passes without overhead. If the factor is close to 1, the
+            division among modules is reliable.
+        ignored: Median seconds of each ignored module. No total includes these seconds.
     """
 
     self_seconds: Mapping[ModulePhase, TimingStats]
@@ -169,8 +169,8 @@ class ScaledTimes:
     ) -> Self:
         """Compute statistics over passes from their self seconds."""
         self_seconds = timing_stats(steps)
-        # The median of a sum is not the sum of medians, but the modules below a module have to add
-        # up to it. So inclusive medians are sums of self medians.
+        # The median of a sum is not the sum of medians, but inner modules must add up to the module
+        # around them. So inclusive medians are sums of self medians.
         totals = inclusive({key: stats.median for key, stats in self_seconds.items()})
         of_modules = timing_stats([inclusive(step) for step in steps])
         for key, stats in of_modules.items():
@@ -193,12 +193,13 @@ def scale_to_unprofiled(
     """Subtract hook overhead, and scale the rest so that it adds up to the unprofiled passes.
 
     Args:
-        hooked: The parts of each hooked pass. Forward may contain time of the backward phase, if a
-            gradient is computed in it.
-        unprofiled: Usual seconds of each part of an unprofiled pass. Other parts are not scaled.
+        hooked: The parts of each hooked pass. The forward part may contain time of the backward
+            phase, if a gradient is computed in forward.
+        unprofiled: Typical seconds of each part of an unprofiled pass. Parts without such seconds
+            are not scaled.
         overhead: The overhead that a trial measured.
         ignored: Names of modules that are left out.
-        means: Seconds of each part that the modules add up to. By default the usual seconds.
+        means: For each part, the seconds that the modules must add up to. Default: `unprofiled`.
         kernels: Self seconds of each module on the device in a step, if a trace measured them.
     """
     if means is None:
@@ -228,7 +229,7 @@ def scale_to_unprofiled(
 
 
 def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
-    """Names of the parts in the order of their first occurrence."""
+    """Return the names of the parts in the order of their first occurrence."""
     names: list[str] = []
     for parts in passes:
         names += [part for part in parts if part not in names]
@@ -238,7 +239,7 @@ def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
 def _without_overhead(
     times: PassTimes, overhead: HookOverhead, factor: float, kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Self seconds less the scaled overhead, but at least the seconds of the module's kernels."""
+    """Return self seconds minus the scaled overhead, but at least the seconds of the kernels."""
     self_seconds = _in_kernels(times.self_seconds, kernels)
     for key, least in self_seconds.items():
         self_seconds[key] = max(
@@ -250,7 +251,7 @@ def _without_overhead(
 def _in_kernels(
     self_seconds: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Self seconds in which kernels run."""
+    """Return the self seconds in which kernels run."""
     return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in self_seconds.items()}
 
 
@@ -265,7 +266,7 @@ def _fit(
 ) -> None:
     """Scale the time that modules spend outside their kernels so that the total is `seconds`.
 
-    If the kernels alone take longer, they are scaled too.
+    If the kernels alone take longer than `seconds`, their times are also scaled.
     """
     busy = [_in_kernels(of_pass, kernels) for of_pass in self_seconds]
     computing = _total(busy)
@@ -285,7 +286,7 @@ def _fit(
 def _times_the_overhead(
     passes: Sequence[PassTimes], unprofiled: float, overhead: HookOverhead
 ) -> float:
-    """Factor of the trial's overhead that explains the extra time of the hooked passes."""
+    """Return the factor for the overhead that explains the extra time of the hooked passes."""
     hooked = statistics.median(sum(times.self_seconds.values()) for times in passes)
     expected = statistics.median(times.total_overhead(overhead) for times in passes)
     if expected <= 0:
@@ -294,9 +295,9 @@ def _times_the_overhead(
 
 
 def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
-    """Statistics of each module and phase over the passes.
+    """Return statistics of each module and phase over the passes.
 
-    If a module runs only in some passes, such as the discriminator of a GAN, its usual time is
+    If a module runs only in some passes, such as the discriminator of a GAN, its statistics are
     multiplied by the share of passes in which it runs.
     """
     seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
@@ -314,7 +315,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""Smallest relative difference between hooked and unprofiled passes that a note reports."""
+"""A note reports the difference between hooked and unprofiled passes if it is above this share."""
 
 
 def attach_module_times(
@@ -323,10 +324,10 @@ def attach_module_times(
     overhead: HookOverhead,
     kernels: Mapping[ModulePhase, float] = NONE,
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """Divide the time of the unprofiled steps over the modules as in the module-timing steps.
+    """Divide the time of unprofiled steps among modules, in proportion to module-timing steps.
 
-    Returns the profile with the time of its modules, and the self seconds of the modules in each
-    module-timing step as stamped. Ranks are compared by these self seconds, because hooks cost the
+    Returns the profile with the times of its modules, and the unscaled self seconds of the modules
+    in each module-timing step. Ranks are compared by the unscaled seconds, because hooks cost the
     same on all ranks. A separate scaling factor for each rank would make some ranks look slow.
     """
     unprofiled, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
@@ -346,11 +347,12 @@ def attach_module_times(
     usual = {}
     is_uncontended = bool(hooked_steps) and all(step.uncontended_phases for step in hooked_steps)
     for part, of_part in known.items():
-        # A step without a part has zero seconds of it, so modules add up to the sum of all steps.
+        # If a step has no such part, it counts as zero seconds, so that the modules add up to the
+        # sum of all steps.
         means[part] = sum(of_part) * scale / len(unprofiled)
         usual[part] = statistics.median(of_part) * len(of_part) / len(unprofiled)
         if is_uncontended:
-            # The time that other threads took is not in the times of the modules either.
+            # The times of the modules do not include the time that other threads took either.
             usual[part] = min(usual[part], _without_others(usual[part], part, hooked_steps))
 
     times = scale_to_unprofiled(
@@ -376,7 +378,10 @@ def ignored_modules(profile: Profile) -> set[str]:
 
 
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
-    """Seconds of the usual module-timing step, divided by the seconds of the usual unprofiled step."""
+    """Return the median seconds of module-timing steps, divided by those of unprofiled steps.
+
+    Disturbed module-timing steps are left out.
+    """
     slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
     fast = [step.seconds for step in unprofiled if step.seconds]
     if not slow or not fast:
@@ -385,7 +390,7 @@ def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float
 
 
 def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
-    """Self seconds of the modules over all parts of a pass."""
+    """Return the self seconds of the modules, summed over all parts of a pass."""
     self_seconds: defaultdict[ModulePhase, float] = defaultdict(float)
     for times in parts.values():
         for key, seconds in times.self_seconds.items():
@@ -394,9 +399,10 @@ def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
 
 
 def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
-    """Seconds of a part of an unprofiled step without the share that other threads took.
+    """Return the seconds of a part of an unprofiled step, without the time that other threads took.
 
-    The share is taken from the hooked steps. The result is at most their usual uncontended seconds.
+    The share of that time is taken from the hooked steps. The result is at most the median of the
+    uncontended seconds of the hooked steps.
     """
     uncontended_seconds = []
     whole = 0.0
@@ -410,7 +416,7 @@ def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:
-    """Set the seconds of the modules; a module that ran in no stamped pass stays unknown."""
+    """Set the seconds of the modules; they stay unknown if a module ran in no stamped pass."""
     notes = []
     for note in profile.notes:
         if note.code == "ignored" and note.subject in times.ignored:
@@ -427,9 +433,9 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
 
 
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
-    """The parts of a hooked step with the wait for other ranks as a separate part.
+    """Return the parts of a hooked step, with the wait for other ranks as a separate part.
 
-    The delay of other ranks shows nothing about the modules.
+    A delay of other ranks reveals nothing about the modules.
     """
     root = ModulePhase("", "backward")
     backward = parts.get("backward", PassTimes())
@@ -444,7 +450,7 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 
 
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
-    """Seconds of the parts in which an unprofiled pass is timed.
+    """Return the seconds of each part of an unprofiled step.
 
     Generation has two phases, prefill and decode, which together are forward.
     """

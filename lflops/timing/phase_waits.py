@@ -1,8 +1,8 @@
-"""Divide the time in which the training thread waits for a core among the phases of a step.
+"""Measure how long the training thread waits for a core in each phase of a step.
 
 Ranks are compared by the time that they take in each phase. If the system gave a rank's core to
-another thread, the lost time does not show that the rank is slow. So the comparison needs this time
-for each phase.
+another thread, the lost time does not show that the rank is slow. So the comparison needs the lost
+time of each phase.
 """
 
 from collections import deque
@@ -13,10 +13,10 @@ from lflops.phase_log import WAIT
 from lflops.timing.clock import Clock, ThreadSchedule
 from lflops.timing.step_phases import OTHER
 
-# Changes of phase within this many seconds share one reading of the counters. A phase ends where
-# the next one begins, and a reading takes 2 to 4 µs.
+# Changes of phase within this many seconds share one reading of the counters, because a phase often
+# ends where the next one begins, and a reading takes 2 to 4 µs.
 ADJACENT = 20e-6
-# Maximum number of steps that are kept, and of phase changes that are not divided into steps yet.
+# Maximum number of steps that are kept, and of phase changes that belong to no ended step yet.
 MOST_STEPS = 1_000
 MOST_CHANGES = 20_000
 
@@ -32,7 +32,7 @@ class _Change(NamedTuple):
 class PhaseWaits:
     """Receives the phases of a stage, and reads the scheduler counters when the phase changes.
 
-    The training thread must create it.
+    An instance must be created on the training thread.
 
     Args:
         clock: The host clock that marks the steps.
@@ -64,7 +64,7 @@ class PhaseWaits:
         self._record(WAIT)
 
     def end_step(self, number: int, start: Any, end: Any) -> None:
-        """Keep the waits of a step, from its first to its last moment.
+        """Store the waits of the step that lasts from `start` to `end`.
 
         Steps must arrive in order.
         """
@@ -73,7 +73,7 @@ class PhaseWaits:
             del self._by_step[next(iter(self._by_step))]
 
     def of_step(self, number: int) -> Mapping[str, float] | None:
-        """Return the seconds of waiting in a step by phase; phases without waiting are left out.
+        """Return the seconds of waiting in each phase of a step. Phases without waits are left out.
 
         Returns `None` if the step is unknown, or if the system has no counters.
         """
@@ -112,7 +112,7 @@ class PhaseWaits:
 
 
 def _waited(counters: bytes | None) -> int | None:
-    """Nanoseconds that a thread has waited for a core, from its scheduler counters."""
+    """Return the nanoseconds that a thread has waited for a core, from its scheduler counters."""
     if not counters:
         return None
     return int(counters.split(None, 2)[1])

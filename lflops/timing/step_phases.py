@@ -1,13 +1,14 @@
-"""Divide a training step into phases: self times of nested phases, which add up to the step.
+"""Divide a training step into the self times of nested phases, which add up to the step.
 
     a step       |........[optimizer.....[forward....].[backward.....]..[clip..].......].....|
     other         ^^^^^^^^                            ^                                 ^^^^^
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
-A phase is the time from the mark at its beginning to the mark at its end, without the phases inside
-it. Time in no phase has the name `other`. Time in no phase between backward and the optimizer has a
-separate name: a custom loop clips gradients there, and no hook reports it. Marks are read later. On
-a device they are events on the stream, so the time of a phase is time on the stream.
+The time of a phase lasts from the mark at its beginning to the mark at its end, without the phases
+inside it. Time outside all phases is called `other`. If such time lies between backward and the
+optimizer, it has a separate name, because custom loops clip gradients there and no hook reports
+clipping. Marks are read later. On a device, marks are events on the stream, so the time of a phase
+is time on the stream.
 """
 
 from collections.abc import Sequence
@@ -37,13 +38,14 @@ ORDER = (
     OTHER,
     SYNC,
 )
-"""The order of a training step's phases; others follow."""
+"""The order in which the phases of a training step are listed. Other phases follow."""
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""A marked step: marks at which a phase became innermost, these phases, and the end mark.
+"""The marks of one step.
 
-It is a plain tuple, because every step creates one.
+They are the marks at which a phase became innermost, the phases that became innermost, and the mark
+of the step's end. The type is a plain tuple, because every step creates one.
 """
 
 
@@ -51,16 +53,16 @@ class StepPhases:
     """The phases of steps on one clock, and the times between their marks.
 
     Attributes:
-        mark: Marks a moment.
-        is_marked: Set while the phases of the running step are marked.
+        mark: Function that marks the current moment.
+        is_marked: Whether the phases of the current step are marked.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.mark = clock.mark
         self.is_marked = True
-        # Moments at which a phase became the innermost phase, and these phases. `STEP_END` stands
-        # for a step's end. A moment that was not marked is `None`.
+        # Moments at which a phase became the innermost phase, and the phases that did. `STEP_END`
+        # stands for a step's end. A moment that was not marked is `None`.
         self._marks: list[Any] = []
         self._phases: list[str] = []
 
@@ -74,7 +76,7 @@ class StepPhases:
         raise NotImplementedError
 
     def steps(self) -> list[PhaseMarks]:
-        """Take the steps that have ended."""
+        """Remove and return the steps that have ended."""
         steps, self._marks, self._phases = split_steps(self._marks, self._phases)
         return steps
 
@@ -104,7 +106,7 @@ class StepPhases:
         return self._clock.seconds(marks[0], end)
 
     def seconds(self, step: PhaseMarks) -> dict[str, float]:
-        """Seconds of each phase, which add up to the step."""
+        """Return the seconds of each phase, which add up to the step."""
         marks, innermost, end = step
         names = _named(innermost)
         ran = set(names)
@@ -116,7 +118,7 @@ class StepPhases:
         return phases
 
     def waiting(self, step: PhaseMarks) -> float | None:
-        """Seconds that backward waited at its end, or `None` if unknown."""
+        """Return the seconds that backward waited at its end, or `None` if they are unknown."""
         marks, innermost, end = step
         if WAIT not in innermost:
             return None
@@ -151,7 +153,7 @@ class LoggedPhases(StepPhases):
         self.is_connected = True
 
     def disconnect(self) -> None:
-        """Stop reading phases; steps can still end. Can be repeated."""
+        """Stop reading phases. Steps can still end. A second call does nothing."""
         self.log.disconnect(self)
         self.is_connected = False
 
@@ -177,7 +179,7 @@ class LoggedPhases(StepPhases):
             self._step_ended(self.mark())
 
     def steps(self) -> list[PhaseMarks]:
-        """Take the steps that have ended."""
+        """Remove and return the steps that have ended."""
         self.log.deliver()
         return super().steps()
 
@@ -193,7 +195,7 @@ class MarkedPhases(StepPhases):
     """
 
     def __init__(self, clock: Clock, every: int = 1) -> None:
-        """Mark the phases of one step in `every`."""
+        """Mark the phases of only one in `every` steps."""
         super().__init__(clock)
         self._every = every
         # steps since the last step with marked phases
@@ -212,7 +214,7 @@ class MarkedPhases(StepPhases):
     def drop(self) -> None:
         """Leave the innermost phase because of an exception.
 
-        No moment is marked, so that nothing in lflops can fail while the exception passes.
+        No moment is marked, so that nothing in lflops can fail while the exception propagates.
         """
         if self._stack:
             self._stack.pop()
@@ -245,7 +247,7 @@ class MarkedPhases(StepPhases):
 def split_steps(
     marks: Sequence[Any], phases: Sequence[str]
 ) -> tuple[list[PhaseMarks], list[Any], list[str]]:
-    """Split marks into steps, at the phases `STEP_END`.
+    """Split marks into steps at each `STEP_END`.
 
     Returns the steps, and the marks and the phases of the step that has not ended.
     """
@@ -271,7 +273,7 @@ def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], l
 
 
 def _named(innermost: Sequence[str]) -> list[str]:
-    """Count the wait as backward, and name the time between backward and the optimizer."""
+    """Rename a wait to backward, and the time between backward and the optimizer to `BETWEEN`."""
     names = ["backward" if phase == WAIT else phase for phase in innermost]
     for place in range(1, len(names) - 1):
         if names[place - 1 : place + 2] == ["backward", OTHER, "optimizer"]:

@@ -1,1 +1,1 @@
-"""Contain every private name of torch that lflops uses, by subject, with a check of each name."""
+"""Contain every private torch name that lflops uses, grouped by subject, with a check of each."""

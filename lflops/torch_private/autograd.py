@@ -80,7 +80,7 @@ def wrap_backward(
 def after_backward(callback: Callable[[], None]) -> None:
     """Call a function at the end of the running backward pass.
 
-    It is called before callbacks that are registered later.
+    The function is called before callbacks that are registered later.
     """
     Variable._execution_engine.queue_callback(callback)
 
@@ -93,12 +93,12 @@ Each thread numbers nodes in the order of their creation.
 
 
 def node_name(node: Any) -> str:
-    """The name of an autograd node's class, which is different for each custom operator."""
+    """Return the name of an autograd node's class, which is different for each custom operator."""
     return str(node.name())
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors with a `.grad` that a backward pass from these tensors would write."""
+    """Return the tensors that get a `.grad` from a backward pass that starts at `tensors`."""
     found = [tensor for tensor in tensors if tensor.is_leaf]
     for node in nodes_behind(tensor.grad_fn for tensor in tensors):
         if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):
@@ -109,7 +109,7 @@ def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
 def nodes_behind(
     nodes: Iterable[Any], is_passed: Callable[[Any], bool] | None = None
 ) -> Iterator[Any]:
-    """Yield these autograd nodes and all nodes that they lead back to, each node once.
+    """Yield the given autograd nodes and all nodes that are reachable from them, each node once.
 
     The walk continues from a node only if `is_passed` returns true.
     """

@@ -6,7 +6,7 @@ import torch
 
 
 def is_recording_memory() -> bool:
-    """Return whether the allocator records its history already; a build without CUDA never does."""
+    """Return whether the allocator is recording its history; a build without CUDA never is."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
 

@@ -14,10 +14,11 @@ with known_torch():
 def wrap_fetches(
     undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]
 ) -> None:
-    """Call functions before and after any `DataLoader` fetches a batch.
+    """Call functions before and after each fetch of a batch by any `DataLoader`.
 
     Torch has no hook for this, so the method of the iterators is replaced until `undo` is closed.
-    If other code has replaced it by then, that replacement stays and still calls the functions.
+    If other code has replaced the method by then, that replacement stays and still calls the
+    functions.
 
     Args:
         undo: Restores the method.
@@ -41,5 +42,5 @@ def wrap_fetches(
 
 
 def sampler_of(iterator: Any) -> Any:
-    """The sampler that an iterator of a `DataLoader` draws from, or `None`."""
+    """Return the sampler that an iterator of a `DataLoader` draws from, or `None`."""
     return getattr(iterator, "_index_sampler", None)

@@ -26,9 +26,10 @@ def isolated() -> Iterator[None]:
     """Return a context for trials of lflops in the user's process.
 
     On this thread, no mode, default device or saved-tensor hook of the user is active. Gradients
-    are recorded, and autocast on the CPU is off. Settings of the whole process stay, because other
-    threads may be training: the default dtype, anomaly mode, deterministic algorithms. So a trial
-    names the dtype of its tensors, and calls only operators that these settings do not affect.
+    are recorded, and autocast on the CPU is off. Settings of the whole process (the default dtype,
+    anomaly mode, deterministic algorithms) are not changed, because other threads may be training.
+    Therefore a trial sets the dtype of its tensors explicitly, and calls only operators that these
+    settings do not affect.
     """
     with (
         DisableTorchFunction(),
@@ -38,7 +39,7 @@ def isolated() -> Iterator[None]:
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        # Only the innermost hooks are called, so these replace the hooks of the user. If torch
+        # Only the innermost hooks are called, so these hooks replace the user's hooks. If torch
         # forbids such hooks, there are none to replace.
         with contextlib.suppress(RuntimeError):
             stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
@@ -64,7 +65,7 @@ class InternalMode(TorchDispatchMode):
 
 
 def open_modes() -> list[Any]:
-    """The modes on this thread's stack, the innermost last.
+    """Return the modes on this thread's stack, the innermost last.
 
     While a mode handles an operator, it is not on the stack.
     """
@@ -72,7 +73,10 @@ def open_modes() -> list[Any]:
 
 
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
-    """Register a mode class for higher-order operators. torch 2.8 needs a rule for each of them."""
+    """Register a mode class for higher-order operators.
+
+    torch 2.8 needs a rule for each operator.
+    """
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
             each.python_key_table.setdefault(
@@ -89,7 +93,10 @@ def passes_dynamo() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return whether operators are traced into a graph, as the backward of `torch.cond` is."""
+    """Return whether operators are being traced into a graph.
+
+    The backward of `torch.cond` is an example.
+    """
     proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxies is not None and proxies._CURRENT_MAKE_FX_TRACER is not None
 
@@ -138,9 +145,9 @@ def without_own_modes() -> Iterator[list[InternalMode]]:
 def end_mode(mode: Any) -> None:
     """Remove a mode permanently. A second call does nothing.
 
-    After a backward pass, torch restores the stack of modes from before the pass. So a mode that is
-    removed in backward is marked and does nothing from then on. `sweep_modes` removes it after the
-    pass.
+    After a backward pass, torch restores the stack of modes from before the pass. Therefore a mode
+    that is removed in backward is marked, and does nothing from then on. `sweep_modes` removes it
+    after the pass.
     """
     mode.is_off = True
     sweep_modes()

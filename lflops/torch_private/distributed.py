@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 
 class FlatPart(NamedTuple):
-    """A parameter of the user in a flat parameter of FSDP1.
+    """One of the user's parameters in a flat parameter of FSDP1.
 
     Attributes:
-        stored_in: The parameter, or the flat parameter that has its elements.
-        module: The module that owns it.
-        elements: The number of its elements.
-        local_elements: The number of its elements on this rank.
+        stored_in: The parameter, or the flat parameter that contains its elements.
+        module: The module that owns the parameter.
+        elements: The number of elements of the parameter.
+        local_elements: The number of elements of the parameter on this rank.
     """
 
     stored_in: Tensor
@@ -51,7 +51,7 @@ def wait_operator() -> Any:
 
 
 def receive_operator() -> Any:
-    """Return the operator that receives tensors of another rank and writes them.
+    """Return the operator that receives tensors from another rank and writes to its arguments.
 
     Returns `None` if torch has no process groups.
     """
@@ -62,7 +62,7 @@ _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 """Functions in which the stages of a pipeline vote."""
 
 _STAGES = str(Path("distributed", "pipelining", "stage.py"))
-"""The file of these functions."""
+"""The end of the path of the file that defines the functions in `_VOTES`."""
 
 
 def is_pipeline_vote() -> bool:
@@ -75,7 +75,7 @@ def is_pipeline_vote() -> bool:
 
 
 def group_store() -> Any:
-    """The store of the default process group; `None` without a group or a store."""
+    """Return the store of the default process group; `None` without a group or a store."""
     with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
         return torch.distributed.distributed_c10d._get_default_store()
     return None
@@ -87,7 +87,7 @@ def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
 
     Collectives return immediately, with results of the right shape.
     """
-    # registers the backend
+    # This import registers the backend.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group(

@@ -3,7 +3,8 @@
 This module copies each graph that dynamo passes to a backend, and finds the code that calls the
 compiled functions.
 
-Import it in a function only, once dynamo is loaded or needed: loading it takes a second.
+Import this module only in a function, once dynamo is loaded or needed, because loading dynamo takes
+a second.
 """
 
 import contextlib
@@ -30,21 +31,23 @@ PREFIX = "__compiled_fn"
 """The start of the names of compiled functions."""
 
 MODULES = "nn_module_stack"
-"""The metadata key of a node for the modules around it."""
+"""The metadata key under which a node has the modules around it."""
 
 RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""The metadata key of a checkpointed region if its user chooses the recomputed operators."""
+"""The metadata key of a checkpointed region in which the user chooses what is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGraph:
     """A copy of a graph that dynamo passed to its backend.
 
-    It keeps no tensor of the model or a batch alive.
+    The copy keeps no tensor of the model or a batch alive.
 
     Attributes:
-        graph: A copy. The nodes' metadata has only the modules: names and classes, outermost first.
-        attributes: The values of its `get_attr` nodes: other graphs, or any values except tensors.
+        graph: A copy of the graph. The only metadata of a node is the modules around it, outermost
+            first.
+        attributes: The values of the graph's `get_attr` nodes: other graphs, or any values except
+            tensors.
         backend: The backend's name.
         chooses: Whether the user chooses which of the graph's results are kept for backward.
     """
@@ -84,7 +87,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """The name and the scope from which generated code calls a graph's compiled function."""
+    """The scope and the name with which generated code looks up a graph's compiled function."""
 
     scope: dict[str, Any]
     name: str
@@ -102,14 +105,14 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
-"""The objects that need the graphs, by id.
+"""The objects that need the graphs, keyed by id.
 
 While this dictionary is not empty, dynamo's call of its backend is wrapped.
 """
 
 
 def keep_graphs(user: object) -> None:
-    """Copy each graph that is compiled, until `release_graphs` or until `user` is freed.
+    """Copy each graph that is compiled, until `release_graphs` is called or `user` is freed.
 
     A copy is kept until the compiled code is gone.
     """
@@ -143,7 +146,10 @@ def _release(user: int, _reference: object = None) -> None:
 
 
 def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
-    """The graph of a compiled function, or `None` if it was compiled before graphs were kept."""
+    """Return the graph of a compiled function.
+
+    Return `None` if the function was compiled before graphs were kept.
+    """
     known = _GRAPHS.get(code.name)
     if known is not None:
         return known
@@ -177,10 +183,10 @@ def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def with_control_flow_compiled() -> Iterator[None]:
-    """A context in which `torch.cond` and similar operators trace their branches.
+    """Return a context in which `torch.cond` and similar operators trace their branches.
 
-    They trace them even if the stance is to run all code eagerly. Otherwise, tensors that a branch
-    uses and that are not among its operands get no gradient.
+    They do so even if the stance is to run all code eagerly. Otherwise, tensors that a branch uses
+    and that are not among the operands get no gradient.
     """
     original: Any = operators_with_code.setup_compilation_env
 
@@ -208,7 +214,10 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
 
 
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
-    """Each module around a node, outermost first: dynamo's key of the call, its name, its class."""
+    """Return the modules around a node, outermost first.
+
+    Each item has dynamo's key of the call, the module's name, and the name of its class.
+    """
     stack = node.meta.get(MODULES) or {}
     modules = []
     for key, (name, kind) in stack.items():

@@ -2,8 +2,8 @@
 
 This module reads the kernels of a graph, and the modules that the graph's nodes came from.
 
-Import it in a function only, after the user requested it: loading inductor takes seconds. With a
-torch that lacks these names, the import raises a `CountError`.
+Import this module only in a function, after the user has requested it, because loading inductor
+takes seconds. If torch lacks the private names, the import raises a `CountError`.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ with known_torch():
 aten = torch.ops.aten
 
 RECORD = "lflops"
-"""The key of the record of `RecordGraph` in inductor's record of a graph's kernels.
+"""The key of `RecordGraph`'s record in inductor's record of a graph's kernels.
 
-Inductor saves it with the graph in its caches.
+Inductor saves the record in its caches, together with the graph.
 """
 
 _LEVEL = "trace.provenance_tracking_level"
@@ -45,7 +45,7 @@ _BASIC = 2
 """The value of the setting `_LEVEL` that records kernels and nodes."""
 
 _GRAPH = "gm"
-"""The argument of `FxGraphHashDetails` that is the graph."""
+"""Name of the argument of `FxGraphHashDetails` that holds the graph."""
 
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 _CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
@@ -74,7 +74,7 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
     """
 
     def uuid(self) -> Any:
-        """The part of the cache key for this pass: the record's format and the graph's modules.
+        """Return this pass's part of the cache key: the record's format and the graph's modules.
 
         Without the modules, two layers with equal code would share a graph, and its record would
         name only one of the layers.
@@ -89,7 +89,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
             graph: Any = V.graph
             # A graph in another graph adds to the record of the outer graph.
             if getattr(graph, "parent", None) is None:
-                # These belong to the graph that was compiled before, which has a copy of them.
+                # These entries belong to the graph that was compiled before, which has a copy of
+                # them.
                 kept.pop(RECORD, None)
                 debug._inductor_triton_kernel_to_post_grad_node_info.clear()
             record = kept.setdefault(RECORD, {"modules": [], "nodes": {}, "kernels": []})
@@ -157,9 +158,9 @@ def keys_have_graphs() -> bool:
 
 
 def _graph_of_key() -> fx.GraphModule | None:
-    """The graph for which inductor is creating a key.
+    """Return the graph for which inductor is creating a key.
 
-    inductor does not pass this graph to `RecordGraph.uuid`.
+    Inductor does not pass this graph to `RecordGraph.uuid`.
     """
     creates_key = FxGraphHashDetails.__init__.__code__
     for frame, _ in walk_stack(inspect.currentframe()):
@@ -172,7 +173,7 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """Yield the live graphs with these keys that a search of one second finds."""
+    """Yield the live graphs with the given keys that a search of one second finds."""
     wanted = set(keys)
     with contextlib.suppress(SearchTimeout):
         for graph in alive((CompiledFxGraph,)):
@@ -184,12 +185,12 @@ def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
 
 
 def kernel_calls(source: str) -> tuple[str, ...]:
-    """The kernel calls of generated code in order, each with its number."""
+    """Return the kernel calls of generated code in order, each with its number."""
     return tuple(_CALL.findall(source))
 
 
 def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
-    """The nodes of each kernel call and the `RecordGraph` record, from inductor's record."""
+    """Return the nodes of each kernel call and the `RecordGraph` record, from inductor's record."""
     kept = json.loads(text or "{}")
     return kept.get("cppCodeToPost", {}), kept.get(RECORD, {})
 
@@ -204,7 +205,7 @@ def _set(name: str, value: Any) -> None:
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
-    """Add a graph to a record: its modules by name and class, its nodes, and bytes by kernel."""
+    """Add a graph to a record: its modules (name and class), its nodes, and each kernel's bytes."""
     numbers = {tuple(module): number for number, module in enumerate(record["modules"])}
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
@@ -223,11 +224,11 @@ def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any
 
 
 def _module(node: fx.Node) -> tuple[str, str] | None:
-    """The name and class of a node's module.
+    """Return the name and class of a node's module.
 
-    A matmul that inductor fused from a matmul and a sum has no module, or has the module of the
-    sum, such as a residual connection around a layer without a bias. It belongs to the module that
-    owns the weight.
+    If inductor has fused a matmul with a sum, the fused matmul has no module, or has the module of
+    the sum. Such a sum may be a residual connection around a layer without a bias. The fused matmul
+    belongs to the module that owns the weight.
     """
     module = _own_module(node)
     if node.target not in _MATMULS:
@@ -268,7 +269,10 @@ def _own_module(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _moved(node: fx.Node) -> int | None:
-    """Bytes of a node's inputs and outputs: 0 for a view, `None` if a size is unknown."""
+    """Return the bytes of a node's inputs and outputs, or `None` if a size is unknown.
+
+    The result for a view is 0.
+    """
     if getattr(node.target, "is_view", False):
         return 0
     sizes: list[int | None] = []
@@ -280,10 +284,10 @@ def _moved(node: fx.Node) -> int | None:
 
 
 def _bytes(value: Any) -> int | None:
-    """Bytes of a tensor, or `None` if a size is unknown.
+    """Return the bytes of a tensor, or `None` if a size is unknown.
 
-    A dynamic size has the value that was seen at compilation. Reading its value would make torch
-    specialize the graph for that value.
+    For a dynamic size, the value that was seen at compilation is used. Reading the current value
+    would make torch specialize the graph for that value.
     """
     if not isinstance(value, Tensor):
         return 0

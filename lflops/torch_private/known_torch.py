@@ -17,10 +17,10 @@ def differs(difference: object) -> UnknownTorchError:
 
 @contextlib.contextmanager
 def known_torch() -> Iterator[None]:
-    """A context for imports and uses of private names.
+    """Return a context for imports and uses of private names.
 
     Raises:
-        UnknownTorchError: A name is missing, or accepts other arguments.
+        UnknownTorchError: A name is missing, or accepts different arguments.
     """
     try:
         yield

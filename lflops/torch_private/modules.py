@@ -32,23 +32,24 @@ with known_torch():
 _NAMES = vars(module_of_torch)
 _CALL = nn.Module._call_impl
 _WRAPPED_CALL = nn.Module._wrapped_call_impl
-"""The methods at the import of lflops: a user may replace them later."""
+"""The methods at the time when lflops is imported. A user may replace them later."""
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
-    """The registered children, including repetitions, which `named_children` omits."""
+    """Return the registered children, including repetitions, which `named_children` omits."""
     return module._modules.items()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's registry of buffers, including `None` entries, which `named_buffers` omits."""
+    """Return the module's buffers, including `None` entries, which `named_buffers` omits."""
     return module._buffers
 
 
 def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
-    """The registered children, and the registered parameters.
+    """Return the registered children and the registered parameters.
 
-    No method of the module's class is called. Both are empty for a module that is not initialized.
+    No method of the module's class is called. Both lists are empty for a module that is not
+    initialized.
     """
     attributes = vars(module)
     children = [child for child in attributes.get("_modules", {}).values() if child is not None]
@@ -57,7 +58,7 @@ def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
 
 
 def packed_parameters(module: nn.Module) -> list[Tensor]:
-    """The weights and biases of a quantized module, which are packed in C++ objects."""
+    """Return the weights and biases of a quantized module, which are packed in C++ objects."""
     parameters = []
     for value in vars(module).values():
         if isinstance(value, torch.ScriptObject):
@@ -66,7 +67,7 @@ def packed_parameters(module: nn.Module) -> list[Tensor]:
 
 
 def _unpacked(packed: Any) -> list[Tensor]:
-    """The tensors in a C++ object. The object of a recurrent cell holds further objects."""
+    """Return the tensors in a C++ object. The object of a recurrent cell holds other objects."""
     if packed._has_method("unpack"):
         unpacked = packed.unpack()
         values = unpacked if isinstance(unpacked, tuple | list) else [unpacked]
@@ -86,15 +87,15 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that was passed to `torch.compile`, or the module itself if it is no wrapper."""
+    """Return the module passed to `torch.compile`, or the module itself if it is not a wrapper."""
     return getattr(module, "_orig_mod", module)
 
 
 def compiled_wrapper(module: nn.Module) -> nn.Module:
-    """The live module that `torch.compile` has returned for a module, or else the module itself.
+    """Return the live wrapper that `torch.compile` has returned for a module, or else the module.
 
-    If a loop calls the wrapper, the module inside it must have no hooks: each hook would cause a
-    new compilation.
+    If a loop calls the wrapper, the module inside the wrapper must have no hooks, because each hook
+    would cause a new compilation.
     """
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None or is_compiled(module):
@@ -115,11 +116,11 @@ def compiles_its_hooks(module: nn.Module) -> bool:
 def without_global_hooks(
     function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> Any:
-    """Return a copy of a method of `nn.Module` that calls only these global hooks.
+    """Return a copy of a method of `nn.Module` that calls only the given global hooks.
 
-    The copy is torch's code with separate registries of hooks. So a call takes as long as a call
-    with global hooks, but runs no hooks of the user, and other threads are not affected. `after`
-    accepts keyword arguments and is always called.
+    The copy is torch's code with separate registries of hooks. Therefore a call takes as long as a
+    call with global hooks, but it runs none of the user's hooks, and other threads are not
+    affected. `after` accepts keyword arguments and is always called.
     """
     registries: dict[str, Any] = {}
     for name, value in _NAMES.items():
@@ -144,9 +145,9 @@ def without_global_hooks(
 
 
 class InternalModule(nn.Module):
-    """A module of lflops for trials in the user's process.
+    """A module that lflops uses for trials in the user's process.
 
-    Creating and calling it runs no global hooks except the hooks of `hooked`.
+    Creating and calling it runs no global hooks except the hooks passed to `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:
@@ -158,16 +159,16 @@ class InternalModule(nn.Module):
     def hooked(
         cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
     ) -> None:
-        """Let modules of the class call these hooks from now on."""
+        """Make modules of the class call the given hooks from now on."""
         cls._call_impl = without_global_hooks(_CALL, before, after)  # type: ignore[method-assign]
 
     __call__ = _WRAPPED_CALL
 
 
 def compilations() -> int:
-    """The number of graphs that torch.compile has compiled in this process.
+    """Return the number of graphs that torch.compile has compiled in this process.
 
-    It does not load torch.compile.
+    The function does not load torch.compile.
     """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     if loaded is None:
@@ -177,9 +178,9 @@ def compilations() -> int:
 
 
 def graph_breaks() -> int:
-    """The number of graph breaks of torch.compile in this process.
+    """Return the number of graph breaks of torch.compile in this process.
 
-    It does not load torch.compile.
+    The function does not load torch.compile.
     """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     if loaded is None:
@@ -188,9 +189,9 @@ def graph_breaks() -> int:
 
 
 def compile_seconds() -> float:
-    """The seconds that torch.compile has spent compiling in this process.
+    """Return the seconds that torch.compile has spent compiling in this process.
 
-    It does not load torch.compile.
+    The function does not load torch.compile.
     """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     if loaded is None:
@@ -256,7 +257,8 @@ class Compilations:
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
     """Remove a hook from every registry of its owner, or from the global registries.
 
-    No handle is used: an interrupt right after the installation of the hook would lose the handle.
+    No handle is used, because an interrupt right after the installation of the hook would lose the
+    handle.
     """
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
@@ -267,15 +269,15 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Return whether a global hook after optimizer steps is the last hook.
+    """Return whether a hook is the last global hook that runs after optimizer steps.
 
-    Only the last hook may add and remove such hooks while it runs.
+    Only the last hook may add and remove such global hooks while it runs.
     """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Move a global hook after optimizer steps to the end.
+    """Make a hook the last global hook that runs after optimizer steps.
 
     Call this only while no such hook runs.
     """
@@ -297,7 +299,7 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
 
 
 def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None:
-    """Exclude a function from dynamo, and with `within` also the functions that it calls.
+    """Exclude a function from dynamo, and if `within`, also exclude the functions that it calls.
 
     Dynamo inspects all code that runs below a compiled module, such as the hooks of a module that
     is compiled in place. Unlike `torch.compiler.disable`, this adds no frame and makes calls no

@@ -30,18 +30,21 @@ WRITTEN_IN_CPP = frozenset({"aten", "prims", "quantized", "_c10d_functional", "c
 
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
-"""The dispatch keys of kernels for nested tensors, by device."""
+"""The dispatch keys of kernels for nested tensors, keyed by device type."""
 
 
 def qualified_name(operator: Any) -> str:
-    """Namespace, name and overload, as in `aten::add.Tensor`; the default overload has no name."""
+    """Return an operator's qualified name, such as `aten::add.Tensor`.
+
+    The name has the namespace, the name and the overload. The default overload has no name.
+    """
     return str(operator.name())
 
 
 def overloads_of(operator: Any) -> list[Any]:
-    """The overloads of an operator of any kind, except overloads that only TorchScript can call.
+    """Return the overloads of any operator, except overloads that only TorchScript can call.
 
-    Empty for any other object.
+    For any other object, the result is empty.
     """
     if isinstance(operator, OpOverloadPacket):
         overloads = [getattr(operator, name) for name in operator.overloads()]
@@ -56,9 +59,9 @@ def overloads_of(operator: Any) -> list[Any]:
 def decomposes(operator: Any) -> bool:
     """Return whether an operator is defined by other operators, but reaches the modes undecomposed.
 
-    This happens under inference mode. Only the dispatcher's kernels count: torch also has Python
-    decompositions of a few kernels (`upsample_nearest2d`), which do not run here. An operator with
-    a kernel for a device does not decompose there (`silu_backward`).
+    This happens under inference mode. Only the dispatcher's kernels count. torch also has Python
+    decompositions of a few kernels, such as `upsample_nearest2d`, but they do not run here. An
+    operator with a kernel for a device, such as `silu_backward`, does not decompose on that device.
     """
     if not isinstance(operator, OpOverload) or not _has_kernel(operator, COMPOSITE):
         return False
@@ -75,9 +78,9 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
-    """The dispatch key of the kernel that calls other operators on nested tensors.
+    """Return the dispatch key of the kernel that calls other operators on nested tensors.
 
-    `None` if no argument is a nested tensor.
+    Return `None` if no argument is a nested tensor, or if there is no such kernel.
     """
     for value in args:
         if type(value) in PLAIN and value.is_nested and value.layout is torch.strided:
@@ -89,10 +92,10 @@ def nested_kernel(operator: OpOverload, args: Any) -> Any:
 
 
 def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The dispatch key of the kernel for these arguments if it is written in Python, else `None`.
+    """Return the dispatch key of the kernel for the arguments if it is written in Python.
 
     Such a kernel was registered by `torch.library.custom_op` or `Library.impl` and calls other
-    operators.
+    operators. For any other kernel, return `None`.
     """
     if not isinstance(operator, OpOverload):
         return None
@@ -116,7 +119,10 @@ def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
 
 
 def direct_call(operator: Any) -> Any:
-    """The function that an operator's `__call__` calls. Other functions are returned unchanged."""
+    """Return the function that an operator's `__call__` calls.
+
+    Any other function is returned unchanged.
+    """
     return operator._op if type(operator) is OpOverload else operator
 
 
@@ -143,7 +149,7 @@ def _has_kernel(operator: OpOverload, key: Any) -> bool:
 
 
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
-    """Names and positions of the arguments that the operator writes to."""
+    """Return the names and positions of the arguments that the operator writes to."""
     written = []
     for position, each in enumerate(operator._schema.arguments):
         if each.alias_info is not None and each.alias_info.is_write:
@@ -158,7 +164,7 @@ def has_list_argument(operator: OpOverload) -> bool:
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
-    """Names and defaults of all arguments, in the order of the schema."""
+    """Return the names and defaults of all arguments, in the order of the schema."""
     names = []
     for each in operator._schema.arguments:
         default = None
@@ -174,7 +180,7 @@ def makes_storage(operator: OpOverload) -> bool:
 
 
 def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
-    """The attention kernels that torch chooses from on CUDA, best first.
+    """Return the attention kernels that torch chooses from on CUDA, in order of preference.
 
     Kernels that this version of torch does not have or that the user disabled are left out.
     """

@@ -47,7 +47,7 @@ def check() -> None:
 def check_fake_tensors() -> None:
     """Check the private names for fake tensors, which load a large part of torch.
 
-    Only an estimate needs them.
+    Only an estimate needs these names.
     """
     check()
     with known_torch(), dispatch_modes.without_modes(), tensors.fake_mode():
@@ -69,9 +69,9 @@ def check_fake_tensors() -> None:
 
 @functools.cache
 def check_fake_group() -> None:
-    """Check the process group of ranks that do not exist, if there is no other group.
+    """Check the process group of ranks that do not exist.
 
-    Estimates of a mesh need it.
+    No other process group may be open. Only estimates of a mesh need this check.
     """
     with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
         ranks = torch.distributed.get_world_size()
@@ -96,7 +96,7 @@ def check_fake_group() -> None:
 def check_inductor() -> None:
     """Check the private names for inductor, which takes seconds to load.
 
-    Only a monitor that divides the time of compiled code needs them.
+    Only a monitor that attributes the time of compiled code to modules needs these names.
     """
     from lflops.torch_private import inductor
 
@@ -123,9 +123,9 @@ def check_inductor() -> None:
 
 @functools.cache
 def check_data_loader() -> None:
-    """Check that fetches of a data loader are reported, with an empty data set.
+    """Check, with an empty data set, that fetches of a data loader are reported.
 
-    Only an auto-detected loop needs it.
+    Only an auto-detected loop needs this check.
     """
     from lflops.torch_private.data_loader import wrap_fetches
 
@@ -147,7 +147,7 @@ def check_data_loader() -> None:
 def check_cuda_memory(device: torch.device) -> None:
     """Check the private names that record the memory of a CUDA device.
 
-    Only an out-of-memory report needs them. If the user is recording already, that recording
+    Only an out-of-memory report needs these names. If the user is already recording, that recording
     continues, and only the snapshot's segments are checked.
     """
     with known_torch(), dispatch_modes.without_modes():
@@ -174,9 +174,9 @@ def check_cuda_memory(device: torch.device) -> None:
 
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
-    """Return whether a snapshot has a block in use, and an allocation with its line of code.
+    """Return whether a snapshot has a block in use, and whether it has an allocation with a line.
 
-    Both must have all fields that lflops reads.
+    The block and the allocation must have all fields that lflops reads.
     """
     has_block = False
     for segment in snapshot.get("segments", ()):
@@ -204,7 +204,7 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
 
 
 def _no_op(*_: object) -> None:
-    """Do nothing, as a hook for trials."""
+    """Do nothing. This function is a hook for trials."""
 
 
 class _Operators(dispatch_modes.TorchDispatchMode):
@@ -226,9 +226,9 @@ class _Operators(dispatch_modes.TorchDispatchMode):
 
 
 def _numbering() -> dict[str, bool]:
-    """Check how autograd nodes are numbered, with two matmuls of one input.
+    """Check how autograd nodes are numbered, with two matmuls of the same input.
 
-    A simple attribution of their gradients would be wrong.
+    A simple attribution of the gradients of the matmuls would be wrong.
     """
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)

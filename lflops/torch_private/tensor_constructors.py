@@ -1,8 +1,8 @@
-"""Run constructors of tensor subclasses, which fail while a dispatch mode is on the stack.
+"""Run constructors of tensor subclasses without modes, because they fail under a dispatch mode.
 
-A call of the class creates an alias of its argument with an operator, and then creates a Python
-object of that class for the alias. Under a dispatch mode the alias already has a Python object,
-because the mode has returned this object, so torch raises an error.
+Constructing a subclass creates an alias of the argument with an operator, and then creates a Python
+object of the subclass for the alias. Under a dispatch mode, the alias already has a Python object,
+because the mode has returned this object. torch then raises an error.
 """
 
 import sys
@@ -22,12 +22,12 @@ _ABSENT = object()
 class _HiddenConstructor:
     """The `__new__` of `torch.Tensor` while a count is running.
 
-    It removes the modes of lflops from the stack during each call.
+    The wrapper removes the modes of lflops from the stack during each call.
     """
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            # the object that the mode returns already has the right class
+            # The object that the mode returns already has the right class.
             if kind is Tensor:
                 return constructor(kind, *args, **kwargs)
             with without_own_modes() as modes:
@@ -52,7 +52,7 @@ class _HiddenConstructor:
 class _Installation:
     """The wrapper on `torch.Tensor`.
 
-    Overlapping counts share the wrapper. It is removed while torch.compile compiles.
+    Overlapping counts share the wrapper. The wrapper is removed while torch.compile compiles.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _Installation:
         with self._lock:
             hidden = self._hidden
             self._hidden = None
-            # If other code has wrapped the wrapper since, the wrapper stays: it does nothing
+            # If other code has wrapped the wrapper since, the wrapper stays. It does nothing
             # without a mode.
             if hidden is None or vars(Tensor).get("__new__") is not hidden:
                 return
@@ -102,7 +102,7 @@ _INSTALLATION = _Installation()
 
 
 def construct_without_modes(undo: CleanupStack) -> None:
-    """Let tensor subclasses be constructed without modes of lflops, until `undo` is closed."""
+    """Construct tensor subclasses without the modes of lflops, until `undo` is closed."""
     user = object()
     undo.add(_INSTALLATION.remove, user)
     _INSTALLATION.add(user)

@@ -32,10 +32,10 @@ Reading a missing attribute of such a tensor takes as long as a small operator.
 """
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of fake tensors if code needs their values, or a shape that depends on values."""
+"""Errors that fake tensors raise if code needs their values, or a shape that depends on values."""
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
-"""Error of fake tensors for an operator without a fake kernel, so that shapes are unknown."""
+"""Error that fake tensors raise for an operator without a fake kernel, which has unknown shapes."""
 
 
 has_torch_function: Callable[[Any], bool] = _has_torch_function
@@ -101,7 +101,7 @@ node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
 
 
 def shape_key(tensor: Tensor) -> Hashable:
-    """A key that is equal for tensors of the same shape.
+    """Return a key that is equal for tensors of the same shape.
 
     The key of a nested tensor is its number of elements. No attribute of a user's class is read.
     """
@@ -117,13 +117,13 @@ def shape_key(tensor: Tensor) -> Hashable:
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Return whether a tensor is a dense tensor of integers or truth values."""
+    """Return whether a tensor is a dense tensor of integers or booleans."""
     is_dense = _layout(tensor) is torch.strided and not _is_nested(tensor)
     return is_dense and _dtype(tensor) in _INTEGERS
 
 
 def nested_offsets(tensor: Tensor) -> Tensor | None:
-    """The start positions of the parts of a jagged tensor; `None` for other tensors."""
+    """Return the start positions of the parts of a jagged tensor; `None` for other tensors."""
     if type(tensor) is Tensor or _layout(tensor) is not torch.jagged:
         return None
     offsets: Tensor = vars(tensor)["_offsets"]
@@ -131,7 +131,7 @@ def nested_offsets(tensor: Tensor) -> Tensor | None:
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
-    """A tensor's storage, which supports weak references, and a key for the storage.
+    """Return a tensor's storage, which supports weak references, and a key for the storage.
 
     Two storages that are alive never share a key.
     """
@@ -159,19 +159,22 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices and values of a COO tensor. The public methods reject tensors not yet coalesced."""
+    """Return the indices and values of a COO tensor.
+
+    The public methods reject tensors that are not coalesced.
+    """
     return tensor._indices(), tensor._values()
 
 
 def stored_elements(tensor: Tensor) -> int:
-    """The number of elements that a sparse tensor stores."""
+    """Return the number of elements that a sparse tensor stores."""
     if tensor.layout is torch.sparse_coo:
         return sparse_parts(tensor)[1].numel()
     return tensor.values().numel()
 
 
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
-    """Return whether operators compute only shapes: a tensor is fake, or a fake mode is active."""
+    """Return whether operators compute only shapes, because of a fake tensor or a fake mode."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
         isinstance(local_part(each), FakeTensor) for each in tensors
@@ -181,18 +184,18 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
 """The operator that reads a tensor's device.
 
-torch dispatches it whenever code reads the device of a fake tensor. Two of three calls are of this
-kind.
+torch dispatches it whenever code reads the device of a fake tensor. About two thirds of all calls
+are of this kind.
 """
 
 
 def fake_device(tensor: FakeTensor) -> torch.device:
-    """Return the device that a fake tensor has for the running code, without a dispatch."""
+    """Return the device that the running code sees for a fake tensor, without a dispatch."""
     return tensor.device
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which new tensors are fake, and operators accept real tensors as fake ones."""
+    """Return a mode in which new tensors are fake and operators accept real tensors as fake."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # Otherwise the mode keeps a weak reference to each result. Then `model.to(bfloat16)` fails,
     # because a module does not convert parameters that have weak references.

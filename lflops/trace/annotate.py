@@ -74,14 +74,14 @@ class _Memory(Struct):
 def annotate(
     trace: Path, recorded: RecordedCalls, into: Path, *, profile: Profile | None = None
 ) -> LeftOut:
-    """Write a compressed copy of a trace with the recorded calls.
+    """Write a compressed copy of a trace, annotated with the recorded calls.
 
     Args:
         trace: The uncompressed trace that torch wrote.
         recorded: The recorded calls.
         into: The new file, which appears only when it is complete.
-        profile: Profile with the work of the modules. Without it, or for a module that it does not
-            contain, a slice has no FLOP/s.
+        profile: Profile with the work of the modules. Without a profile, or if the profile does not
+            contain a module, the module's slices have no FLOP/s.
 
     Returns:
         The damaged events, which the memory curves leave out.
@@ -142,12 +142,12 @@ def threads_of_tracks(
 ) -> dict[int, Thread]:
     """Return the thread of each track of backward slices.
 
-    A backward slice begins at the same time as a backward node. A track belongs to the thread on
-    which most of these nodes run.
+    Each backward slice begins at the same time as a backward node. A track belongs to the thread
+    that runs most of the nodes of its slices.
 
     Args:
-        slices: Track and start of each slice.
-        nodes: Thread of each backward node, by the start of the node.
+        slices: Track and start time of each slice.
+        nodes: Thread of each backward node, keyed by the start time of the node.
     """
     found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
     threads: dict[int, Thread] = {}
@@ -202,10 +202,10 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 
 
 class _Work:
-    """The work of calls, from a profile.
+    """The work of each call, computed from a profile.
 
-    All calls of a module are assumed to do the same work. In backward, a call is only a part of a
-    module's work, so its rate is the average of the module. With a device, rates use device time,
+    All calls of a module are assumed to do the same work. In backward, a call covers only a part of
+    a module's work, so its rate is the module's average rate. With a device, rates use device time,
     because the host only launches the work.
     """
 
@@ -228,7 +228,7 @@ class _Work:
         return macs * self._steps / self._numbers[call.fqn, call.phase]
 
     def flops_per_second(self, call: Call) -> float | None:
-        """Return the FLOP/s of a call; `None` if they are unknown."""
+        """Return the FLOP/s of a call, or `None` if the rate is unknown."""
         if call.fqn not in self._modules:
             return None
         macs = self.macs(call)

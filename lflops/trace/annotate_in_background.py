@@ -1,6 +1,6 @@
 """Annotate a recorded trace in a separate process without torch, so that training continues.
 
-The arguments of the process are TRACE CALLS INTO [PROFILE].
+The arguments of the process are `TRACE CALLS INTO [PROFILE]`, which are all paths.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class AnnotationProcess:
 
     Attributes:
         into: Path of the annotated trace.
-        lacks: The part that is missing if `finish` returns a reason.
+        lacks: Name of the missing part, for messages. It is valid if `finish` returned a reason.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AnnotationProcess:
             trace: The trace that torch wrote. It is removed when `into` has been written.
             into: Path of the annotated trace.
             calls: The recorded calls of modules.
-            profile: File of a profile, which has the work of each module.
+            profile: File of a profile with the work of each module, if there is one.
         """
         self.into = into
         self.lacks = "the modules"
@@ -115,8 +115,8 @@ class AnnotationProcess:
             seconds: Maximum number of seconds to wait. Default: `LONGEST`.
 
         Returns:
-            Reason why the trace is not annotated, not copied or not finished; `None` if it is
-            complete.
+            The reason why the trace is not annotated, not copied, incomplete or not finished;
+            `None` if it is complete.
         """
         seconds = LONGEST if seconds is None else seconds
         try:

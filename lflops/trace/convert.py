@@ -1,12 +1,12 @@
 """Copies a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
 
-In the copy, names that 0.4.3 does not support are replaced by names that it supports. Calls of
-modules are written as Python calls, which 0.4.3 reads as modules. Other readers would read such a
-trace incorrectly, so the copy is in a separate folder.
+In the copy, names that 0.4.3 does not support are replaced with names that it supports. Calls of
+modules are written as Python calls, which 0.4.3 reads as modules. Other readers would misread such
+a trace, so the copy is in a separate folder.
 
-torch's arrows from forward to backward stay unchanged. Because of these arrows, 0.4.3 drops all
-parts of backward that are in no module from its tables. Therefore the parts of backward are written
-as modules too, below a module with the name `backward`.
+torch's arrows from forward to backward stay unchanged. Because of these arrows, 0.4.3 leaves all
+parts of backward that are outside modules out of its tables. Therefore, the parts of backward are
+also written as modules, below a module named `backward`.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_wh
 from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
-"""Only events that contain one of these texts can belong to modules, steps or nodes of backward."""
+"""Every event of a module, a step or a backward node contains at least one of these strings."""
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
@@ -39,21 +39,24 @@ CATEGORIES = {
     # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
 }
-"""Names of categories in 0.4.3. It draws the last two, and does not analyse them."""
+"""Categories that 0.4.3 supports, keyed by their current names. It only draws the last two."""
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""Names of collectives in 0.4.3. Its tables leave out collectives with other names."""
+"""Names of collectives that 0.4.3 supports, keyed by their current names.
+
+The tables of 0.4.3 leave out collectives with other names.
+"""
 
 FINE = 1024
-"""Times in the copy are multiples of one microsecond divided by this number.
+"""Number of time units per microsecond. Times in the copy are multiples of this unit.
 
-0.4.3 adds floats. If a rounding error makes an event end after the event around it, 0.4.3 drops the
-inner event from all tables. Sums of these multiples are exact below 2^43 µs, which is 101 days, and
-Kineto counts time from the start of the quarter. The multiples are finer than nanoseconds, so that
-different times stay different.
+0.4.3 adds times as floats. If a rounding error makes an event end after the event around it, 0.4.3
+leaves the inner event out of all tables. Sums of multiples of 1/1024 µs are exact below 2^43 µs,
+which is 101 days, and Kineto counts time from the start of the quarter. The unit is shorter than a
+nanosecond, so different times stay different.
 """
 
 Thread = tuple[Any, Any]
@@ -61,7 +64,10 @@ Thread = tuple[Any, Any]
 
 
 class _Call(NamedTuple):
-    """A call of a module. Without a phase, it is all of backward up to the next step or forward."""
+    """A call of a module.
+
+    A call with an empty phase is a whole backward pass, up to the next step or forward call.
+    """
 
     start: int
     end: int
@@ -84,7 +90,7 @@ class _Event(Struct):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Start and end as multiples of a part of a microsecond.
+        """Start and end in units of 1/`FINE` microsecond.
 
         Equal times stay equal, and the order of times does not change.
         """
@@ -97,7 +103,7 @@ class _Event(Struct):
 
     @property
     def track(self) -> int:
-        """The thread of a module's call, as `annotate` numbers threads."""
+        """Number of the thread that ran a module's call, in the numbering of `annotate`."""
         return int(self.tid) // len(TRACKS)
 
 
@@ -145,7 +151,7 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
-            # For events with the same times, the first event is the outer event.
+            # If two events have the same times, the first one is the outer event.
             for event in itertools.chain(_modules(marked), map(_relabelled, again)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
@@ -154,13 +160,13 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
 
 
 def _marked(events: Iterable[Raw]) -> tuple[list[Raw], int]:
-    """Return the events with modules, steps or nodes of backward, and the number of all events."""
+    """Return the events of modules, steps and backward nodes, and the number of all events."""
     marked = []
     number = 0
     for raw in events:
         number += 1
         if any(mark in bytes(raw) for mark in MARKS):
-            # A separate copy, so that the memory of all other events is freed.
+            # Copy the event, so that the memory of all other events can be freed.
             marked.append(raw.copy())
     return marked, number
 
@@ -237,7 +243,10 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
 
 
 def _backward_passes(calls: Iterable[_Call], beginnings: list[int]) -> list[_Call]:
-    """Return a call for all of backward on each thread, from one beginning to the next."""
+    """Return one call for each backward pass on each thread.
+
+    `beginnings` are the sorted start times of steps and forward calls, which separate the passes.
+    """
     backward = (call for call in calls if call.phase != "forward")
     parts = grouped(backward, lambda call: (call.thread, bisect_right(beginnings, call.start)))
     passes = []
@@ -249,7 +258,7 @@ def _backward_passes(calls: Iterable[_Call], beginnings: list[int]) -> list[_Cal
 
 
 def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
-    """Return the calls of modules, and the sorted beginnings of steps and forward calls."""
+    """Return the calls of modules, and the sorted start times of steps and forward calls."""
     slices: list[_Event] = []
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
@@ -264,7 +273,7 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
         elif event.cat == "cpu_op" and name.startswith(NODE):
             nodes[start] = event.thread
     threads = threads_of_tracks(((event.track, event.span[0]) for event in slices), nodes)
-    # Forward runs on the thread of the steps.
+    # Forward runs on the thread that runs the steps.
     if steps:
         threads[0] = next(iter(steps.values()))
     calls = [_call(event, threads) for event in slices if event.track in threads]

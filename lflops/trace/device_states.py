@@ -1,7 +1,8 @@
-"""Find device states: a device computes, only communicates, only copies, or is idle.
+"""Divide the time of a device into four states.
 
-Computing takes precedence over communication, and communication over copies, so the four states add
-up to the window exactly.
+A device computes, only communicates, only copies, or is idle. Computing takes precedence over
+communication, and communication takes precedence over copies, so the four states add up to exactly
+the window.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +38,7 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> int:
-        """Window without idle time."""
+        """Time that is not idle."""
         return self.window - self.idle
 
     @property
@@ -69,7 +70,7 @@ def communicates(work: DeviceEvent) -> bool:
 
 
 def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
-    """Return when the work computed, communicated and copied between two moments."""
+    """Return the intervals of computing, communication and copies between two moments."""
     computing: Intervals = []
     communicating: Intervals = []
     copying: Intervals = []

@@ -33,7 +33,7 @@ _TRAILING = "JSON is malformed: trailing characters"
 _TAIL = 1 << 16
 """Number of bytes at the end of the text that are searched for a border between two events."""
 _CUTS = 8
-"""Maximum number of possible borders to try, the last border first."""
+"""Maximum number of possible borders to try, starting with the last one."""
 
 _Event = TypeVar("_Event")
 
@@ -57,7 +57,7 @@ class Header(Struct, frozen=True):
     devices: tuple[_Device, ...] = msgspec.field(default=(), name="deviceProperties")
 
     def rank(self, path: Path) -> int | None:
-        """Return the rank in the header, or else in the file's name."""
+        """Return the rank from the header, or from the file's name if the header has none."""
         if self.distributed is not None and self.distributed.rank is not None:
             return self.distributed.rank
         return rank_in_name(path)
@@ -67,7 +67,7 @@ class TraceStream(Generic[_Event]):
     """Reads one trace file, compressed or not.
 
     Attributes:
-        header: The trace's header, complete when all events have been read.
+        header: The trace's header. It is complete when all events have been read.
         header_text: The JSON of the header, without events.
         damaged: Number of events left out because they are not of the expected type.
         damage: Error of the first damaged event.
@@ -88,7 +88,7 @@ class TraceStream(Generic[_Event]):
         self._column = 1
 
     def portions(self) -> Iterator[list[_Event]]:
-        """Iterate over the events, some thousands at a time.
+        """Yield lists of a few thousand events each.
 
         Raises:
             ProfileError: The file cannot be read, or it is not a trace.
@@ -211,7 +211,7 @@ class TraceStream(Generic[_Event]):
     def _leading_events(self, text: bytes) -> tuple[list[_Event], bytes] | None:
         """Return the complete events at the beginning of a text, and the rest.
 
-        Returns `None` if no tried border separates two events.
+        Returns `None` if none of the possible borders separates two events.
         """
         borders = _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))
         cuts = [match.start() + 1 for match in borders]

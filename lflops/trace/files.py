@@ -20,7 +20,7 @@ _AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
 """Infinite or undefined numbers.
 
-C++ writes them for a division by 0, but JSON does not have them.
+C++ writes them for a division by 0, but JSON does not allow them.
 """
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
@@ -54,7 +54,7 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Return the traces of a folder by name; raise `ProfileError` if there is none."""
+    """Return the traces in a folder, sorted by name; raise `ProfileError` if there are none."""
     if not folder.is_dir():
         raise ProfileError(f"{folder}: is not a folder: pass a folder with the traces of a window")
     found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
@@ -94,7 +94,7 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def decoded(text: bytes, kind: Any) -> Any:
-    """Decode a whole trace as a value of a type, with infinite numbers as null.
+    """Decode a whole trace as a value of the type `kind`, with infinite numbers as null.
 
     Raises:
         ValueError: The JSON is malformed; the message has the line and the column.
@@ -118,7 +118,10 @@ def decoded(text: bytes, kind: Any) -> Any:
 
 
 def malformed_at(error: msgspec.DecodeError) -> tuple[int, str] | None:
-    """Return the position and the problem that an error about malformed JSON reports, or `None`."""
+    """Return the position and the problem from an error about malformed JSON.
+
+    Returns `None` if the error reports no position.
+    """
     message = str(error)
     found = _AT_BYTE.search(message)
     if not found:

@@ -1,9 +1,10 @@
 """Define the contents of a recorded trace: device work, host calls and named spans.
 
-All times are integers in nanoseconds. A trace file has microseconds as decimal text, which is never
-converted to a float: Kineto counts time from the start of a quarter of the year. After the 51st
-day, neighbouring floats are 1/1024 µs apart. Times computed from such floats would be wrong by a
-nanosecond, and a slice could end before a slice that it contains.
+All times are integers in nanoseconds. A trace file has microseconds as decimal text. This text is
+never converted to a float, because floats are not precise enough. Kineto counts time from the start
+of a quarter of the year, and after the 51st day, neighbouring floats are 1/1024 µs apart. Times
+computed from such floats would be wrong by a nanosecond, and a slice could end before a slice that
+it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ NODE = "autograd::engine::evaluate_function: "
 
 
 class Collective(Struct, frozen=True, gc=False):
-    """Message of a collective, as the trace records it."""
+    """The message of a collective, as the trace records it."""
 
     name: str
     in_elements: int | None
@@ -56,7 +57,7 @@ class DeviceEvent(Struct, gc=False):
 
 
 class RuntimeCall(Struct, gc=False):
-    """A host call of the device's runtime or driver."""
+    """A call of the device's runtime or driver on the host."""
 
     external: ClassVar[int] = 0
     spans_threads: ClassVar[bool] = False
@@ -114,8 +115,8 @@ class Span(Struct, gc=False):
         kind: A profiler step, a scope of `record_function`, a module frame of `with_stack`, or a
             module slice that lflops added.
         phase: Phase of a module slice.
-        collective: Message of a collective's scope, if the trace records it.
-        external: Number of the span, as for an operator; only set for events in memory.
+        collective: The message, if the span is the scope of a collective and the trace records it.
+        external: Number of the span, as in `OperatorCall`; only set for events in memory.
         spans_threads: Whether the span ended on another thread; only set for events in memory.
     """
 
@@ -148,7 +149,7 @@ class RecordedTrace(Struct, kw_only=True):
     """The content of a trace file, or of the events that Kineto holds in memory.
 
     Attributes:
-        rank: Rank in the file's header, or `None`.
+        rank: Rank from the file's header or from its name, or `None` if unknown.
         groups: Number of process groups, or `None` if unknown.
         devices: Device names by device number.
         has_stack: Whether Python frames were recorded.
@@ -156,8 +157,8 @@ class RecordedTrace(Struct, kw_only=True):
         unread: Number of events of unknown categories, by category.
         damaged: Number of events left out because they cannot be read.
         damage: Error of the first damaged event.
-        first: First moment of the recording on the host; 0 without an event.
-        last: Last moment of the recording on the host; 0 without an event.
+        first: First moment of the recording on the host; 0 if there are no events.
+        last: Last moment of the recording on the host; 0 if there are no events.
     """
 
     work: list[DeviceEvent] = []
@@ -186,7 +187,8 @@ class RecordedTrace(Struct, kw_only=True):
     def on_host(self) -> Iterator[HostItem]:
         """Iterate over everything on the host.
 
-        If times are equal, a span contains an operator, and an operator contains a runtime call.
+        Spans come first, then operators, then runtime calls. So if items have equal times, an outer
+        item comes before the items inside it.
         """
         return chain(self.spans, self.operators, self.runtime)
 
@@ -199,7 +201,7 @@ _LARGEST = Decimal(10) ** 18
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Return start and end in nanoseconds, from the JSON texts of an event's `ts` and `dur`.
+    """Return start and end in nanoseconds from the JSON text of an event's `ts` and `dur`.
 
     Fractions of a nanosecond are rounded at both ends, so that an event inside another event stays
     inside it. Raises `ValueError` for a text that is not a number of microseconds.
@@ -214,16 +216,16 @@ def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
 
 
 def microseconds(nanoseconds: int) -> Raw:
-    """Return a time's exact JSON text: microseconds with three places, as Kineto writes them."""
+    """Return a time as JSON text in microseconds with three decimal places, as Kineto writes it."""
     whole, places = divmod(abs(nanoseconds), 1000)
     sign = b"-" if nanoseconds < 0 else b""
     return Raw(b"%b%d.%03d" % (sign, whole, places))
 
 
 def _parse_kineto_time(text: bytes) -> int | None:
-    """Return nanoseconds of a text with exactly three decimal places, or `None` for other texts.
+    """Parse microseconds with exactly three decimal places into nanoseconds.
 
-    This is four times as fast as `Decimal`.
+    Returns `None` for text in another format. This function is four times as fast as `Decimal`.
     """
     if text[-4:-3] != b"." or len(text) > 22:
         return None
@@ -268,10 +270,10 @@ Sliced = TypeVar("Sliced", bound=Slice)
 
 @dataclass(slots=True)
 class SliceTimes:
-    """Calls and nanoseconds of all slices with one name.
+    """Number of calls, and nanoseconds, of all slices with the same name.
 
-    Device times are the times of work that was launched inside the slices. Times include the slices
-    inside, except for fields with the prefix `self_`.
+    Device times are the times of work that was launched inside the slices. Times include inner
+    slices, except for fields with the prefix `self_`.
     """
 
     name: str
@@ -285,7 +287,7 @@ class SliceTimes:
 def outer_first(
     slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True
 ) -> Iterator[Sliced]:
-    """Iterate over a thread's slices by start, outer slices before the slices they contain.
+    """Iterate over a thread's slices in order of start, outer slices before inner slices.
 
     Args:
         slices: Slices of one thread.

@@ -1,4 +1,4 @@
 """Compare two runs.
 
-Pair their modules, compare work and times, separate changes from noise, and check limits for CI.
+Pair the modules, compare work and times, separate changes from noise, and check limits for CI.
 """

@@ -51,7 +51,8 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         phases_ran: Phases in which anything ran.
         step: Time of the unprofiled steps.
         phases: Times of the phases of the unprofiled steps.
-        samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
+        samples_per_second: Samples per second over the unprofiled steps.
+        tokens_per_second: Tokens per second over the unprofiled steps.
         has_reliable_times: Whether no note of the profile reports that module times are unreliable.
         cpu_lost: Share of the CPU time that other processes took; always `None` on a GPU.
     """
@@ -76,7 +77,7 @@ class ComparedRun(NamedTuple):
         figures: Figures of the whole run.
         names: Names of the modules in the model's order.
         kinds: Classes of the modules.
-        columns: Lists with a value for each module, by the names of the payload's columns:
+        columns: Lists with a value for each module, keyed by the names of the payload's columns:
             `parameters`, `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so
             on. `PASS_PHASES` also have `forward.seconds`, `forward.error` in seconds, and
             `forward.calls`. If a phase has calls but no seconds, its time is unknown or part of the
@@ -96,7 +97,7 @@ class ComparedRun(NamedTuple):
         The payload stores a column of equal values as one value, and large counts as text.
 
         Raises:
-            ValueError: A column is missing or has wrong values, or the names are no module tree.
+            ValueError: A column is missing or invalid, or the names do not form a module tree.
         """
         names = convert(tables.get("name"), list[str])
         _check_names(names)
@@ -130,7 +131,7 @@ class ComparedRun(NamedTuple):
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise an error unless the parent of every module is in the list too."""
+    """Raise an error unless `names` has no duplicates and contains the parent of every module."""
     known = set(names)
     parents = {name.rpartition(".")[0] for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
@@ -194,7 +195,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """Columns of seconds, errors in seconds, and operator calls, by column name."""
+    """Columns of seconds, errors in seconds, and operator calls, keyed by column name."""
     columns: dict[str, list[Any]] = {}
     for phase in PASS_PHASES:
         works = [module.work(phase) for module in profile.modules.values()]
@@ -267,11 +268,11 @@ class SharedPhases:
 
     Attributes:
         run: The run.
-        counted: Whether its work was counted; if not, it has no `work` and `timed_work`.
-        work: Sums over the phases, by field: `macs`, `timed_macs` over the phases with times,
+        counted: Whether the run's work was counted. If not, `work` and `timed_work` are empty.
+        work: Sums over the phases, keyed by field: `macs`, `timed_macs` (only phases with times),
             `self_macs` and so on.
-        timed_work: MACs and FLOPs of each phase with times, by prefix.
-        times: Seconds and error of each phase that ran, by prefix.
+        timed_work: MACs and FLOPs of each phase with times, keyed by column prefix.
+        times: Seconds and error of each phase that ran, keyed by column prefix.
     """
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
@@ -290,7 +291,7 @@ class SharedPhases:
                 self.timed_work[prefix] = self._rows(timed, f"{prefix}macs", f"{prefix}flops")
 
     def _rows(self, phases: Sequence[Phase], *fields: str) -> list[tuple[Any, ...]]:
-        """The values of each module in the columns of some fields and phases."""
+        """The values of each module in the columns of the given fields and phases."""
         if not phases:
             return [()] * len(self.run.names)
         names = [f"{phase}.{field}" for field, phase in product(fields, phases)]
@@ -315,7 +316,7 @@ class SharedPhases:
 
 
 def _prefix(*, own: bool) -> str:
-    """The beginning of the names of inclusive columns, or of columns of self figures."""
+    """The prefix of column names: `self_` for self figures, empty for inclusive figures."""
     if own:
         return "self_"
     return ""
@@ -326,7 +327,7 @@ class ModuleSide(NamedTuple):
 
     Attributes:
         of: The run's shared phases.
-        rows: Positions in the columns of the module's wrappers and the module, outermost first.
+        rows: Column positions of the module's wrappers and of the module, outermost first.
             Inclusive figures come from the first row; self figures are summed over all rows.
     """
 

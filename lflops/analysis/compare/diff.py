@@ -104,7 +104,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
     2. Label and class, if the label is not a number.
     3. Work.
     4. Label and class, if the label is a number.
-    5. All classes below, if both sides have equally many modules of them.
+    5. Classes all the way down, if both sides have equally many modules with these classes.
     6. Label.
 
     If several children have the same key, they are paired in order. A module without a partner may
@@ -276,15 +276,15 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     """A module in both runs, or in one of them.
 
     Attributes:
-        before: Name before; `None` if it was added. A wrapper and the module that it wraps are one
-            module, with the name of the wrapper.
-        after: Name after; `None` if it was removed.
-        kind: Class in the second run, or in the first run if it was removed.
+        before: Name in the first run; `None` if the module was added. A wrapper and the module that
+            it wraps are one module, with the name of the wrapper.
+        after: Name in the second run; `None` if the module was removed.
+        kind: Class in the second run, or in the first run if the module was removed.
         pattern: Name with `*` for the numbers of repeated modules.
         self_work: Figures without submodules.
         inclusive: Figures with submodules. The verdict on the time considers only the change that
             no submodule explains.
-        peak_bytes: Most bytes alive while it ran.
+        peak_bytes: Most bytes alive while the module ran.
     """
 
     before: str | None
@@ -297,14 +297,14 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name after, or name before if it was removed."""
+        """Name in the second run, or in the first run if the module was removed."""
         if self.after is not None:
             return self.after
         return self.before or ""
 
     @property
     def time_ratio(self) -> float | None:
-        """The ratio of the times in `news`; `None` if the time before is almost 0."""
+        """The ratio of the times in `news`; `None` if the first time is almost 0."""
         is_own = self.news is self.self_work.time
         whole = self.inclusive.time.before
         if is_own and _is_tiny(self.news.before, whole):
@@ -313,7 +313,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def macs_ratio(self) -> float | None:
-        """Ratio of the self MACs, or of the inclusive MACs if the self MACs before are almost 0."""
+        """Ratio of the self MACs, or of the inclusive MACs if the first self MACs are almost 0."""
         own = self.self_work.macs
         whole = self.inclusive.macs
         if _is_tiny(own.before, whole.before):
@@ -322,7 +322,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def news(self) -> Timing:
-        """The self time if it changed or is for different work; otherwise the inclusive time."""
+        """The self time if it changed by more than noise; otherwise the inclusive time."""
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         if own.verdict in CHANGED or costs_more:
@@ -331,7 +331,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""If the self figures of a module are below this share of the module, no ratio is based on them."""
+"""No ratio is based on self figures that are below this share of the module's inclusive figures."""
 
 
 def _is_tiny(own: float | None, whole: float | None) -> bool:
@@ -344,16 +344,17 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
     Attributes:
         facts: Circumstances that differ, such as device, dtype or samples per step, before and
             after. The fact `phases` lists the phases that ran. Phases that only one run has, such
-            as the optimizer, are in no other figure.
+            as the optimizer, are left out of all other figures.
         whole: Factor by which all modules are slower or faster, for example on a slower machine.
             Module times are divided by it before they are judged.
         step: Time of the unprofiled steps; judged without this division.
         phases: Times of the phases of unprofiled steps; judged in the same way as module times.
-        mfu: Model FLOPs utilization before and after, as a share of 1.
-        samples_per_second: Over the unprofiled steps; so is `tokens_per_second`.
-        peak_bytes: Most bytes alive.
-        unreliable: The runs with unreliable module times, according to their profiles. If there are
-            any, no module is judged.
+        mfu: Model FLOPs utilization before and after, as a fraction.
+        samples_per_second: Samples per second over the unprofiled steps.
+        tokens_per_second: Tokens per second over the unprofiled steps.
+        peak_bytes: Most bytes alive at once.
+        unreliable: The runs with unreliable module times, according to their profiles. If there is
+            such a run, no module is judged.
         cpu_lost: Share of the CPU time that other processes took, in each run.
         modules: Modules of the first run in its order, the root first, then added modules.
     """
@@ -382,12 +383,12 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
-        """Modules that are slower beyond the whole run and the noise, largest loss first."""
+        """Modules slower by more than the whole run and the noise explain, largest loss first."""
         return self._judged("slower")
 
     @property
     def faster(self) -> tuple[ModuleDiff, ...]:
-        """Modules that are faster beyond the whole run and the noise, largest gain first."""
+        """Modules faster by more than the whole run and the noise explain, largest gain first."""
         return self._judged("faster")
 
     @property
@@ -417,7 +418,7 @@ def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[
 
     Modules are matched by name, across wrappers and renames. Work is exact, so every difference in
     it is listed. A time is judged only if the work is the same. The median ratio over the modules
-    is taken out first, because a slower machine changes all modules. Then an interval from the
+    is divided out first, because a slower machine changes all modules. Then an interval from the
     spread of the steps decides whether the rest is more than noise; the docstring of `significance`
     explains how. An estimate or a count has no times, so only its work and its memory are compared.
 
@@ -547,7 +548,8 @@ def _modules(
 ) -> tuple[ModuleDiff, ...]:
     """Compare all modules, from the leaves to the root.
 
-    In this order, the change that submodules explain is known when an inclusive time is judged.
+    This order is necessary because the change that submodules explain must be known when the
+    inclusive time of a module is judged.
     """
     explained: dict[ModuleNode | None, float] = {}
     modules = []
@@ -618,7 +620,7 @@ def limits(
         diff: The comparison.
         max_regress: Largest relative slowdown of the step. A slowdown within the noise passes. A
             slower machine breaks the limit, unless other processes slowed it down.
-        min_mfu: Smallest MFU, as a share of 1.
+        min_mfu: Smallest MFU, as a fraction.
         max_memory: Largest number of bytes alive at once.
     """
     checked = []
@@ -662,8 +664,8 @@ def _mfu_limit(mfu: float | None, lost: float, allowed: float) -> Limit:
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-# Ratios of work that differ by less than this count as equal: a batch of twice the size does not
-# double the work of the loss exactly.
+# Ratios of work that differ by less than this count as equal, because a batch of twice the size
+# does not exactly double the work of the loss.
 _SAME_RATIO = 0.02
 
 
@@ -671,12 +673,13 @@ class DiffCause(Struct, frozen=True, kw_only=True):
     """A change that explains, or may explain, a change of the step's time.
 
     Attributes:
-        kind: `phase` for a phase with a changed time. For modules `slower`, `faster`, `work` (they
+        kind: `phase` for a phase with a changed time. For modules: `slower`, `faster`, `work` (they
             do different work), `added` or `removed`.
         name: Name of the phase or module, with `*` for the numbers of repeated modules, or the
             class of modules with several names.
         modules: Number of modules; 0 for a phase.
-        seconds: Seconds that the step became longer; negative if shorter, `None` if unknown.
+        seconds: Seconds by which the step became longer; negative if it became shorter, `None` if
+            unknown.
         ratio: Ratio of the times; for different work, the ratio of the MACs, or of the FLOPs if
             there are no MACs. `None` means unknown.
         low: Lower end of the interval of a time's ratio.
@@ -709,7 +712,7 @@ class BatchChange(Struct, frozen=True, kw_only=True):
 
 
 def batch_change(diff: Diff) -> BatchChange | None:
-    """The change of the number of samples per step; `None` if it is the same or unknown."""
+    """Return the change of the number of samples per step; `None` if it is the same or unknown."""
     before, after = diff.facts.get("samples_per_step", (None, None))
     if not isinstance(before, int) or not isinstance(after, int) or not before:
         return None
@@ -719,7 +722,7 @@ def batch_change(diff: Diff) -> BatchChange | None:
 
 
 def causes(diff: Diff) -> tuple[DiffCause, ...]:
-    """The changes that a larger batch does not explain, largest cost or gain first."""
+    """Return the changes that a larger batch does not explain, largest cost or gain first."""
     batch = batch_change(diff)
     explained = None
     if batch and batch.explains_work:
@@ -781,7 +784,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
 
 
 def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
-    """Ratio of the self MACs, or of the inclusive MACs if the self MACs before are almost 0."""
+    """Ratio of the self MACs, or of the inclusive MACs if the first self MACs are almost 0."""
     own = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
     before = sum_known(change.before for change in own)
@@ -808,7 +811,7 @@ def _interval(
 
 
 def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
-    """Return whether the module's work changed by another factor than the batch size."""
+    """Return whether the module's work changed by a different factor than the batch size."""
     own = module.self_work
     if not own.differs:
         return False
@@ -819,7 +822,7 @@ def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
 def _placed(
     kind: Literal["added", "removed"], diff: Diff, modules: Sequence[ModuleDiff]
 ) -> Iterator[DiffCause]:
-    """Yield the uppermost added or removed modules, grouped."""
+    """Yield a cause for each group of uppermost modules that were added or removed."""
     names = {module.name for module in modules}
     uppermost: list[tuple[CauseKind, ModuleDiff]] = []
     for module in modules:
@@ -840,8 +843,8 @@ def _grouped(
 ) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
     """Group the changes of modules by pattern, with a name for each group.
 
-    Added and removed modules are grouped by class instead. So are modules that do different work
-    but have no matmuls, such as dropouts.
+    Added and removed modules are grouped by class instead. The same applies to modules with
+    different work but equal MACs, such as dropouts.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
@@ -859,7 +862,7 @@ def _grouped(
 
 
 def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
-    """A name for a group: the module, its class, the whole pattern, or the pattern spelled out."""
+    """Name a group after its only module, its class, its pattern, or the pattern spelled out."""
     first = modules[0]
     if len(modules) == 1:
         return first.name or first.kind

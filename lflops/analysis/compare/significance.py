@@ -1,14 +1,14 @@
-"""Decide whether a change of a time is more than noise.
+"""Decide whether a change in a time is more than noise.
 
 A slower machine slows down all modules. This common factor is divided out before a module is
 judged.
 
-The error of a median comes from the quartiles. If the times of the steps are normal, the quartiles
-are 1.349 standard deviations apart. The error of the median of n steps is then 1.2533 / sqrt(n)
-standard deviations, or 0.93 x (high - low) / sqrt(n). With few steps, the quartiles are closer
-together, by a factor of about (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is used here,
-and a single step has no error. The times of several phases are added up, and so are their errors,
-as if they were fully correlated.
+The error of a median comes from the quartiles. If the times of the steps are normally distributed,
+the quartiles are 1.349 standard deviations apart. The error of the median of n steps is then 1.2533
+/ sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). With few steps, the quartiles are
+closer together, by a factor of about (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is
+used here, and a single step has no error. The times of several phases are added up, and so are
+their errors, as if they were fully correlated.
 
 The common factor is the median ratio of the large modules, which are the largest modules that
 together have 90 % of the time. Ratios of small modules vary too much.
@@ -16,11 +16,11 @@ together have 90 % of the time. Ratios of small modules vary too much.
 The error of a ratio of two medians is the root of the sum of the squares of both relative errors.
 It has two lower bounds. The first is the error of the typical module, because a few steps can agree
 by chance. The second is the scatter of the modules' ratios around their median: 1.4826 x the median
-absolute deviation, which is a standard deviation if they are normal. This scatter includes
-differences between two runs of the same code, which the steps of a single run do not show. Large
-and small modules have separate bounds. The error of the common factor is such a bound times 1.2533
-/ sqrt(modules), and its square is added. The interval is wide enough that noise alone puts any of
-the judged times outside in only one of a thousand comparisons.
+absolute deviation, which is a standard deviation if the ratios are normally distributed. This
+scatter includes differences between two runs of the same code, which the steps of a single run do
+not show. Large and small modules have separate bounds. The error of the common factor is the bound
+of the large modules times 1.2533 / sqrt(modules), and its square is added. The intervals are so
+wide that noise alone puts a judged time outside its interval in only one of a thousand comparisons.
 """
 
 import math
@@ -35,26 +35,26 @@ from lflops.profile.records import TimingStats
 from lflops.profile.series import robust_deviation, sum_known
 
 LEAST_CHANGE = 0.03
-"""The smallest relative change of a time that counts as a change.
+"""A time counts as changed only if it changes by at least this share of itself.
 
 Two runs of the same code place their tensors differently in memory, and this changes times by a few
 per cent.
 """
 
 LEAST_SHARE = 0.005
-"""The smallest change of a time that counts as a change, as a share of the step."""
+"""A time counts as changed only if it changes by at least this share of the step."""
 
 LARGE = 0.9
-"""Share of the time that the large modules have together.
+"""The large modules together have this share of the time.
 
 The common factor is computed from their ratios.
 """
 
 LEAST_MODULES = 3
-"""Minimum number of modules: with fewer, a slower module looks like a slower machine."""
+"""Minimum number of modules to compare. With fewer, a slower module looks like a slower machine."""
 
 LEAST_IN_COMMON = 1 / 3
-"""Smallest share of the modules' time that must be in modules with the same work.
+"""Runs are judged if modules with the same work have at least this share of all modules' time.
 
 A few shared layers are not enough to judge a run.
 """
@@ -63,13 +63,13 @@ WIDEST = 2.0
 """Widest useful interval: from half of the ratio to twice the ratio."""
 
 CHANCE = 0.001
-"""Probability that an interval is wrong, over all intervals of a comparison of equal code."""
+"""Probability that any interval of a comparison is wrong if both runs have the same code."""
 
 LOST_COUNTS = 3.0
 """Exponent for the delay of a step by other processes.
 
-Other threads wait for the thread that lost its CPU. If lost CPU time makes CPU work longer by a
-factor, a step is longer by up to this power of the factor.
+Other threads wait for the thread that lost its CPU. If lost CPU time lengthens CPU work by a
+factor, it may lengthen a step by up to this power of the factor.
 """
 
 Verdict = Literal["slower", "faster", "same"]
@@ -99,11 +99,11 @@ class CommonFactor(Struct, frozen=True, kw_only=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """A time before and after, in seconds. `None` means unknown, or not judged.
+    """A time in two runs, in seconds. `None` means unknown, or not judged.
 
     Attributes:
-        before: Median before.
-        after: Median after.
+        before: Median in the first run.
+        after: Median in the second run.
         ratio: after / before.
         per_mac: Ratio of the seconds per MAC, if the MACs differ.
         beyond: The ratio divided by the common factor. For a step it is the ratio itself.
@@ -139,13 +139,13 @@ class Judge(NamedTuple):
     """Compares times of two runs, with the common factor and the errors of these runs.
 
     Attributes:
-        whole: The common factor to divide out; `None` for no common factor.
-        large: Smallest time before, in seconds, that counts as large.
+        whole: The common factor to divide out; `None` if there is no common factor.
+        large: A module is large if it takes at least this many seconds in the first run.
         least_error: Lower bound of the error of a large time's ratio.
         least_error_of_small: Lower bound of the error of a small time's ratio.
         reach: Half the width of an interval, as a multiple of the error.
-        step: Seconds of the step before; changes are compared with it.
-        lost: Shares of the CPU time that other processes took, before and after.
+        step: Seconds of the step in the first run, which changes are compared with.
+        lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
 
     whole: CommonFactor | None
@@ -241,7 +241,7 @@ class Judge(NamedTuple):
 
 
 def slowed_by(lost: float) -> float:
-    """Largest factor by which a step may become longer if other processes take this CPU share."""
+    """Largest factor by which a step may become longer if other processes take the share `lost`."""
     if lost >= 1:
         return math.inf
     return math.pow(1 - lost, -LOST_COUNTS)
@@ -268,7 +268,7 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
-    """Two times without a verdict.
+    """Return two times without a verdict.
 
     `macs` is the ratio of their MACs.
     """
@@ -298,15 +298,16 @@ def judge_of(
     """Compute the common factor and the errors of two runs.
 
     Args:
-        pairs: Self times before and after of each module that did the same work in both runs.
-        modules: Seconds of all modules before.
-        step: Seconds of the step before.
-        times: Number of times that will be judged.
-        lost: Shares of the CPU time that other processes took, before and after.
+        pairs: Self times in the first and the second run, for each module that did the same work in
+            both runs.
+        modules: Seconds of all modules in the first run.
+        step: Seconds of the step in the first run.
+        times: How many values will be judged.
+        lost: Shares of the CPU time that other processes took, in the first and the second run.
 
     Returns:
-        The judge. `None` if too few modules can be compared, or modules with too little of the
-        time.
+        The `Judge`, or `None` if the modules that can be compared are too few, or have too little
+        of the time.
     """
     known = []
     for before, after in pairs:
@@ -336,9 +337,9 @@ def judge_of_steps(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge:
-    """Make a judge for the times of the step and its phases.
+    """Make a `Judge` for the times of the step and its phases.
 
-    It uses the common factor and the errors of the modules.
+    It uses the common factor and the errors of the `Judge` for modules.
     """
     judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
     return judge._replace(reach=_reach(times), step=step.seconds if step else 0.0, lost=lost)
@@ -353,7 +354,7 @@ class _Ratio(NamedTuple):
 
 
 def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
-    """Number of large modules: together they have `LARGE` of the time. At least `LEAST_MODULES`."""
+    """Number of the largest modules that have `LARGE` of the time, but at least `LEAST_MODULES`."""
     all_seconds = sum(ratio.seconds for ratio in longest_first)
     seconds = 0.0
     number = 0
@@ -373,7 +374,7 @@ def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
 
 
 def _reach(times: int) -> float:
-    """Half the width of an interval, as a multiple of the error, for this number of judged times."""
+    """Half the width of an interval, as a multiple of the error, if `times` values are judged."""
     return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
 
 

@@ -1,1 +1,1 @@
-"""Plan a run before it starts, by a search over estimates, for example for checkpointing."""
+"""Plan a run before it starts, for example its checkpointing, by searching over estimates."""

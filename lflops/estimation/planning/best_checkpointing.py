@@ -41,7 +41,7 @@ class Alternative(Struct, frozen=True, kw_only=True):
         estimated: Whether the peak is from an estimate of the whole step. Otherwise it is computed
             from the blocks of other estimates.
         flops: FLOPs that are recomputed.
-        seconds: The least time of these FLOPs on the chip; `None` if the chip is unknown.
+        seconds: The least time that these FLOPs take on the chip; `None` if the chip is unknown.
     """
 
     policy: str
@@ -52,7 +52,7 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointingPlan(Struct, frozen=True, kw_only=True):
-    """The cheapest checkpointing of each block with which a step fits into a budget.
+    """The cheapest checkpointing with which a step fits into a memory budget.
 
     Attributes:
         policies: The policy of each block, in the order of their forward.
@@ -63,8 +63,8 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         alternatives: One entry for each policy applied to every block; the last entry is the plan.
         profile: The estimate of the step with these policies.
         estimates: Number of estimates that were made.
-        memory_fit: The memory that the step needs on the chip, if the budget is the memory of the
-            chip.
+        memory_fit: The memory that the step needs on the chip; `None` if the budget was passed
+            explicitly.
     """
 
     policies: Mapping[str, Policy]
@@ -179,7 +179,7 @@ selective = partial(create_selective_checkpoint_contexts, kept)"""
 
 
 def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
-    """Yield lines that recompute blocks, with a loop for blocks with consecutive numbers."""
+    """Yield lines of code that recompute blocks, with a loop for each run of block numbers."""
     runs: list[tuple[str, range]] = []
     for block in blocks:
         container, _, digits = block.rpartition(".")
@@ -194,8 +194,8 @@ def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
         yield f'    recompute(model.get_submodule(f"{block}"){argument})'
 
 
-# Number of retries. Each retry lowers the budget of the search by the bytes that the last estimate
-# was above the budget.
+# Number of retries. Each retry lowers the budget of the search by the bytes by which the last
+# estimate exceeded the budget.
 REPAIRS = 3
 
 # Largest relative difference between a folded model's prediction and the estimate of the whole
@@ -220,21 +220,23 @@ def best_checkpointing(
     A block is a module with submodules that has a number in its container, such as `layers.0`. It
     recomputes nothing, everything (`full`), or everything except linear layers, convolutions and
     fused attention (`selective`). A few estimates show the bytes that each block keeps. The chosen
-    policies are then estimated as a whole. Nothing is allocated, and the model is not changed:
-    `code()` of the plan returns the lines that apply it.
+    policies are then estimated for the whole model. Nothing is allocated, and the model is not
+    changed. The plan's method `code()` returns the code that applies it.
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`. Its code must not use
             checkpointing.
         args: Positional arguments of the model, or a single tensor.
         kwargs: Keyword arguments of the model.
-        memory_bytes: The budget for live tensors in bytes. The default `None` uses the most memory
-            of the chip `hardware` that a step with the verdict `fits` may use.
-        loss: Function from the output to a scalar, as in `estimate`.
-        optimizer: Function from a list of parameters to an optimizer, as in `estimate`.
+        memory_bytes: The budget for live tensors in bytes. By default, this is the most memory of
+            `hardware` that a step with the verdict `fits` may use.
+        loss: Function that takes the output and returns a scalar, as in `estimate`.
+        optimizer: Function that takes a list of parameters and returns an optimizer, as in
+            `estimate`.
         hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time on the
             chip; otherwise, it minimizes FLOPs.
-        mesh: Ranks by dimension, as in `estimate`. It requires a function that builds the model.
+        mesh: Number of ranks in each dimension, as in `estimate`. With a mesh, `model` must be a
+            function that builds the model.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
             `estimate`.
 
@@ -293,7 +295,7 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
     """Choose policies from estimates of a folded model.
 
-    If its prediction is not exact, use estimates of the whole model.
+    If the prediction of the folded model is not exact, use estimates of the whole model.
     """
     try:
         chain = trials.chain(fold=True)
@@ -310,7 +312,10 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Return the cheapest choice with an estimate within the budget, otherwise the lowest peak."""
+    """Return the plan with the cheapest policies that stay within the budget when estimated.
+
+    If there are none, return the plan with the lowest peak.
+    """
     allowed = budget
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):
@@ -337,7 +342,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
 
 
 def _memory_fit(profile: Profile, *, by_room: bool) -> MemoryFit | None:
-    """Return what the step needs of the chip, if the memory of the chip is the budget."""
+    """Return the memory that the step needs on the chip, if the budget is the chip's memory."""
     if not by_room:
         return None
     return memory_fit_of(profile, profile.run.hardware)

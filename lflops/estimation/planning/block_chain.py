@@ -1,9 +1,10 @@
 """Compute the peak memory of a chain of blocks for every choice of checkpointing.
 
 A few estimates are enough. A block keeps bytes from its forward to its backward, and has a peak in
-each. These bytes depend on the checkpointing of the block and of the previous block, because either
-block may keep the tensor between them. So one estimate shows one pair of choices for every two
-neighbours. A result for one block applies to all equal blocks.
+both. These bytes depend on the checkpointing of the block and of the previous block, because either
+block may keep the tensor between them. Each estimate therefore shows one pair of choices for each
+pair of neighbours. A result for one block applies to all equal blocks. In this timeline of a step,
+each start is the bytes that are alive at that point:
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -42,12 +43,13 @@ class Reading(Struct, frozen=True, kw_only=True):
     """The bytes of each block in the timeline of one estimate.
 
     Attributes:
-        starts: Bytes alive before the forward of each block, and after the forward of the last.
-        forward: Peak in the forward of each block, above its start.
-        entered: Bytes alive before the backward of each block, above the start of the next block;
+        starts: Bytes alive before the forward of each block, and after the forward of the last
+            block.
+        forward: Peak in the forward of each block, minus the block's start.
+        entered: Bytes alive before the backward of each block, minus the start of the next block;
             `None` for a block without a backward.
-        backward: Peak in the backward of each block, above the bytes alive before it.
-        head: Peak between the forward and the backward of the blocks, above the last start.
+        backward: Peak in the backward of each block, minus the bytes alive before that backward.
+        head: Peak between the forward and the backward of the blocks, minus the last start.
         fixed: Peak before the first block and after the backward of all blocks.
         kinds: A number for each block. Blocks with the same number ran the same operators, kept the
             same bytes and had the same peaks.
@@ -69,7 +71,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         choices: Checkpointing of each block.
         flops: FLOPs that each block recomputed.
         times: Time of the recomputation of each block in femtoseconds; `None` if the chip is
-            unknown. Integers, because sums of equal integers are exactly equal.
+            unknown. They are integers because sums of equal integers are exactly equal.
         reading: Bytes of the blocks.
     """
 
@@ -80,13 +82,14 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """The bytes of a block under one key.
+    """The bytes of a block for one `Key`.
 
     Attributes:
         grows: Bytes alive at the start of the next block, minus the bytes at the start of this
             block.
-        forward: Peak in its forward, above its start.
-        backward: Peak in its backward, above the next start; `None` without a backward.
+        forward: Peak in the block's forward, minus the bytes at the start of the block.
+        backward: Peak in the block's backward, minus the bytes at the start of the next block;
+            `None` without a backward.
     """
 
     grows: int
@@ -103,15 +106,16 @@ class Chain(Struct, frozen=True, kw_only=True):
         fixed: Peak outside the blocks.
         offsets: Bytes that are alive before the backward of each block and belong to no block, such
             as the gradients of later blocks.
-        terms: Bytes of a block by its key.
-        heads: Peak between forward and backward, above the last start, by the choice of the last
-            block.
-        held_input: Bytes of the first block's input that stay alive after the forward, by the
-            choice of the first block. A variable in the model may hold this input during the
+        terms: The bytes of a block for each key.
+        heads: Peak between forward and backward, minus the bytes after the last block's forward.
+            The keys are the choices of the last block.
+        held_input: Bytes of the first block's input that stay alive after the forward. The keys are
+            the choices of the first block. A variable in the model may hold this input during the
             forward, and a block that recomputes holds it longer.
-        flops: Recomputed FLOPs above the first estimate, by kind and choice.
-        times: Time of the recomputation above the first estimate in femtoseconds, by kind and
-            choice; empty if the chip is unknown.
+        flops: FLOPs that a block recomputes in addition to those of the first estimate, keyed by
+            kind and choice.
+        times: Femtoseconds of recomputation in addition to those of the first estimate, keyed by
+            kind and choice; empty if the chip is unknown.
     """
 
     kinds: tuple[int, ...]
@@ -126,11 +130,11 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:
-        """The costs to minimize: times, or FLOPs if times are unknown."""
+        """The costs to minimize: `times`, or `flops` if the times are unknown."""
         return self.times or self.flops
 
     def terms_at(self, index: int, before: str | None, choice: str) -> Terms:
-        """Return the bytes of a block in its place in the chain."""
+        """Return the bytes of the block at an index of the chain."""
         terms = self.terms[key_of(self.kinds, index, before, choice)]
         if terms.backward is None:
             return terms
@@ -184,7 +188,7 @@ def read(
     Args:
         timeline: All operators of the step.
         units: The blocks, in the order of their forward.
-        work: FLOPs of each forward. Blocks with different FLOPs are of different kinds.
+        work: FLOPs of the forward of each unit. Units with different FLOPs are of different kinds.
 
     Raises:
         ValueError: No block has a backward.
@@ -244,7 +248,7 @@ def read(
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
-    """Return the keys that an estimate with these choices shows."""
+    """Return the keys that an estimate with the given choices shows."""
     keys: list[Key] = []
     before = None
     for index, choice in enumerate(choices):
@@ -323,7 +327,10 @@ def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) ->
 
 
 def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None]:
-    """Return a function from a module to the number of the unit that contains it."""
+    """Return a function that takes a module's name and returns the number of its unit.
+
+    It returns `None` for a module in no unit.
+    """
     numbers = {block: number for number, unit in enumerate(units) for block in unit}
 
     @cache
@@ -339,7 +346,10 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """Return the first operator of each unit in some phases, and the operator after the last."""
+    """Return the range of indexes of each unit's operators in the given phases.
+
+    A range is the index of the first operator and the index after the last operator.
+    """
     number_of = unit_numbers(units)
     spans: dict[int, tuple[int, int]] = {}
     for index, moment in enumerate(timeline):
@@ -358,8 +368,8 @@ def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
     )
 
 
-# Largest number of partial choices that are kept. If there are more, bytes are divided into equal
-# steps, and one choice is kept per step.
+# Maximum number of partial choices to keep. If there are more, their bytes are divided into equal
+# steps, and one choice per step is kept.
 MOST_STATES = 4096
 
 
@@ -368,8 +378,8 @@ class _State(NamedTuple):
 
     Attributes:
         start: Bytes alive after these blocks.
-        cost: Cost of the recomputation of these blocks.
-        changes: Number of blocks with another choice than the previous block.
+        cost: Cost of recomputing these blocks.
+        changes: Number of blocks that have a different choice from the previous block.
         choices: The choice of each block.
     """
 
@@ -380,13 +390,14 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest choices for all blocks with a peak within a budget of bytes.
+    """Return the cheapest combination of choices with a peak within a budget of bytes.
 
-    Among equally cheap choices, returns the choice with the fewest changes between neighbours.
-    `None` if no choice is within the budget.
+    If several are equally cheap, the one with the fewest changes between neighbours is returned.
+    Returns `None` if no combination is within the budget.
     """
     # Later bytes depend on earlier choices only through the start. So among partial choices with
-    # the same last block, a choice with more bytes and a higher cost than another is dropped.
+    # the same choice for the last block, one with more bytes and a higher cost than another is
+    # dropped.
     if chain.fixed > budget:
         return None
     ends: list[_State] = []
@@ -403,7 +414,7 @@ def _ends(
 
     With `free`, all choices have the same cost.
     """
-    # The candidates for the blocks so far, by the choice of the last block.
+    # The candidates for the blocks so far, keyed by the choice of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
     for index, kind in enumerate(chain.kinds):
         following: dict[str | None, list[_State]] = {}

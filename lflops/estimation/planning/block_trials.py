@@ -1,6 +1,6 @@
 """Estimate a model with different checkpointing, and build its chain of blocks.
 
-If a model has many equal blocks, a model with fewer blocks is estimated.
+If a model has many equal blocks, the estimates use a model with fewer blocks.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from lflops.profile.profile import Memory, OpCount, Profile
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """Insert copies of block `after` into the chain, after this block.
+    """Insert copies of a block into the chain, directly after that block.
 
     Args:
         chain: The chain of the folded model.
-        after: Place of the block that is copied.
+        after: Index of the block to copy.
         copies: Number of copies.
         base: Bytes that each copy adds before the first block.
         fixed: Bytes that each copy adds to the peak outside the blocks.
@@ -71,13 +71,13 @@ class BlockTrials:
 
     Args:
         estimator: Runs a forward and a backward.
-        run: The function from `estimator.started()`.
+        run: The function that `estimator.started()` provides.
         make: Creates the model and its batch.
 
     Attributes:
         made: Number of estimates so far.
-        folds: The runs of equal blocks that are long enough to be folded, after an estimate.
-        units: The blocks that share one choice, for the chain that was found last.
+        folds: The runs of equal blocks that are long enough to be folded. An estimate sets them.
+        units: The units of the last chain. The blocks of a unit share one choice.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BlockTrials:
         """Estimate a step.
 
         Args:
-            policies: Checkpointing by block. All other blocks recompute nothing.
+            policies: Checkpointing, keyed by block. All other blocks recompute nothing.
             folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
         """
         self.made += 1
@@ -123,10 +123,10 @@ class BlockTrials:
             return self._run(make)
 
     def chain(self, *, fold: bool) -> Chain | None:
-        """Estimate each pair of policies for every two kinds of neighbours, and build the chain.
+        """Estimate each pair of policies for each pair of neighbouring kinds, and build the chain.
 
-        With `fold`, most of the model's equal blocks are removed for the estimates. Then the result
-        is `None` if there are no equal blocks, or if they did not run the same operators.
+        With `fold`, most of the model's equal blocks are removed for the estimates. The result is
+        then `None` if there are no equal blocks, or if they did not run the same operators.
         """
         folds: list[Fold] = []
         if fold:
@@ -238,7 +238,7 @@ class BlockTrials:
         return recomputed
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
-        """Estimate, and return the last step, or the last two steps with an optimizer."""
+        """Run an estimate, and return the last step, or the last two if there is an optimizer."""
         steps: list[Profile] = []
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
@@ -274,7 +274,7 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
 def _next_choices(
     kinds: Sequence[int], wanted: set[Key], last_choices: set[Policy]
 ) -> tuple[Policy, ...]:
-    """Choose policies for all blocks that show many of the wanted keys and last choices."""
+    """Choose a policy for each block so that many wanted keys and last choices are estimated."""
     left = set(wanted)
     choices: list[Policy] = []
     for index, kind in enumerate(kinds):

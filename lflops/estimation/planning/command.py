@@ -1,4 +1,4 @@
-"""`lflops plan`: list the training configurations that fit on some GPUs, by predicted step time."""
+"""`lflops plan`: rank the training configurations that fit on some GPUs by predicted step time."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -44,8 +44,8 @@ class Stage(NamedTuple):
     """A pipeline stage with as many blocks as the largest stage.
 
     Attributes:
-        runs_before: Whether it runs the part of the model before the blocks.
-        runs_after: Whether it runs the part of the model after the blocks.
+        runs_before: Whether the stage runs the part of the model before the blocks.
+        runs_after: Whether the stage runs the part of the model after the blocks.
         share: The stage's share of the parameters outside the blocks.
         in_flight: Largest number of micro batches that are between forward and backward at the same
             time.
@@ -127,9 +127,9 @@ def stage_peak(
         one: The sheet of a model with one block.
         none: The sheet of a model without blocks.
         blocks: Number of blocks in the stage.
-        ranks: Ranks over which FSDP2 shards the stage.
+        ranks: Number of ranks over which FSDP2 shards the stage.
         gathered: Ratio of the bytes of an all-gathered weight to the bytes of its shards.
-        sent: Bytes of a micro batch at the end of a stage.
+        sent: Bytes that a stage sends to the next stage for one micro batch.
     """
     weights = one["parameters"] - none["parameters"]
     gradients = one["gradients"] - none["gradients"]
@@ -155,13 +155,17 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "16-true": ("fp16", None),
     "32-true": (None, None),
 }
-"""The dtype of parameters, and the dtype of matmuls if it differs, by Lightning's precision."""
+"""For each Lightning precision, the dtype of the parameters and the dtype of matmuls.
+
+The first is `None` if the parameters keep their dtype. The second is `None` if it is the same as
+the dtype of the parameters.
+"""
 
 Mesh = Mapping[str, int]
 # Meshes with ranks that do the same work on parts of different sizes.
 Family = Sequence[Mesh]
 
-# Largest number of configurations that are estimated as a whole model.
+# Maximum number of configurations for which the whole model is estimated.
 CHECKED = 3
 # Two predictions are a tie if they overlap in at least this share of the shorter interval.
 TIE = 0.8
@@ -189,18 +193,18 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: For example `HSDP 8x8`; replicas come before shards.
-        mesh: Ranks by dimension, as `lflops.estimate` accepts them.
+        mesh: Number of ranks in each dimension, as in `lflops.estimate`.
         checkpointing: The activation checkpointing of every block.
-        micro_batch: Samples that a rank processes at once.
-        accumulation: Micro batches of a step.
+        micro_batch: Number of samples that a rank processes at once.
+        accumulation: Number of micro batches in a step.
         memory_fit: The memory that the configuration needs, and whether it fits on the chip.
         predicted: Time of a step with all its micro batches, or `None` if no rates were fitted.
-        why_not: Reason why no time is predicted.
-        least_seconds: A lower bound of the step time.
+        why_not: Reason why no time is predicted, or `None` if a time is predicted.
+        least_seconds: A lower bound of the step time, or `None` if unknown.
         tensor_seconds: Part of the lower bound that is spent in collectives of tensor parallelism,
-            at the bandwidth of the links. They overlap with nothing.
-        bubble_seconds: Part of the lower bound in which a pipeline stage waits, for stages of equal
-            work under 1F1B.
+            at the bandwidth of the links. Nothing overlaps with these collectives.
+        bubble_seconds: Part of the lower bound in which a pipeline stage waits, assuming 1F1B and
+            stages with equal work.
         reason: Text that names the time spent on anything except the model's work; empty if this
             time is short.
         place: Place in the order of predicted time. Ties share a place. 0 if no time is predicted.
@@ -227,10 +231,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     Attributes:
         hardware: Name of the chip.
         gpus: Number of GPUs.
-        batch: Samples of a step, over all GPUs.
+        batch: Number of samples in a step, over all GPUs.
         configurations: Configurations with a predicted time, the fastest first.
         not_predicted: All other configurations that fit, lowest bound first.
-        left_out: Reasons why meshes or configurations do not fit or do not run, by their names.
+        left_out: Reasons why meshes or configurations do not fit or do not run, keyed by the name
+            of the mesh or configuration.
         estimates: Number of estimates that were made.
         profile: Estimate of one micro batch of the whole model, for the first configuration that
             fits and is not a pipeline. `None` if there is no such configuration.
@@ -261,24 +266,24 @@ def plan(
     """Find the configurations that fit on a chip, and rank them by predicted step time.
 
     A configuration is a mesh, a micro batch and the activation checkpointing of all blocks. Meshes
-    are DDP, FSDP2 and HSDP. If the model has a `tp_plan`, FSDP2 and HSDP are also combined with
-    tensor parallelism, and if its blocks are equal, with a pipeline. A few estimates of models with
-    fewer blocks cover all configurations. The first configuration that fits and is not a pipeline
-    is then estimated as a whole model. Nothing is allocated.
+    are DDP, FSDP2 and HSDP. FSDP2 and HSDP are also combined with tensor parallelism if the model
+    has a `tp_plan`, and with a pipeline if its blocks are equal. A few estimates of models with
+    fewer blocks cover all configurations. Then the whole model is estimated for the first
+    configuration that fits and is not a pipeline. Nothing is allocated.
 
     Args:
-        build: Function from a number of samples to `(model, batch)` or `(model, batch, loss)`, as
-            `lflops estimate` accepts it.
-        batch: Samples of a step over all GPUs. Each rank processes its share in micro batches and
-            accumulates their gradients.
+        build: Function that takes a number of samples and returns `(model, batch)` or
+            `(model, batch, loss)`, as for `lflops estimate`.
+        batch: Number of samples in a step, over all GPUs. Each rank processes its share in micro
+            batches and accumulates their gradients.
         gpus: Number of GPUs.
         hardware: The chip, as in `estimate`. Its memory must be known.
-        optimizer: Name of an optimizer, or a function from a list of parameters to an optimizer, as
-            in `estimate`.
+        optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
+            an optimizer, as in `estimate`.
         precision: A precision of Lightning: `bf16-mixed`, `16-mixed`, `bf16-true`, `16-true` or
-            `32-true`. With a mixed precision, FSDP2 computes in that dtype and reduces in float32,
-            and all other ranks use autocast.
-        network: Bandwidth of a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
+            `32-true`. With a mixed precision, FSDP2 computes in that dtype and reduces in float32.
+            Meshes without FSDP2 use autocast.
+        network: Bandwidth from a GPU to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
         devices_per_host: Number of GPUs in a host. Tensor parallelism stays within a host.
         progress: Function that is called before each estimate, with the number of estimates so far.
@@ -370,7 +375,8 @@ class _Search:
         self._per_host = per_host
         self._gathered = gathered
         self._left_out: dict[str, str] = {}
-        # Bytes that gradient accumulation adds to the peak, by mesh, checkpointing and micro batch.
+        # Bytes that gradient accumulation adds to the peak, keyed by mesh, checkpointing and micro
+        # batch.
         self._accumulated: dict[tuple[str, Policy, int], float] = {}
 
     def plan(self) -> Plan:
@@ -446,8 +452,8 @@ class _Search:
     def _of_family(self, family: Family) -> list[Configuration]:
         """Return the configurations of the meshes that divide the batch.
 
-        If the model fails under tensor parallelism, the meshes of the highest degree are left out,
-        and the rest is tried again.
+        If the model fails under tensor parallelism, the meshes with the highest degree are left
+        out, and the remaining meshes are tried again.
         """
         meshes: list[Mesh] = []
         for mesh in family:
@@ -597,8 +603,8 @@ class _Search:
     ) -> Sheet:
         """Return the sheet of a mesh, interpolated between the sheets of the corners.
 
-        The interpolation is linear in 1 / (ranks of tensor parallelism), which share an operator,
-        and in 1 / (ranks that share a weight).
+        The interpolation is linear in 1 / (number of ranks that share an operator under tensor
+        parallelism), and in 1 / (number of ranks that share a weight).
         """
         low = corners.low
         few_shards = corners.few_shards
@@ -621,7 +627,7 @@ class _Search:
     def _peak(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool
     ) -> float:
-        """Return the peak bytes; for a pipeline, of the stage with the highest peak."""
+        """Return the peak bytes. For a pipeline, this is the highest peak of all stages."""
         if "pipeline" not in mesh:
             return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
         blocks = -(-self._sheets.depth // mesh["pipeline"])
@@ -689,7 +695,8 @@ class _Search:
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
     """Return the meshes of FSDP2 and HSDP.
 
-    In a stage with one rank, FSDP2 has nothing to shard. It only computes in its dtype.
+    Pipelines with one rank per stage are included. In them, FSDP2 has nothing to shard and only
+    sets the dtype of the computation.
     """
     meshes: list[Mesh] = []
     for sizes in product(stages, _divisors(gpus), _divisors(gpus), tensors):

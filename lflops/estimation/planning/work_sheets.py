@@ -1,9 +1,10 @@
-"""Interpolate the work and memory of a rank, for any batch, depth and mesh, from few estimates.
+"""Interpolate a rank's work and memory for any batch, depth and mesh from a few estimates.
 
-FLOPs, bytes and peak memory are linear in the batch, in the number of blocks, and in 1 / (number of
-ranks). The lines are fixed by estimates of one and two samples, of models with few of their equal
-blocks, and on few and many ranks. Any other case is a point on these lines. Memory is stored as the
-peak of each part of the step, because the overall peak may move from one part to another.
+A sheet has the work and memory of one case. FLOPs, bytes and peak memory are linear in the batch,
+in the number of blocks, and in 1 / (number of ranks). The lines are fixed by estimates of one and
+two samples, of models with only a few of their equal blocks, and on few and many ranks. Any other
+case is a point on these lines. Memory is stored as the peak of each part of the step, because the
+overall peak may move from one part to another.
 """
 
 import contextlib
@@ -124,8 +125,8 @@ class Case(NamedTuple):
 
     Attributes:
         policy: The activation checkpointing of every block.
-        samples: Samples of the batch.
-        mesh: Ranks by dimension, without a pipeline.
+        samples: Number of samples in the batch.
+        mesh: Number of ranks in each dimension, without a pipeline.
     """
 
     policy: Policy
@@ -134,7 +135,7 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of folded models, which fix the lines in the number of blocks.
+    """Sheets of folded models, which show how values grow with the number of blocks.
 
     Attributes:
         longer: The sheet of the folded model.
@@ -165,8 +166,8 @@ class WorkSheets:
     The attributes describe the model of the last estimate.
 
     Args:
-        estimator: Creates the estimator of a mesh.
-        make: Creates the model and a batch with this number of samples.
+        estimator: Creates the estimator for a mesh.
+        make: Creates the model and a batch with a given number of samples.
         context: Creates the context in which the ranks of a mesh run.
         progress: Function that is called before each estimate, with the number of estimates so far.
 
@@ -174,7 +175,7 @@ class WorkSheets:
         blocks: Names of the blocks that can recompute.
         depth: Number of blocks, if all blocks form a single run that is long enough to be folded;
             otherwise 0.
-        heads: Numbers of attention heads, by their description.
+        heads: Numbers of attention heads, keyed by their description.
         has_tensor_plan: Whether the model has a `tp_plan`.
         estimates: Number of estimates so far.
         template: Profile of the last estimate, for the fields that no sheet has.
@@ -207,7 +208,8 @@ class WorkSheets:
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
         """Return the sheet of a case for the whole model.
 
-        With `depth`, returns only the memory, of a model with this many blocks in its only run.
+        With `depth`, the sheet has only the memory, for a model with this many blocks in its only
+        run.
         """
         key = repr(case)
         if key not in self._lines:
@@ -421,7 +423,10 @@ def dimension_of(collective: str) -> str:
 
 
 def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
-    """Return the work of the last step, and the peak bytes over all steps by part of the step."""
+    """Return a sheet with the work of the last step and the memory of all steps.
+
+    The memory is the peak bytes of each part of the step.
+    """
     sheet: dict[SheetKey, float] = {}
 
     def add(key: SheetKey, value: float) -> None:
@@ -452,11 +457,11 @@ def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
 def _add_memory(
     sheet: dict[SheetKey, float], timeline: Iterable[Moment], roles: Mapping[str, Role]
 ) -> None:
-    """Raise the bytes of each part of the step in a sheet to the bytes in a timeline.
+    """Raise the bytes of each part of the step in a sheet to at least the bytes in a timeline.
 
     Equal blocks run the same operators, so a moment in a block is located by the block's position
-    in its role. The rest of a deeper model may run more operators, so a moment outside is located
-    by the previous block.
+    in its role. Outside the blocks, a deeper model may run more operators, so a moment there is
+    located by the previous block.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

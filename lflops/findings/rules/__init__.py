@@ -1,1 +1,1 @@
-"""Contains the rules: one file for each rule, or for a few rules that belong together."""
+"""Define the rules: one file for each rule, or for a few rules that belong together."""

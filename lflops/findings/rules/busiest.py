@@ -9,9 +9,9 @@ from lflops.findings.rules.python_code import in_brackets, modules_of
 
 
 class NoMatmuls(StepRule):
-    """A module takes time in operators without matmuls, such as norms and activations.
+    """A module spends time in operators without matmuls, such as norms and activations.
 
-    It is only reported if the peak is unknown, and is never an issue.
+    This is reported only if the peak is unknown, and it is never an issue.
     """
 
     name = "no_products"
@@ -35,9 +35,9 @@ class NoMatmuls(StepRule):
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:
-    """Return patterns of modules that run operators of their own.
+    """Return the patterns of modules that run operators outside their submodules.
 
-    The own time of compiled modules is unknown, so they are left out.
+    The self time of compiled modules is unknown, so they are left out.
     """
     patterns = set()
     for name, module in step.profile.modules.items():
@@ -48,7 +48,10 @@ def _patterns_with_operators(step: StepEvidence) -> set[str]:
 
 
 class BusiestModule(StepRule):
-    """The module with the most time, if there is no other finding or if the peak is unknown."""
+    """The module that takes the most time.
+
+    It is reported if there is no other finding or if the peak is unknown.
+    """
 
     name = "busiest"
     sentence = "The most time is spent in {where}{class}: {cost}."

@@ -6,16 +6,16 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
 
 MANY_COLLECTIVES = 8
-"""Smallest number of collectives per step that should be merged."""
+"""Collectives should be merged if a step has at least this many of them, and they are small."""
 
 SMALL_MESSAGE_BYTES = 1 << 20
-"""Size in bytes below which collectives should be merged."""
+"""Collectives are small if they have fewer bytes than this on average."""
 
 
 class ExposedCommunication(PartRule):
     """Ranks communicate or wait for each other, and compute nothing during this time.
 
-    It is an issue if a step has at least 8 collectives and they have less than 1 MiB on average.
+    It is an issue if a step has at least 8 collectives with an average size of less than 1 MiB.
     """
 
     name = "communication"
@@ -34,7 +34,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in collectives of Lightning, for example of `sync_dist=True`."""
+    """Ranks wait for each other in Lightning's collectives, for example for `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)

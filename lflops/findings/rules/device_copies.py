@@ -8,9 +8,9 @@ from lflops.findings.rule import Candidate, Threshold
 class HostToDeviceCopy(PartRule):
     """The step waits while the batch is copied to the device.
 
-    On a CPU nothing is copied. There, the time is spent in other code that prepares the batch. It
-    is not an issue if the model runs forward more often than backward uses it, because some
-    Trainers generate and score text while they prepare a batch.
+    On a CPU nothing is copied, and the time is spent in other code that prepares the batch. This
+    time is not an issue if forward has more MACs than backward, because some Trainers generate and
+    score text while they prepare a batch.
     """
 
     name = "transfer"

@@ -8,7 +8,7 @@ from lflops.findings.rule import Threshold
 class GradientClipping(PartRule):
     """Gradients are clipped slowly, for example by a loop over the parameters.
 
-    In custom loops, the cost is all time between backward and the optimizer's step.
+    In custom loops, the cost is all the time between backward and the optimizer's step.
     """
 
     name = "clip"

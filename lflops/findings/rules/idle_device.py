@@ -6,14 +6,15 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""Share of the step above which waits may come from a loop that clips parameters."""
+"""If clipping takes at least this share of the step, it may be the reason for the waits."""
 
 
 class IdleDevice(PartRule):
     """A traced device is idle in forward and backward, because the host is too slow.
 
     If the host waits for the device at least ten times per step, for example in `.item()`, 10 % of
-    the step is already an issue. Waits for gradient clipping do not count.
+    the step is already an issue. This lower threshold does not apply if gradient clipping takes at
+    least 5 % of the step, because it may be the reason for the waits.
     """
 
     name = "idle"

@@ -1,4 +1,4 @@
-"""Settings that make training slow or wrong, found while the step was counted."""
+"""Settings that make training slow or wrong, found in the counting step."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from lflops.profile.notes import notes_with
 
 
 class NotedSetting(StepRule):
-    """A setting that a note with the same name describes. Its cost is unknown."""
+    """A setting that a note of the profile reports under the rule's name. Its cost is unknown."""
 
     threshold = Threshold(share=0.0)
 
@@ -18,7 +18,7 @@ class NotedSetting(StepRule):
 
 
 class AnomalyMode(NotedSetting):
-    """Anomaly detection of autograd is on."""
+    """Autograd's anomaly detection is on."""
 
     name = "anomaly_mode"
     sentence = "Anomaly detection is on, which makes steps longer."

@@ -9,20 +9,20 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
 MAIN_CLASSES = 3
-"""Maximum number of module classes that are listed for memory-bound work."""
+"""Maximum number of module classes that are examined to name the memory-bound work."""
 
 COVERED_SHARE = 2 / 3
-"""Smallest share of the memory-bound work that these classes must have together."""
+"""No more classes are examined once they have this share of the memory-bound work together."""
 
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts that are included in inefficient kernels if they are unknown."""
+"""Parts that are included in inefficient kernels if they are unknown, with their names."""
 
 
 class IdealCompute(PartRule):
     """The time that the step's matmuls need at the chip's peak.
 
-    It is never reported as a finding, but shown in the step breakdown.
+    It is never reported as a finding, but the step breakdown shows it.
     """
 
     name = "ideal_compute"
@@ -31,7 +31,10 @@ class IdealCompute(PartRule):
 
 
 class RecomputedMatmuls(PartRule):
-    """Matmuls that activation checkpointing runs again, at the chip's peak."""
+    """The time that matmuls recomputed by activation checkpointing need at the chip's peak.
+
+    If the step needs at most half of the device's memory, 5 % of the step is already an issue.
+    """
 
     name = "recompute"
     threshold = Threshold(share=0.12)
@@ -46,7 +49,7 @@ class RecomputedMatmuls(PartRule):
 
 
 class MemoryBoundWork(PartRule):
-    """Operators that are limited by memory: moving their bytes takes longer than their arithmetic."""
+    """Operators that are limited by memory: moving bytes takes longer than the arithmetic."""
 
     name = "memory_bound"
     label = "memory-bound"
@@ -65,7 +68,7 @@ class MemoryBoundWork(PartRule):
 
 
 def _main_modules(step: StepEvidence) -> Iterable[str]:
-    """Return modules of the classes that have most of the memory-bound work."""
+    """Yield the modules of the classes that have most of the memory-bound work."""
     if step.breakdown is None:
         return
     shares = {
@@ -86,10 +89,10 @@ def _main_modules(step: StepEvidence) -> Iterable[str]:
 
 
 class InefficientKernels(PartRule):
-    """Time of modules beyond what their operators need on this chip.
+    """Time that modules take in addition to what their operators need on this chip.
 
-    The causes are, for example, small kernels, launches and slow memory layouts. If the device was
-    not traced, its idle time is included.
+    Typical causes are small kernels, kernel launches and slow memory layouts. If the device was not
+    traced, its idle time is included.
     """
 
     name = "inefficient_kernels"
@@ -107,7 +110,7 @@ class InefficientKernels(PartRule):
 
 
 class ForwardOutsideModules(PartRule):
-    """Time of forward outside all modules of the profile."""
+    """Forward time outside all modules of the profile."""
 
     name = "forward"
     phrase = "forward outside the layers"
@@ -115,7 +118,7 @@ class ForwardOutsideModules(PartRule):
 
 
 class BackwardOutsideModules(PartRule):
-    """Time of backward outside all modules of the profile."""
+    """Backward time outside all modules of the profile."""
 
     name = "backward"
     phrase = "backward outside the layers"

@@ -6,7 +6,7 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.profile.profile import Work
 
 SECONDS_PER_CALL = 20e-6
-"""Upper bound of the time of an optimizer's operator call on a CPU, without moving its bytes."""
+"""Upper bound of the time of one operator call on a CPU, in addition to moving its bytes."""
 
 SECONDS_PER_BYTE = 1 / 5e9
 """Upper bound of the time per byte that an optimizer's operator moves on a CPU."""
@@ -15,23 +15,23 @@ SECONDS_PER_CACHED_BYTE = 1 / 20e9
 """Upper bound of the time per byte for small operators with tensors that fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
-"""Maximum bytes of an operator with tensors that count as cached."""
+"""An operator counts as small if it moves fewer bytes than this per call."""
 
 LAUNCH_SECONDS = 0.0003
-"""Time in which a device waits for the launches of an optimizer.
+"""Time for which a device waits until the host has launched the optimizer's kernels.
 
-The optimizer updates all parameters at once.
+The value is for an optimizer that updates all parameters at once.
 """
 
 SLOW_ON_DEVICE = 2.0
-"""Smallest ratio of an optimizer's time on a device to the time that its bytes need."""
+"""An optimizer on a device is slow if it takes this many times as long as its operators need."""
 
 
 class SlowOptimizer(PartRule):
-    """The optimizer takes much time, and more than its operators need.
+    """The optimizer takes a lot of time, and more than its operators need.
 
-    On a CPU, the operators need 20 µs per call and 0.2 ns per byte. On a device, they need the time
-    to move their bytes, and the optimizer is an issue if it takes twice as long.
+    On a CPU, the operators need up to 20 µs per call and 0.2 ns per byte. On a device, they need
+    the time to move their bytes, and the optimizer is an issue if it takes more than twice as long.
     """
 
     name = "optimizer"

@@ -1,4 +1,4 @@
-"""Work of the training loop that is in no phase."""
+"""Work of the training loop outside all phases."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
@@ -7,7 +7,7 @@ from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
-"""Share of the forward matmuls outside all phases above which they belong to another model."""
+"""Matmuls outside all phases belong to another model if they exceed this share of forward's."""
 
 MODEL_PHASES = {"forward", "backward", "recompute"}
 
@@ -48,8 +48,7 @@ class OtherWork(PartRule):
 def model_was_never_called(step: StepEvidence) -> bool:
     """Return whether no part of the model ran in any step.
 
-    A profile without counts has no calls. In such a profile, the forward phase of the steps is
-    used.
+    A profile without counts has no calls, so the steps are also searched for a forward phase.
     """
     profile = step.profile
     if "" not in profile.uncalled:

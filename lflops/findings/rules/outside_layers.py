@@ -10,15 +10,15 @@ from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
-"""Smallest share of the time outside the layers that Python code must take to be the reason."""
+"""Python code is the reason if it takes at least this share of the time outside the layers."""
 
 
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
-    It is an issue if Python code takes most of this time. The operators that the model calls
-    itself, such as functional pooling, are not an issue. Nor is it an issue if ranks wait for each
-    other in this time, as under DDP before the model runs.
+    It is an issue if Python code takes most of this time. Operators that the model calls itself,
+    such as functional pooling, are not an issue. It is also not an issue if ranks wait for each
+    other during this time, for example under DDP before the model runs.
     """
 
     name = "outside"
@@ -44,7 +44,7 @@ class OutsideLayers(ModuleRule):
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
         layers = [step.profile.modules[name].forward for name in step.children[""]]
-        # Layers inside a compiled model have no time.
+        # Layers inside a compiled model are not timed.
         has_all_times = all(layer.seconds is not None for layer in layers if layer.calls)
         if layers and has_all_times:
             seconds = _seconds_outside(step)

@@ -11,17 +11,17 @@ from lflops.hardware.peaks import peak_of
 from lflops.profile.module_names import ancestry
 
 FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
-"""The faster dtype for NVIDIA's tensor cores, by dtype."""
+"""For each dtype, the next faster dtype of NVIDIA's tensor cores."""
 
 FLOAT32_HALVES_FLOAT64 = 0.5
-"""Smallest share of the time that is saved with half as many bits."""
+"""Float32 saves at least this share of the time that matmuls take in float64."""
 
 
 class WideDtype(ModuleRule):
     """A module, or the whole model, runs matmuls in a wider dtype than necessary.
 
-    A module is compared with the other repeats, such as the other blocks. Modules without repeats,
-    and the whole model, are only reported for float64. Float32 saves at least half of their time.
+    A repeated module, such as a block, is compared with its repeats. Other modules and the whole
+    model are reported only for float64, because float32 saves at least half of their time.
     """
 
     name = "dtype"
@@ -92,12 +92,12 @@ class WideDtype(ModuleRule):
 
 
 def _public_name(dtype: str) -> str:
-    """Name of the dtype of the tensors: a tensor cannot have the dtype TF32."""
+    """Return the name of the tensors' dtype: float32 for TF32, which is not a dtype of tensors."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class UnusedTensorCores(StepRule):
-    """The model runs matmuls in a dtype although the chip is faster in a narrower dtype.
+    """The model runs matmuls in one dtype, although the chip is faster in a narrower one.
 
     On NVIDIA GPUs, float32 is compared with TF32, and TF32 with bfloat16. The saving is computed
     from the peaks of the chip and the ideal time of the matmuls.

@@ -7,18 +7,18 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
-"""Upper bound of the time of calling a module, and of calling each of its direct submodules."""
+"""Upper bound of the time that a call of a module takes, and of a call of each direct submodule."""
 
 
 MOSTLY_PYTHON = 3
-"""Smallest ratio of a module's time to its operators' time, to report Python code."""
+"""A module with operators is reported if it takes at least this many times as long as they need."""
 
 
 class PythonCode(StepRule):
     """Modules take more time in forward than their own operators need.
 
-    The causes are, for example, forward hooks, prints and loops in Python. A module with operators
-    is only reported if a trace shows that it takes at least three times as long as they need.
+    Typical causes are forward hooks, prints and loops in Python. A module with operators is
+    reported only if a trace shows that it takes at least three times as long as they need.
     """
 
     name = "python"
@@ -47,7 +47,7 @@ class PythonCode(StepRule):
 def _seconds_of_python(
     step: StepEvidence, earlier: Sequence[Candidate]
 ) -> Iterable[tuple[str, float]]:
-    """Yield each module's pattern, with the seconds of its Python code."""
+    """Yield the pattern of each module and the seconds that its Python code takes."""
     explained = {unsupported.module for unsupported in step.profile.unsupported}
     explained |= modules_of(earlier)
     for name, module in step.profile.modules.items():

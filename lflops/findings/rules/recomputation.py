@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, StepRule, Threshold
 
 
 class Recomputation(StepRule):
-    """Activation checkpointing computes activations again in backward.
+    """Activation checkpointing recomputes activations in backward.
 
     If the step needs at most half of the device's memory, 5 % of the step is already an issue.
     """

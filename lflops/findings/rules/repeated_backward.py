@@ -1,4 +1,4 @@
-"""Backward that runs more often than necessary."""
+"""Backward passes that run more often than necessary."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,24 +7,25 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.records import Phase
 
 USUAL_RATIO = 2
-"""MACs of backward per MAC of forward."""
+"""MACs of backward per MAC of forward if backward runs once."""
 
 LARGE_RATIO = 2.5
-"""Smallest ratio that shows that backward runs more than once."""
+"""Backward runs more than once if it has at least this many MACs per MAC of forward."""
 
 LARGEST_CALL = 3
-"""The most MACs that a backward operator needs, per MAC of the largest forward operator.
+"""Maximum MACs that a backward operator needs per MAC of the largest forward operator.
 
-Attention needs most: five matmuls for the two of its forward.
+Attention needs the most: five matmuls in backward for two in forward.
 """
 
 
 class RepeatedBackward(StepRule):
-    """Backward multiplies at least 2.5 times as much as forward, so it runs more than once.
+    """Backward has at least 2.5 times as many MACs as forward, so it runs more than once.
 
-    Twice as much as forward is usual: gradients of the inputs and of the weights. It is not found
-    if an operator of backward is much larger than every operator of forward: then it belongs to a
-    function that needs no matmul in forward, such as a Cholesky decomposition.
+    Twice as many MACs are normal, because backward computes gradients of the inputs and of the
+    weights. Nothing is reported if an operator of backward is much larger than every operator of
+    forward. Such an operator belongs to a function without matmuls in forward, for example a
+    Cholesky decomposition.
     """
 
     name = "backward_twice"
@@ -50,7 +51,7 @@ class RepeatedBackward(StepRule):
 
 
 def _largest_call(step: StepEvidence, phase: Phase) -> float:
-    """MACs of the largest operator of a phase, as the mean over its calls."""
+    """Mean MACs per call of the largest operator of a phase."""
     macs_per_call = [
         count.macs / count.calls
         for count in step.profile.op_counts

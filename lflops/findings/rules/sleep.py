@@ -12,7 +12,7 @@ class SleepingThread(ModuleRule):
 
     If the module is slower than identical modules, another rule reports it.
 
-    This is only reported for runs on a CPU with one rank, because other runs also wait for a device
+    This is reported only for runs on a CPU with one rank, because other runs also wait for a device
     or for other ranks. Waits for a core and for a batch are subtracted.
     """
 

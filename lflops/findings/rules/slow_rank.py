@@ -13,10 +13,10 @@ from lflops.ranks.straggler import Straggler
 from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
-"""Smallest cost of a slow rank that is reported, as a share of the step."""
+"""A slow rank is reported if it costs at least this share of the step."""
 
 OBSERVED_SECONDS = 5.0
-"""Minimum time for which a rank on a CPU must be slow in everything.
+"""A rank on a CPU that is slow in everything must be slow for at least this many seconds.
 
 If it is slow for less time, the machine may be the reason.
 """
@@ -41,9 +41,9 @@ OUTSIDE_MODULES = {
 class SlowRank(StepRule):
     """One rank is slower than the other ranks, and they wait for it.
 
-    On a machine with other programs, the threshold is higher. If a rank on a CPU is slower in
-    everything, it is an issue after 50 steps or five seconds. During a shorter time, other programs
-    may use its core.
+    The threshold is higher on a machine that runs other programs. A rank on a CPU that is slower in
+    everything is an issue only after 50 steps or five seconds, because other programs may be the
+    reason for a shorter slowdown.
     """
 
     name = "rank"
@@ -91,7 +91,7 @@ class SlowRank(StepRule):
 class AlternatingStragglers(StepRule):
     """Ranks alternate: each step waits for a different rank.
 
-    The usual reason is batches with different sequence lengths.
+    The usual reason is that ranks get batches with different sequence lengths.
     """
 
     name = "turns"
@@ -110,7 +110,7 @@ class AlternatingStragglers(StepRule):
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
     """Return whether a rank is slow in everything, but in too few steps to be certain.
 
-    During few steps, other programs may be the cause.
+    Other programs may be the cause if there are only a few steps.
     """
     if step.profile.run.device_type != "cpu":
         return False

@@ -1,4 +1,4 @@
-"""Occasional slow steps, by the cause in the ledger."""
+"""Occasional slow steps, with one rule for each cause that the ledger records."""
 
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, RunRule
@@ -25,8 +25,8 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    It is never an issue of the training run. But if this takes much time, other issues cannot be
-    excluded.
+    This is never an issue of the training run. But if it takes a lot of time, lflops cannot rule
+    out other issues.
     """
 
     name = "not_scheduled"

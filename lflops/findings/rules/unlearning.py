@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.profile import ModuleProfile
 
 MOSTLY_FROZEN_SHARE = 0.5
-"""Smallest share of the forward matmuls in frozen layers that is reported."""
+"""Frozen layers are reported if they run at least this share of the forward matmuls."""
 
 
 class FrozenLayers(StepRule):

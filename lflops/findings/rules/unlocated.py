@@ -9,7 +9,7 @@ FIX = "Time more steps by module (active=8 in the schedule), on a machine that d
 
 
 class AllOfForward(StepRule):
-    """Forward takes much time, and module times are too unreliable to find the module."""
+    """Forward takes a lot of time, but module times are too unreliable to find the module."""
 
     name = "all_forward"
     sentence = "{Cost} is spent in forward, but lflops cannot tell in which module."
@@ -22,7 +22,7 @@ class AllOfForward(StepRule):
 
 
 class AllOfBackward(StepRule):
-    """Backward takes much time, and module times are too unreliable to find the module."""
+    """Backward takes a lot of time, but module times are too unreliable to find the module."""
 
     name = "all_backward"
     sentence = "{Cost} is spent in backward, but lflops cannot tell in which module."

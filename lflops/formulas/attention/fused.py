@@ -2,12 +2,12 @@
 
 The counted work is the full square of scores, as in most tools. The executed work is the part that
 a causal mask or a window does not skip. A fused backward pass multiplies queries and keys again,
-because forward does not keep the scores. This product counts as recomputation. The softmax follows
+because forward does not keep the scores. This matmul counts as recomputation. The softmax follows
 the convention.
 
 Packed sequences, [tokens, heads, width], have a separate square for each sequence. A tensor such as
-`cu_seqlens_q` has the positions where sequences begin, and the formulas read its values. If only
-its shape is known, the sequences are assumed to be as unequal as possible, which gives the largest
+`cu_seqlens_q` holds the positions where sequences begin, and the formulas read its values. If only
+the shape is known, the sequences are assumed to be as unequal as possible, which gives the largest
 sum of squares.
 """
 
@@ -21,24 +21,24 @@ from typing import Any, NamedTuple, TypeVar
 from lflops.formulas.table import Cost, Formula, Shape, Values, adapted, formula
 
 Known = Values | Shape | None
-"""An optional tensor of integers: its numbers, or its shape if the numbers are unknown."""
+"""An optional integer tensor: its values, or its shape if the values are unknown."""
 
 SOFTMAX = 5
-"""Operations per score of a softmax."""
+"""Operations of a softmax, per score."""
 
 SOFTMAX_BACKWARD = 4
-"""Operations per score of the gradient of a softmax."""
+"""Operations of the gradient of a softmax, per score."""
 
 SOFTMAX_FROM_SUM = 2
-"""Operations per score of a softmax if the sums of exponentials are already known."""
+"""Operations of a softmax, per score, if the sums of exponentials are already known."""
 
 
 class Window(NamedTuple):
-    """The keys that a query sees, relative to its position.
+    """The keys that a query sees, relative to the position of the query.
 
     Attributes:
-        before: The number of keys before its position; `None` for all.
-        after: The number of keys after its position; `None` for all.
+        before: The number of keys that the query sees before its position; `None` for all.
+        after: The number of keys that the query sees after its position; `None` for all.
         from_last: Whether the last query is at the position of the last key. Otherwise, the first
             query is at the position of the first key.
     """
@@ -51,7 +51,7 @@ class Window(NamedTuple):
     def of(
         cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
     ) -> "Window":
-        """Make the window from a kernel's arguments; a negative number means all keys."""
+        """Return the window for a kernel's arguments; a negative number means all keys."""
         if causal:
             after = 0
         return cls(_side(before), _side(after), from_last)
@@ -67,13 +67,14 @@ ALL = Window()
 
 
 class Mask(IntEnum):
-    """The kernels' numbers for masks.
+    """The numbers that the kernels use for masks.
 
     Attributes:
         NONE: A query sees all keys.
-        FROM_FIRST: A query sees the keys up to its position, if the first query is at the first
-            key.
-        FROM_LAST: A query sees the keys up to its position, if the last query is at the last key.
+        FROM_FIRST: A query sees the keys up to its position. The first query is at the position of
+            the first key.
+        FROM_LAST: A query sees the keys up to its position. The last query is at the position of
+            the last key.
     """
 
     NONE = 0
@@ -106,7 +107,7 @@ class Scores(NamedTuple):
     Attributes:
         all: The scores of the full squares.
         seen: The scores inside the window.
-        known: Whether the lengths are known. If not, the numbers are upper bounds.
+        known: Whether the lengths of the sequences are known. If not, the numbers are upper bounds.
     """
 
     all: int
@@ -121,8 +122,8 @@ class Packing(NamedTuple):
         queries: Offsets at which the sequences begin among the queries, and the end of the last
             sequence.
         keys: Offsets at which the sequences begin among the keys, and the end of the last one.
-        longest_query: An upper bound of the number of queries of the longest sequence.
-        longest_key: An upper bound of the number of keys of the longest sequence.
+        longest_query: An upper bound on the number of queries of the longest sequence.
+        longest_key: An upper bound on the number of keys of the longest sequence.
         used_keys: The number of keys that each sequence uses.
         pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
         used_queries: The number of queries that each sequence uses.
@@ -147,8 +148,8 @@ class _Lengths(NamedTuple):
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
     """Return the lengths of the sequences.
 
-    Packed tensors have the shape [tokens, heads, width], other tensors [batch, length, heads,
-    width].
+    Packed tensors have the shape [tokens, heads, width]. Other tensors have the shape [batch,
+    length, heads, width].
     """
     queries = _lengths(query, packing.queries, packing.longest_query)
     queries = _used(queries, packing.used_queries)
@@ -191,7 +192,10 @@ def _used(present: _Lengths, used: Known) -> _Lengths:
 
 
 def _paged_lengths(key: Shape, pages: Shape, packing: Packing) -> _Lengths:
-    """Return the numbers of keys in pages, [pages, page size, heads, width]."""
+    """Return the number of keys of each sequence if keys are stored in pages.
+
+    `key` is [pages, page size, heads, width].
+    """
     if isinstance(packing.used_keys, Values):
         return _Lengths(packing.used_keys)
     count, pages_per_sequence = pages
@@ -217,14 +221,14 @@ def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
 
 
 def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
-    """Count the scores of dense tensors, [batch, heads, length, width]."""
+    """Count the scores of dense tensors of shape [batch, heads, length, width]."""
     batch, heads = query[:2]
     lengths = Sequences([query[-2]] * batch, [key[-2]] * batch)
     return scores_of(lengths, heads, window)
 
 
 def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
-    """Count the scores of a kernel with heads in the second last dimension."""
+    """Count the scores of a kernel with heads in the second-to-last dimension."""
     return scores_of(sequences(query, key, packing), query[-2], window)
 
 
@@ -245,15 +249,15 @@ def keys_seen(queries: int, keys: int, window: Window) -> int:
 
 
 def _pairs_up_to(distance: int, queries: int, keys: int) -> int:
-    """Count the pairs of query i and key j with j - i up to a distance.
+    """Count the pairs of query i and key j where j - i is at most `distance`.
 
-    Each query has one more key than the previous query.
+    Each query is paired with one more key than the previous query, up to all keys.
     """
     return _staircase(distance + queries, keys) - _staircase(distance, keys)
 
 
 def _staircase(steps: int, top: int) -> int:
-    """Return the sum 1 + 2 + … with this number of terms, where no term exceeds `top`."""
+    """Return the sum 1 + 2 + … of `steps` terms, where no term exceeds `top`."""
     if steps <= 0:
         return 0
     rising = min(steps, top)
@@ -261,7 +265,7 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of Q x K for each score, then P x V."""
+    """Cost of Q x K and of P x V for each score."""
     macs_per_score = width + value_width
     return Cost(
         macs=scores.all * macs_per_score,
@@ -272,7 +276,7 @@ def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of the gradients of V, P, Q and K: one product for each.
+    """Cost of the gradients of V, P, Q and K, with one matmul for each.
 
     Q x K is recomputed.
     """
@@ -303,17 +307,18 @@ def attention_formula(
     forward_only: str = "",
     backward_only: str = "",
 ) -> Callable[[_ScoresOf], _ScoresOf]:
-    """Register formulas for a fused attention and its gradients, from its number of scores.
+    """Register formulas for a fused attention and its gradients.
 
-    The decorated function receives the shapes of queries, keys and values first. The last
-    dimensions of these shapes are the widths. Several names in one string are separated by spaces.
+    The decorated function counts the scores. Its first arguments are the shapes of queries, keys
+    and values, and the last dimension of each shape is the width. Several names in one string are
+    separated by spaces.
 
     Args:
         operators: The forward operators, as in `formula`.
         backward: The operators of the gradients.
-        leading: The arguments that come first in backward.
+        leading: Names of the additional arguments that come first in backward.
         writes_first: A forward operator that writes into its first argument, as in `formula`.
-        reads: Names of the arguments with values that are read, as in `formula`.
+        reads: Names of the arguments that are read by value, as in `formula`.
         forward_only: Keyword arguments that backward does not have.
         backward_only: Keyword arguments that forward does not have.
     """
@@ -342,7 +347,7 @@ def _cost_by_scores(
 
 
 def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
-    """The keys up to a query's position if the mask is causal, otherwise all keys."""
+    """Return the window of a causal mask, or a window with all keys if the mask is not causal."""
     return Window.of(None, None, causal=is_causal, from_last=from_last)
 
 
@@ -360,9 +365,9 @@ def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """Count the scores of torch's other kernels for dense attention.
+    """Count the scores of torch's kernels for dense attention, except the flash kernel.
 
-    If the mask is causal, the first query is at the first key.
+    If the mask is causal, the first query is at the position of the first key.
     """
     return dense(query, key, _causal_window(from_last=False, is_causal=is_causal))
 
@@ -373,7 +378,7 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """Count the scores of torch's flash kernel.
 
-    If the mask is causal, the last query is at the last key.
+    If the mask is causal, the last query is at the position of the last key.
     """
     return dense(query, key, _causal_window(from_last=True, is_causal=is_causal))
 
@@ -404,7 +409,7 @@ def _by_head(x: Shape, heads: int) -> Shape:
 def encoder_layer(
     src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
 ) -> Cost:
-    """Cost of attention, a perceptron of two layers, two normalisations and two residual additions."""
+    """Cost of attention, a two-layer MLP, two normalisations and two residual additions."""
     tokens = prod(src[:-1])
     width = embed_dim
     hidden = ffn_weight_1[0]
@@ -510,7 +515,7 @@ def efficient(
 def efficient_window(mask_type: int, window_size: int | None) -> Window:
     """Return the window of memory-efficient attention.
 
-    The size of its window includes the position of the query.
+    The window size includes the position of the query.
     """
     before = window_size - 1 if window_size else None
     return Mask(mask_type).window(before)

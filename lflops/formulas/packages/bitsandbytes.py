@@ -14,7 +14,7 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations per element of an optimizer's update, the same as without fusion.
+"""Operations per element of each optimizer's update, the same as without fusion.
 
 Weight decay costs one more operation.
 """

@@ -9,13 +9,13 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
-"""Positions at which sequences begin: the values, or the shape of the tensor if unknown."""
+"""Positions at which sequences begin: a tensor's values, or its shape if they are unknown."""
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
-    """Count the rows that a kernel uses: at most `longest` of each sequence.
+    """Count the rows that a kernel uses, which are at most `longest` of each sequence.
 
-    If the lengths are unknown, returns the number of all rows.
+    If the lengths are unknown, the result is the number of all rows.
     """
     if not isinstance(offsets, Values):
         return values[0]
@@ -30,7 +30,7 @@ def jagged_by_dense(
     y: Shape,
     max_L: int,  # noqa: N803 - FBGEMM's name
 ) -> Cost:
-    """Cost of the product of [rows, k] of each sequence with the [k, n] of this sequence."""
+    """Cost of [rows, k] x [k, n] for each sequence."""
     _, k, n = y
     rows = _rows(x, x_offsets, max_L)
     return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))

@@ -120,7 +120,8 @@ def version_3(
 ) -> Scores:
     """Count the scores of dense, packed, cached and paged sequences, which share one function.
 
-    The mask is `causal` in the Python forward operator, and `is_causal` in all other operators.
+    The argument for a causal mask is `causal` in the Python forward operator, and `is_causal` in
+    all other operators.
     """
     new_keys = 0
     if k_new is not None and len(k_new) == 4:

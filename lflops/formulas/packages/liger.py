@@ -15,7 +15,10 @@ LOSS_AND_GRADIENT = 5 + 4
 
 @function_formula(f"{OPS}fused_linear_cross_entropy:fused_linear_cross_entropy_forward")
 def head_and_loss(x: Shape, weight: Shape) -> Cost:
-    """Cost of the logits, [tokens, width] x [words, width], and their loss, chunk by chunk."""
+    """Cost of the loss of the logits [tokens, words], and of its gradient.
+
+    The matmuls run as torch's operators and are counted there.
+    """
     tokens = prod(x[:-1])
     words = weight[0]
     return Cost(other_flops=tokens * words * LOSS_AND_GRADIENT)

@@ -1,12 +1,12 @@
 """Formulas for mamba-ssm and causal-conv1d: scans, and short convolutions over time.
 
-A selective scan is a recurrence: each state needs the previous state. So it counts as FLOPs and not
-as MACs. A state costs 8 operations per step: the step size times A, its exponential, the step size
-times B times the input (2), the product with the state and a sum (2), and the product with C and
-its sum (2).
+A selective scan is a recurrence, in which each state needs the previous state. Therefore it counts
+as FLOPs and not as MACs. A state costs 8 operations per step: the step size times A, its
+exponential, the step size times B times the input (2), the product with the state and a sum (2),
+and the product with C and its sum (2).
 
-The chunked scan of Mamba 2 consists of matmuls, which count as MACs. They are between all pairs of
-steps of a chunk, and between chunks and states.
+The chunked scan of Mamba 2 consists of matmuls, which count as MACs. They multiply all pairs of
+steps of a chunk, and chunks with states.
 """
 
 from math import prod
@@ -34,7 +34,7 @@ def selective_scan(
 ) -> Cost:
     """Cost of a scan of [batch, channels, length] with A as [channels, states].
 
-    Per element, the product with D costs 2 more operations, a gate 2, a bias 1 and a softplus 1.
+    Per element, D adds 2 operations, a gate adds 2, a bias adds 1, and a softplus adds 1.
     """
     states = a[-1]
     operations = SCAN * states + bool(softplus)
@@ -67,7 +67,10 @@ def selective_scan_backward(
 
 
 def _convolution_macs(x: Shape, weight: Shape) -> int:
-    """MACs of [batch, channels, length], where each channel has its own row of [channels, width]."""
+    """MACs of [batch, channels, length], where each channel is convolved with a row of the weight.
+
+    The weight is [channels, width].
+    """
     return prod(x) * weight[-1]
 
 
@@ -127,7 +130,7 @@ def older_causal_convolution_backward(
 ) -> Cost:
     """Cost of `causal_convolution_backward` in older releases.
 
-    The last argument requests a SiLU.
+    If the last argument is true, the convolution has a SiLU.
     """
     has_silu = bool(rest) and rest[-1] is True
     return causal_convolution_backward(x, weight, bias, silu_activation=has_silu)
@@ -136,8 +139,8 @@ def older_causal_convolution_backward(
 SSD = "mamba_ssm.ops.triton.ssd_combined:"
 """The module in which the chunked scan looks up its kernels.
 
-Shapes: x is [batch, length, heads, width], B and C are [batch, length, groups, states], the step
-sizes `dt` are [batch, heads, chunks, steps].
+In the formulas, x is [batch, length, heads, width], B and C are [batch, length, groups, states],
+and the step sizes `dt` are [batch, heads, chunks, steps].
 """
 
 
@@ -177,7 +180,8 @@ def chunk_state(b: Shape, x: Shape) -> Cost:
 def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
     """Cost of the pairs of a chunk times x, and of C times the states.
 
-    A step only needs the pairs with earlier steps and with itself: (steps + 1) / 2 of `steps`.
+    A step needs only the pairs with earlier steps and with itself. On average, that is (steps+1)/2
+    of `steps` pairs.
     """
     states = c[-1]
     steps = dt[-1]

@@ -14,7 +14,7 @@ Arguments = Sequence[Any]
 """The arguments of a kernel after the lists of tensors."""
 
 OperationsOf = Callable[[Arguments], int]
-"""Operations per element, for a kernel's arguments."""
+"""A function that takes a kernel's arguments and returns its operations per element."""
 
 
 def _at(arguments: Arguments, place: int) -> Any:
@@ -24,9 +24,9 @@ def _at(arguments: Arguments, place: int) -> Any:
 
 
 def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
-    """Make a function that returns a number of operations.
+    """Return a function that returns `operations`, plus one if the weight decay is not 0.
 
-    Adds one operation if the argument with the weight decay is not 0.
+    `decay_at` is the position of the weight decay among the arguments.
     """
 
     def operations_of(arguments: Arguments) -> int:
@@ -37,9 +37,10 @@ def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
 
 
 def _sgd(arguments: Arguments) -> int:
-    """Operations of SGD per element.
+    """Return the operations of SGD per element.
 
-    The update needs 1 operation, momentum after the first step 2, Nesterov 1 and weight decay 1.
+    The update needs 1 operation. Momentum adds 2 operations after the first step, Nesterov momentum
+    adds 1, and weight decay adds 1.
     """
     return sgd_operations(
         weight_decay=_at(arguments, 0),
@@ -62,7 +63,7 @@ KERNELS: dict[str, OperationsOf] = {
     "multi_tensor_scale": _with_decay(1),
     "multi_tensor_axpby": _with_decay(3),
 }
-"""Operations of each kernel, by the beginning of the kernel's name."""
+"""Operations of each kernel, keyed by the beginning of the kernel's name."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 
@@ -83,7 +84,7 @@ def multi_tensor_apply(
 
 
 def _cpu_step(operations: int) -> Callable[[Any], Cost]:
-    """Make the formula for an optimizer's step on all parameters with a gradient.
+    """Return the formula for an optimizer's step on all parameters with a gradient.
 
     If any group has weight decay, each element costs one more operation.
     """

@@ -34,7 +34,7 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
 def quantized_attention(
     query: Shape, key: Shape, value: Shape, *, is_causal: bool = False
 ) -> Scores:
-    """Count the scores of attention with quantized [batch, heads, length, width]."""
+    """Count the scores of attention with quantized tensors, [batch, heads, length, width]."""
     return scaled_dot_product(query, key, value, is_causal=is_causal)
 
 

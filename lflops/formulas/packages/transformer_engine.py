@@ -21,7 +21,7 @@ TEX = "transformer_engine_torch:"
 
 
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
-    """Return the outer and the inner length of a matrix; all leading dimensions are one side."""
+    """Return the outer and the inner length of a matrix; all leading dimensions form one side."""
     leading = prod(x[:-1])
     if last_is_inner:
         return leading, x[-1]
@@ -100,17 +100,19 @@ for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"):
 
 
 class _AttentionArguments:
-    """The arguments of fused attention, sorted by kind.
+    """The arguments of fused attention, grouped by kind.
 
     The order of arguments differs between releases, but the order within each kind is the same.
 
     Attributes:
-        tensors: Shapes: queries, keys, values, and others.
-        offsets: Offsets of the sequences of queries and of keys: numbers, or a shape of one
-            dimension if they are unknown.
-        lengths: Integers: the length of the longest sequence of queries and of keys, and others.
-        window: Keys before and after a query; -1 for all.
-        mask: The texts of all other arguments. The mask's type is among them.
+        tensors: Shapes of the queries, keys, values, and other tensors.
+        offsets: Offsets of the query sequences and of the key sequences. They are `Values`, or a
+            one-dimensional shape if the values are unknown.
+        lengths: The integer arguments. The first two are the lengths of the longest query sequence
+            and of the longest key sequence.
+        window: Number of keys that a query sees before and after its position; -1 for all.
+        mask: All other arguments, as one text in upper case. The text includes the type of the
+            mask.
     """
 
     def __init__(self, given: Sequence[Any]) -> None:
@@ -155,7 +157,7 @@ def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
 
 
 def _packed(shape: Shape) -> Shape:
-    """Return the shape as [tokens, heads, width]; all dimensions before the heads become one."""
+    """Return the shape as [tokens, heads, width], with all dimensions before the heads merged."""
     return (prod(shape[:-2]), *shape[-2:])
 
 
@@ -163,7 +165,7 @@ def _packed(shape: Shape) -> Shape:
 def fused_attention(*given: Any) -> Cost:
     """Cost of attention in any layout.
 
-    The offsets define the lengths.
+    The offsets define the lengths of the sequences.
     """
     return attention_of_scores(*_attention(given))
 

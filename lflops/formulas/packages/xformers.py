@@ -20,15 +20,15 @@ from lflops.formulas.table import Shape
 
 
 def _dense(shape: Shape) -> Shape:
-    """Return the shape as [batch, length, heads, width]; all dimensions of heads become one."""
+    """Return the shape as [batch, length, heads, width], with all head dimensions merged."""
     batch, length, *heads, width = shape
     return (batch, length, prod(heads), width)
 
 
 def _packed(shape: Shape) -> Shape:
-    """Return the shape as [tokens, heads, width], without the batch of 1.
+    """Return the shape as [tokens, heads, width], without the batch dimension of 1.
 
-    All dimensions of heads become one.
+    All head dimensions are merged.
     """
     if len(shape) > 3:
         shape = shape[1:]

@@ -1,4 +1,4 @@
 """Monitor a training run without any change to its code, if `LFLOPS` requests it.
 
-Hooks of torch detect the training loop.
+The training loop is detected with torch's hooks.
 """

@@ -1,6 +1,6 @@
 """Start lflops if the variable `LFLOPS` requests it.
 
-Torch calls `watch` when it is imported, and Lightning calls `monitors` for each Trainer.
+When torch is imported, it calls `watch`. Lightning calls `monitors` for each Trainer.
 
 Every program with lflops installed runs this module, so it imports only what was requested.
 """
@@ -16,11 +16,14 @@ VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
 
 is_compiling: Any = bool
-"""Replaced by torch's function of this name in `watch`."""
+"""`watch` replaces this with torch's function of the same name."""
 
 
 def settings_line() -> str | None:
-    """Return the settings in the variable; "" means defaults, `None` that lflops is not requested."""
+    """Return the settings in the variable, or `None` if it does not request lflops.
+
+    An empty string means the default settings.
+    """
     asked = os.environ.get(VARIABLE, "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return None
@@ -40,7 +43,7 @@ def watch() -> None:
 
 
 def monitors() -> list[Any]:
-    """Return a monitor for a Trainer, if the variable requests lflops.
+    """Return a list with a monitor for a Trainer; empty if the variable does not request lflops.
 
     Raises:
         MisconfigurationException: The settings in the variable are wrong.
@@ -74,7 +77,8 @@ def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 def _loaded() -> Any:
     try:
         return importlib.import_module(FINDER)
-    # For example with an unknown version of torch. This code runs in a step of the training run.
+    # This may fail, for example, with an unknown version of torch. The error must not reach the
+    # training run, because this code runs in one of its steps.
     except Exception as error:  # noqa: BLE001
         reason = f"{type(error).__name__}: {error}"
         warnings.warn(f"lflops: this training run is not monitored: {reason}", stacklevel=1)

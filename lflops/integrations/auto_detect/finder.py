@@ -1,6 +1,6 @@
 """Detect the loop in which an optimizer steps, and monitor it.
 
-A transformers Trainer is monitored with its callback, any other loop with torch's hooks.
+A transformers Trainer is monitored with its callback, and any other loop with torch's hooks.
 
     step 1    At its end, the modules that hold the optimizer's parameters are found and hooked.
     step 2    At its end, the modules that were called are known: they are the models. A monitor
@@ -46,7 +46,7 @@ from lflops.torch_private.self_check import check_data_loader
 
 
 class AutoDetectedLoop(LoopMonitor):
-    """Monitors a loop that calls these models, from the end of its step number `steps`."""
+    """Monitors a loop that calls the given models, after the first `steps` steps of the loop."""
 
     name = "lflops"
 
@@ -88,7 +88,7 @@ class AutoDetectedLoop(LoopMonitor):
     def step_ends(self) -> None:
         """End the step and begin the next.
 
-        If only the ledger uses the steps, its thread does this later.
+        If only the ledger uses the steps, the ledger's thread does this later.
         """
         phases = self.phases
         ledger = self._ledger
@@ -142,7 +142,7 @@ class AutoDetectedLoop(LoopMonitor):
     def _validates(self, *, begins: bool, has_loader: bool = False, loading: int = 0) -> None:
         self._validation.close()
         if begins:
-            # Calls without gradients are a validation only if their batches have another loader.
+            # Calls without gradients are a validation only if another loader loads their batches.
             category = "validation" if has_loader else "inference"
             self._validation.enter_context(self.stage_in("validate", category))
             if loading:
@@ -157,8 +157,8 @@ class AutoDetectedPhases(LoopPhases):
     If a model in eval mode is called without gradients, a validation begins if the last batch came
     from a loader other than the training loader. Otherwise the call is inference. The validation
     ends when a model is called for training, when the training loader fetches, or when a loader
-    ends. If the loop calls no model, the validation lasts from a fetch of another loader without
-    gradients to a fetch with gradients or to a backward pass.
+    ends. If the loop calls no model, a validation begins when another loader fetches with gradients
+    disabled, and ends with a fetch with gradients enabled or with a backward pass.
 
     Attributes:
         batch: The last batch that was fetched with gradients enabled.
@@ -189,9 +189,9 @@ class AutoDetectedPhases(LoopPhases):
         self._is_between = False
         # iterator of the loader that made the last fetch
         self._last: ref[Any] | None = None
-        # moment at which this fetch began
+        # moment at which the last fetch began
         self._begun = 0
-        # duration of this fetch; 0 if a step has ended since then
+        # duration of the last fetch; 0 if a step has ended since then
         self._took = 0
         # iterator of the training loader, which made the last fetch before the end of the last step
         self._trains: ref[Any] | None = None
@@ -216,7 +216,7 @@ class AutoDetectedPhases(LoopPhases):
     # has its own error guard.
 
     def _optimizer_hook(self) -> Callable[..., None]:
-        """A hook that notes the start of an optimizer's step."""
+        """Return a hook that notes the start of an optimizer's step."""
         deferred = self.deferred
         call = AutoDetectedPhases._optimizer_begins
 
@@ -235,7 +235,7 @@ class AutoDetectedPhases(LoopPhases):
         return optimizer_begins
 
     def _model_hook(self) -> Callable[..., None]:
-        """A hook that notes the call of a model."""
+        """Return a hook that notes the call of a model."""
         deferred = self.deferred
         call = AutoDetectedPhases._called
 
@@ -329,7 +329,7 @@ class AutoDetectedPhases(LoopPhases):
     def end_step(self, *, failed: bool = False) -> None:
         """End the step.
 
-        The loader that made the last fetch is the training loader.
+        The loader that made the last fetch is treated as the training loader.
         """
         self._trains = self._last
         self._took = 0
@@ -369,7 +369,7 @@ class AutoDetectedPhases(LoopPhases):
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
-        """Handle a batch of a loader, or its end.
+        """Handle a fetched batch, or the end of a loader.
 
         At the end of a loader, `loader` is `None` if the training loader's iterator was freed.
         """
@@ -406,13 +406,13 @@ class AutoDetectedPhases(LoopPhases):
 
 
 DEEPEST = 4
-"""Until this step, modules one level deeper are searched after each step that called no module."""
+"""Before this step, the search goes one level deeper after each step that called no module."""
 
 MOST_SHAPES = 256
-"""Maximum number of remembered shapes of batches."""
+"""Maximum number of batch shapes to remember."""
 
 IDLE = 32
-"""A loop is over when other optimizers have made this many steps and its optimizer none."""
+"""A loop is over if other optimizers make this many steps while its own optimizer makes none."""
 
 # Standard output may be read by another program.
 _tell = partial(print, file=sys.stderr, flush=True)
@@ -432,8 +432,8 @@ class Finder:
         self._steps_of_others = 0
         # steps before the loop is monitored
         self._steps = 0
-        # Number of runs that this process has begun, unless the script itself begins runs.
-        # Comparing this number is faster than reading `OPEN`.
+        # Number of runs that this process has begun if the script itself has begun none. Comparing
+        # this number is faster than reading `OPEN`.
         self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
@@ -445,7 +445,8 @@ class Finder:
     def close(self, error: BaseException | None = None) -> None:
         """End the monitoring, at the end of the loop or of the process.
 
-        At the end of the process, `error` is the error that Python has displayed, if any.
+        If `error` is `None`, the run ends with the last error that Python has displayed, if there
+        is one.
         """
         watched = self._watched
         self._watched = None
@@ -520,7 +521,7 @@ class Finder:
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:
-        """Monitor the modules that were called, or look for them one level below."""
+        """Monitor the modules that were called. If none was called, search one level deeper."""
         self._looking.close()
         self._steps += 1
         candidates = _alive(self._candidates)
@@ -540,7 +541,7 @@ class Finder:
         )
 
     def _expect(self, modules: Iterable[nn.Module]) -> None:
-        """Detect which of these modules are called for a training step."""
+        """Detect which of the given modules a training step calls."""
         self._called = []
         self._candidates = [ref(each) for each in modules]
         hook_models(self._looking, _alive(self._candidates), self._is_called)
@@ -553,7 +554,7 @@ class Finder:
 
 
 def modules_of(optimizer: Optimizer) -> list[nn.Module]:
-    """The outermost modules of this process that contain parameters of an optimizer."""
+    """Return the outermost modules of this process that contain parameters of an optimizer."""
     wanted = set[int]()
     for group in optimizer.param_groups:
         wanted.update(id(parameter) for parameter in group["params"])

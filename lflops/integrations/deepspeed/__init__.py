@@ -1,4 +1,5 @@
-"""Provide DeepSpeed's profiler under its own names.
+"""Provide a replacement for DeepSpeed's profiler under the same names.
 
-This package has its API, facts from its engine, its config section, and its text report.
+This package has the profiler's API, config section and text report, and reads facts from
+DeepSpeed's engine.
 """

@@ -1,8 +1,8 @@
-"""Provide DeepSpeed's profiler with its names and arguments.
+"""Replace DeepSpeed's profiler, with the same names and arguments.
 
-Scripts that use DeepSpeed's profiler run after a change of the import. No function of torch is
-patched, and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's
-figures leave out.
+A script that uses DeepSpeed's profiler only needs a different import. No torch function is patched,
+and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's figures
+leave out.
 """
 
 import contextlib
@@ -46,28 +46,28 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 ) -> tuple[int, int, int] | tuple[str, str, str]:
     """Count one pass of a model in evaluation mode, time other passes, and print the result.
 
-    Afterwards, each module has its mode again. As in DeepSpeed, the caller decides whether
-    gradients are recorded.
+    Afterwards, each module is back in its previous mode. As in DeepSpeed, the caller decides
+    whether gradients are recorded.
 
     Args:
         model: The model.
-        input_shape: Shape of a floating-point tensor, which is the only positional argument. `args`
-            is ignored then.
+        input_shape: Shape of a floating-point tensor to pass as the only positional argument. If it
+            is set, `args` is ignored.
         args: The positional arguments, or a single tensor.
         kwargs: The keyword arguments.
         print_profile: Whether to print.
         detailed: Whether to print the model, module by module.
-        module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too
-            large is the innermost.
-        top_modules: The number of module classes that are named at each depth.
+        module_depth: The deepest level to summarize. 0 is only the root; -1, or a number that is
+            too large, is the innermost level.
+        top_modules: The number of module classes to list at each depth.
         warm_up: The number of passes that run first and are discarded.
         as_string: Whether to return text, such as `'1.43 G'`.
         output_file: A file to write to instead of printing.
         ignore_modules: Classes or names of modules. Their self work is left out of every total.
-        mode: `"forward"` calls the model, `"generate"` its `generate`.
+        mode: `"forward"` calls the model, and `"generate"` calls its method `generate`.
 
     Returns:
-        FLOPs and MACs of forward, and parameters on this rank.
+        The FLOPs and the MACs of forward, and the number of parameters on this rank.
 
     Raises:
         CountError: An argument is wrong.
@@ -119,18 +119,19 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 class FlopsProfiler:
     """Counts and times the work of a model between `start_profile` and `stop_profile`.
 
-    It counts and times the same pass. The time of counting is subtracted from the latencies, and
-    the report contains this time. If backward and the optimizer run before the stop, they are
+    The same pass is counted and timed. The time that counting takes is subtracted from the
+    latencies and shown in the report. If backward and the optimizer run before the stop, they are
     counted as well. Reading a figure or printing stops the profiler.
 
     Args:
         model: The model.
-        ds_engine: DeepSpeed's engine, for its sizes and its timers.
-        recompute_fwd_factor: If backward was timed and not counted: the number of forwards that it
-            repeats, in addition to the 2 forwards that it is assumed to cost.
+        ds_engine: DeepSpeed's engine. Sizes and timers are read from it.
+        recompute_fwd_factor: The number of forward passes that backward recomputes. It is used only
+            if backward was timed but not counted. Without recomputation, backward is assumed to
+            cost as much as 2 forward passes.
 
     Attributes:
-        flops: FLOPs of forward; set by `print_model_profile`, as `macs` and `params`.
+        flops: FLOPs of forward. `print_model_profile` sets `flops`, `macs` and `params`.
         macs: MACs of forward.
         params: Parameters on this rank.
     """
@@ -154,7 +155,7 @@ class FlopsProfiler:
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
         """Start the profiler, and discard earlier figures.
 
-        `ignore_list` is `ignore_modules` of `get_model_profile`.
+        `ignore_list` is the same as `ignore_modules` of `get_model_profile`.
         """
         self.stop_profile()
         self._ignore = _as_tuple(ignore_list)
@@ -212,22 +213,22 @@ class FlopsProfiler:
         return with_engine_facts(profile, self.model, self.ds_engine, self.recompute_fwd_factor)
 
     def get_total_flops(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """FLOPs of forward."""
+        """Return the FLOPs of forward."""
         flops = self.profile.modules[""].forward.flops
         return short_units.flops(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """MACs of forward."""
+        """Return the MACs of forward."""
         macs = self.profile.modules[""].forward.macs
         return short_units.macs(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> float | str | None:  # noqa: FBT001, FBT002
-        """Seconds of forward, without the time of counting; `None` if unknown."""
+        """Return the seconds of forward without the time of counting, or `None` if unknown."""
         seconds = median_of(self.profile.modules[""].forward.seconds)
         return short_units.duration(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Parameters on this rank; shared parameters count once."""
+        """Return the number of parameters on this rank. Shared parameters count once."""
         params = self.profile.modules[""].local_parameters
         return short_units.params(params) if as_string else params
 
@@ -245,7 +246,7 @@ class FlopsProfiler:
     ) -> None:
         """Print the whole text or write it to a file, as `get_model_profile` does.
 
-        `profile_step` is the step in the first line.
+        `profile_step` is the step number in the first line.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
@@ -270,7 +271,7 @@ class FlopsProfiler:
 
 
 def _figures(profile: Profile) -> tuple[int, int, int]:
-    """FLOPs and MACs of forward, and parameters."""
+    """Return the FLOPs and the MACs of forward, and the number of parameters."""
     root = profile.modules[""]
     return root.forward.flops, root.forward.macs, root.local_parameters
 
@@ -279,8 +280,8 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
     """Set evaluation mode, and restore the mode of each module.
 
-    The hint is added to errors. A model of token ids fails on floating-point numbers far from the
-    place where they were made.
+    The hint is added to errors, because a model that expects token ids fails on floating-point
+    numbers far from the place where they were created.
     """
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:

@@ -1,4 +1,4 @@
-"""The section "flops_profiler" of a DeepSpeed config, as arguments of `FlopsMonitor`."""
+"""Convert the section "flops_profiler" of a DeepSpeed config to arguments of `FlopsMonitor`."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _ARGUMENTS = ("module_depth", "top_modules", "detailed", "output_file")
 
 
 def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Read a config: the arguments of `FlopsMonitor`, and whether the profiler is enabled.
+    """Return the arguments for `FlopsMonitor`, and whether the config enables the profiler.
 
     Raises:
         CountError: The section is missing, or DeepSpeed does not accept one of its keys or values.

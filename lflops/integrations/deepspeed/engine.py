@@ -12,7 +12,7 @@ from lflops.profile.steps import Step
 
 # The cost of a backward pass that was timed but not counted, as a multiple of forward.
 _BACKWARD_FORWARDS = 2.0
-# DeepSpeed's name of a group of experts, before its size.
+# DeepSpeed's name for a group of experts begins with this, followed by the size of the group.
 _EXPERT_GROUP = "ep_size_"
 # DeepSpeed's names of the timers.
 _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
@@ -50,9 +50,10 @@ def with_engine_facts(
 
 
 def _step(steps: tuple[Step, ...], engine_phases: Mapping[str, float], samples: int) -> Step:
-    """The profiled step. Phases that lflops timed replace the phases of the engine.
+    """Return the profiled step.
 
-    The times of the engine include counting.
+    The engine's times include the time that counting takes, so phases that lflops timed replace
+    the engine's phases.
     """
     phases = dict(engine_phases)
     for step in steps:
@@ -62,9 +63,9 @@ def _step(steps: tuple[Step, ...], engine_phases: Mapping[str, float], samples: 
 
 
 def _engine_phases(engine: Any, forwards: int) -> dict[str, float]:
-    """Seconds of each phase for a number of micro-batches.
+    """Return the seconds of each phase for `forwards` micro-batches.
 
-    If gradients are accumulated, the timers have run over more micro-batches.
+    If gradients are accumulated, the engine's timers cover more micro-batches than that.
     """
     forward_timer = engine.timers(_TIMERS["forward"])
     batches = len(getattr(forward_timer, "event_timers", ())) or 1
@@ -90,7 +91,7 @@ def splits_experts(model: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module, tensor_parallel: int) -> Note:
-    """The numbers of parameters in experts and outside them, over all ranks."""
+    """Return a note with the numbers of parameters in experts and outside them, over all ranks."""
     splits = splits_experts(model)
     in_experts = 0
     outside = 0

@@ -25,9 +25,9 @@ from lflops.profile.profile import Profile
 class FlopsMonitor(Base, PhaseListener):
     """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    In a window of a few steps, one batch is counted operator by operator, the active steps are
-    traced by torch.profiler, and in as many steps after them the modules are timed. In all other
-    steps lflops only reads a clock. At the end of a window the main process logs a summary, saves
+    In a window of a few steps, lflops counts one batch operator by operator, traces the active
+    steps with torch.profiler, and then times modules in the same number of steps. In all other
+    steps, lflops only reads a clock. At the end of a window, the main process logs a summary, saves
     the profile in `trainer.log_dir`/lflops and the trace in `trainer.log_dir`/lflops_traces, and
     passes figures to every logger. A Trainer without a logger gets a new folder for each run, and
     the log names it. Outside windows, step time, MFU and throughput are logged every
@@ -37,58 +37,62 @@ class FlopsMonitor(Base, PhaseListener):
     logs one warning and continues with the other files and loggers.
 
     Args:
-        schedule: The steps to wait for, to warm up in, to count and to profile. Each stage counts
-            its own steps.
-        stages: Stages that have windows, of "train", "validate", "test" and "predict". With `()` a
-            window opens only on request.
-        count: Count a step, or use a profile of the same model that was counted elsewhere.
-        trace: Trace the active steps. Otherwise, modules are timed in them.
+        schedule: The numbers of steps to wait, to warm up, to count and to profile. Each stage
+            counts its own steps.
+        stages: Stages that have windows: any of "train", "validate", "test" and "predict". With
+            `()`, a window opens only on request.
+        count: Whether to count a step. A profile of the same model that was counted elsewhere can
+            be passed instead.
+        trace: Whether to trace the active steps. Otherwise, modules are timed in these steps.
         trace_ranks: Ranks that trace: "zero", "all", or a list of ranks.
-        activities: Activities to trace, of "cpu" and "device", which is the model's device. The
-            next three arguments have the meanings of torch.profiler.
+        activities: Activities to trace: "cpu", "device" (the model's device), or both. The next
+            three arguments have the same meaning as in torch.profiler.
         record_shapes: Also record the shapes of operators' inputs.
         profile_memory: Also record allocations.
         with_stack: Also record Python stacks. This breaks the nesting of your `record_function`
             ranges in the trace.
         compiled: How traces divide the time of code that torch.compile generated: `"row"` shows
-            each compiled module as a whole, `"modules"` divides its kernels over the modules in it,
-            in forward and backward. With `"modules"`, inductor records the modules of each graph
-            that it compiles, so cached graphs compile once more. Set it from the start: graphs that
-            were compiled before have no record.
-        module_depth: Maximum depth in the table of classes in the detailed text; -1 is the
-            innermost.
-        top_modules: Number of classes that this table has for each figure.
+            each compiled module as a whole, and `"modules"` divides its kernels among the modules
+            inside it, in forward and backward. With `"modules"`, Inductor records the modules of
+            each graph that it compiles, so cached graphs are compiled once more. Set it from the
+            start, because graphs that were compiled before have no record.
+        module_depth: Maximum depth in the detailed text's table of module classes; -1 means the
+            innermost level.
+        top_modules: Number of module classes that this table lists for each figure.
         detailed: Log the detailed text, with lines for every module, instead of about 40 lines.
         ignore_modules: Names or classes of modules. Their self work is left out of every total.
         output_file: File that receives the detailed text of each window. Text that the same Trainer
             wrote there earlier is kept.
-        hardware: The device's peak rates: `"auto"` looks its name up, `"measure"` measures it;
-            otherwise a chip by name or in a TOML file, your own figures, or `None`.
+        hardware: Source of the device's peak rates. `"auto"` looks up the device's name, and
+            `"measure"` measures the device. You can also pass the name of a chip, a TOML file, an
+            `lflops.Hardware`, or `None`.
         track: Log step time, MFU and throughput over the whole run.
-        units: Function from a batch to `{"samples": n, "tokens": n}`. `None` infers them from the
-            shapes of its tensors.
-        topology: Function from a rank to its coordinates, for example `{"data": 0, "tensor": 1}`.
-            `None` reads them from the strategy and the parameters.
-        logical: As in `lflops.count`: a profile of the whole model on a rank's batch, where tensor
-            parallelism hides the whole work.
-        gather_timeout: Maximum number of seconds that the end of a run waits for results of other
-            ranks. Nothing else waits for them.
+        units: Function that takes a batch and returns `{"samples": n, "tokens": n}`. By default,
+            both numbers are inferred from the shapes of the batch's tensors.
+        topology: Function that takes a rank and returns its coordinates, for example
+            `{"data": 0, "tensor": 1}`. By default, the coordinates are read from the strategy and
+            the parameters.
+        logical: The profile of the unsharded model on a rank's batch, as in `lflops.count`. It is
+            needed if tensor parallelism hides the work of the whole model.
+        gather_timeout: Maximum number of seconds to wait for results of other ranks at the end of a
+            run. lflops never waits for these results at any other time.
         html: Write a page that opens offline next to each profile.
         ledger: Account for every second of the run, in a file next to the profiles.
-        module_scalars: Number of modules with curves: the modules with the most self time in the
-            first window. Curves need three windows.
-        dirpath: Folder for profiles instead of `trainer.log_dir`; traces go to its subfolder
+        module_scalars: Number of modules that get curves. These are the modules with the most self
+            time in the first window. Curves need three windows.
+        dirpath: Folder for profiles instead of `trainer.log_dir`. Traces go to the subfolder
             lflops_traces.
         on_error: Reaction to an error inside lflops: `"warn"` or `"raise"`.
-        on_oom: Write a report next to the profiles when the training run is out of memory. On CUDA,
-            torch's allocator then records its last 100,000 allocations with their stacks.
+        on_oom: Write a report next to the profiles if the training run runs out of memory. With
+            this setting, torch's CUDA allocator records its last 100,000 allocations with their
+            stacks.
 
     Raises:
         ScheduleError: The schedule leaves no step to count.
 
     Attributes:
-        profiles: A profile for each window that was closed in the Trainer's last run, on the main
-            process; only the last 32.
+        profiles: The profiles of the last 32 windows that were closed in the Trainer's last run.
+            Only the main process has them.
 
     Example::
 
@@ -113,8 +117,9 @@ class FlopsMonitor(Base, PhaseListener):
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
         """Create the monitor that a DeepSpeed config describes.
 
-        It uses the step to profile and the settings of the printed output. `recompute_fwd_factor`
-        is accepted and not needed: recomputed work is counted as it runs.
+        The monitor uses the config's step to profile and its settings for the printed output.
+        `recompute_fwd_factor` is accepted but not needed, because recomputed work is counted as it
+        runs.
 
         Args:
             config: A DeepSpeed config, or its path. If its "flops_profiler" is not enabled, the
@@ -130,9 +135,9 @@ class FlopsMonitor(Base, PhaseListener):
         return monitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings and the profiles so far, without the run.
+        """Return the settings and the profiles so far, without the run.
 
-        A copy or an unpickled monitor has not begun.
+        A copied or unpickled monitor has no run yet.
         """
         # A Trainer sets `log` and `log_dict` to methods of its model.
         left_out = {"log", "log_dict", "_run", "_phases", "_number", "_outer"}
@@ -142,7 +147,7 @@ class FlopsMonitor(Base, PhaseListener):
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the last run by category; `None` before it or without a ledger."""
+        """The time of the last run by category; `None` before it, or if no ledger is kept."""
         return self._run.ledger
 
     def request_window(self) -> None:
@@ -186,7 +191,7 @@ class FlopsMonitor(Base, PhaseListener):
         self._begin("train", trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch: the number of accumulated batches may change."""
+        """Begin an epoch, in which the number of accumulated batches may change."""
         self._run.guarded("train", lambda session: session.epoch_begins())
 
     def on_train_batch_start(
@@ -242,7 +247,7 @@ class FlopsMonitor(Base, PhaseListener):
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the training step as disturbed; start or resume validation.
 
-        The sanity check is part of the start-up.
+        The sanity check counts as part of the start-up.
         """
         if not trainer.sanity_checking:
             self._run.enters("validation")

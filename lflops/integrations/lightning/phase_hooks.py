@@ -1,18 +1,18 @@
 """Detect the phases of a Trainer from calls of its profiler and its callbacks.
 
-Lightning reports each fetch of a batch, its host-to-device copy, each step of a stage, the
-optimizer's step and gradient clipping to its profiler, in automatic and in manual optimization.
-Backward begins and ends with callback hooks, and the optimizer's own work begins with a callback
-hook:
+In automatic and in manual optimization, Lightning reports the following to its profiler: each fetch
+of a batch, its host-to-device copy, each step of a stage, the optimizer's step, and gradient
+clipping. Callback hooks show when backward begins and ends, and when the optimizer's own work
+begins. The names in brackets are phases:
 
     [data] [transfer]  optimizer_step: (training_step: [forward])
     on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
 So two or three methods of the profiler are wrapped from the start of the run to its end. Lightning
 calls them about thirty times in a step, and most actions are not phases. The default profiler does
-nothing, so its methods are replaced by functions written in C. For actions that are not phases, no
-Python code of lflops runs. With several ranks, Lightning's internal collectives are wrapped as
-well, because ranks wait for each other in them.
+nothing, so its methods are replaced with functions written in C. For actions that are not phases,
+no Python code of lflops runs. With several ranks, Lightning's internal collectives are wrapped too,
+because ranks wait for each other in them.
 """
 
 import copy
@@ -36,7 +36,7 @@ SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 """Method of the training epoch loop: a broadcast before each batch in newer versions."""
 
 RUNNING = None
-"""Used instead of a stage to mean the running stage."""
+"""Passed instead of a stage to mean the running stage."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -47,7 +47,7 @@ STEPS = {
     "test": "test_step",
     "predict": "predict_step",
 }
-"""The method of a LightningModule that receives a batch, by stage."""
+"""For each stage, the method of a LightningModule that receives a batch."""
 
 ACTIONS: dict[str, tuple[str | None, str | None]] = {
     "train_dataloader_next": ("data", "train"),
@@ -63,9 +63,9 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     # not a phase itself, but phases that begin inside it end with it
     "optimizer_step": (None, "train"),
 }
-"""Phase and stage of actions of the profiler, by the end of their names."""
+"""Phase and stage of the profiler's actions, keyed by the end of the action's name."""
 
-# Actions that are phases of the training stage if a hook does something in them.
+# Actions that are phases of the training stage only if a hook does something in them.
 CLIP = "configure_gradient_clipping"
 BEFORE_STEP = "on_before_optimizer_step"
 
@@ -86,7 +86,7 @@ class PhaseListener:
 class TrainerPhases(Phases):
     """The phases of one Trainer, which all its monitors share.
 
-    The code runs in every step, so it does little work, and only once for all monitors.
+    This code runs in every step, so it does little work, and does it only once for all monitors.
 
     Attributes:
         has_ledger: Set if one of the monitors keeps the ledger.
@@ -179,10 +179,10 @@ class TrainerPhases(Phases):
             each.contains(error)
 
     def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """End all runs with the Trainer.
+        """End all runs when the Trainer is torn down.
 
-        Lightning does not call the monitors if others replaced its callbacks, for example after a
-        failed search for a learning rate.
+        Lightning does not call the monitors if the Trainer's callbacks have been replaced, for
+        example after a failed search for a learning rate.
         """
         with self.guard:
             for close in [*self._users.values()]:
@@ -348,7 +348,7 @@ def _restore(profiler: Any, name: str, shortcut: _Shortcut) -> None:
 
 
 def phases_of(trainer: Any) -> TrainerPhases:
-    """The phases of a Trainer, which all its monitors share."""
+    """Return the phases of a Trainer, which all its monitors share."""
     if trainer not in _PHASES:
         _PHASES[trainer] = TrainerPhases(trainer)
     return _PHASES[trainer]

@@ -7,7 +7,7 @@ from lflops.integrations.lightning.training import ProfilerBase
 
 
 class LightningProfiler(ProfilerBase):
-    """Adds a `FlopsMonitor` to its Trainer; use it as the argument `profiler` of the Trainer.
+    """Adds a `FlopsMonitor` to a Trainer. Pass it as the argument `profiler` of the Trainer.
 
     The monitor reports to the log, to the loggers and to files. If the Trainer already has a
     `FlopsMonitor` among its callbacks, this profiler adds no other monitor.
@@ -33,7 +33,7 @@ class LightningProfiler(ProfilerBase):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the monitor before the Trainer sets up its callbacks."""
         super().setup(stage, local_rank, log_dir)
-        # The Trainer has set it for its profilers.
+        # The Trainer has set this attribute on its profiler.
         trainer = vars(self)["_lightning_module"].trainer
         has_monitor = any(isinstance(each, FlopsMonitor) for each in trainer.callbacks)
         if not has_monitor:
@@ -47,5 +47,5 @@ class LightningProfiler(ProfilerBase):
         """Do nothing."""
 
     def summary(self) -> str:
-        """An empty text: the monitor logs its report when a window closes."""
+        """Return an empty text, because the monitor logs its report when a window closes."""
         return ""

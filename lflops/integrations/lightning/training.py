@@ -30,10 +30,10 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def _packages() -> list[ModuleType]:
-    """The installed packages of Lightning.
+    """Import and return the installed packages of Lightning.
 
-    Importing one package changes the logger that the other package uses. If a package was imported
-    before, its logger is restored.
+    Importing one package changes the logger that the other package uses. If a package was already
+    imported, its logger is restored.
     """
     users = [sys.modules[name] for name in _NAMES if name in sys.modules]
     logs = [_rank_zero(package).rank_zero_module.log for package in users]
@@ -82,12 +82,15 @@ else:
 
 
 def say(message: str) -> None:
-    """Log a message on the main process, as Lightning logs its messages."""
+    """Log a message on the main process in the way that Lightning logs its own messages."""
     _rank_zero(_FOUND[0]).rank_zero_info(message)
 
 
 RUNS = "lflops_runs"
-"""Folder in the Trainer's directory with a folder for each Trainer without a logger."""
+"""Folder in the Trainer's or the logger's directory, with a subfolder for each Trainer.
+
+It is used if there is no logger, or if the logger has one directory for all runs.
+"""
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _NAMED: WeakSet[Any] = WeakSet()
@@ -95,7 +98,7 @@ _NAMED: WeakSet[Any] = WeakSet()
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
-    """The training run of a Trainer.
+    """Describe the training run of a Trainer.
 
     Call it at the start of a stage, when the model is on its device and wrapped.
     """
@@ -120,8 +123,8 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         looks_for_unused=getattr(strategy.model, "find_unused_parameters", False),
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
-        # The x-axis of loggers, which Lightning's own monitors read. Several optimizers advance it
-        # once.
+        # The x-axis of loggers, which Lightning's own monitors also read. It advances by one even
+        # if several optimizers step.
         logged_step=partial(attrgetter("fit_loop.epoch_loop._batches_that_stepped"), trainer),
         knows_step=lambda: True,
         log=say,
@@ -166,11 +169,11 @@ LOADERS = {
     "test": "test_dataloaders",
     "predict": "predict_dataloaders",
 }
-"""The attribute of a Trainer with the data loaders of each stage."""
+"""For each stage, the attribute of a Trainer that holds the stage's data loaders."""
 
 
 def _loader_size(trainer: Any, stage: str) -> int | None:
-    """The samples that a stage's loader puts into a batch, if the stage has a single loader."""
+    """Return how many samples a stage's loader puts into a batch, if there is a single loader."""
     loaders = getattr(trainer, LOADERS[stage])
     if isinstance(loaders, list) and len(loaders) == 1:
         return loader_batch_size(loaders[0])
@@ -178,7 +181,7 @@ def _loader_size(trainer: Any, stage: str) -> int | None:
 
 
 def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
-    """The root module: the model, or the wrapper of FSDP1, which holds some of its parameters."""
+    """Return the root module: the model, or FSDP1's wrapper, which holds some parameters."""
     around = trainer.strategy.model
     wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
     root: nn.Module = around if wraps else pl_module
@@ -197,7 +200,7 @@ def _ends_step(trainer: Any, pl_module: Any) -> bool:
 
 
 def _batches_left(trainer: Any, pl_module: Any) -> float:
-    """Batches until the end of the run; infinity if unknown."""
+    """Return the number of batches until the end of the run; infinity if unknown."""
     left = math.inf
     batches = trainer.num_training_batches
     epochs = trainer.max_epochs
@@ -210,9 +213,9 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
 
 
 def _batches_of(trainer: Any, stage: str) -> float:
-    """Batches of a stage without learning; infinity if unknown.
+    """Return the number of batches in a stage without training; infinity if unknown.
 
-    A fit validates repeatedly, with one schedule over all validations.
+    `fit` validates repeatedly, and one schedule covers all of its validations.
     """
     if trainer.state.fn.value != stage:
         return math.inf
@@ -221,9 +224,9 @@ def _batches_of(trainer: Any, stage: str) -> float:
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
-    """The folder for a run's files, or `None` if no files are written.
+    """Return the folder for a run's files, or `None` if no files are written.
 
-    All ranks must call it: they use the folder of the main process.
+    All ranks must call this function, because they use the folder of the main process.
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None

@@ -1,1 +1,1 @@
-"""Monitor custom training loops: `lflops.monitor` and the phases of such a loop."""
+"""Monitor custom training loops with `lflops.monitor`, and detect their phases."""

@@ -33,7 +33,7 @@ from lflops.torch_private.modules import compiled_wrapper
 Item = TypeVar("Item")
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
-"""Modules that wrap the user's module, which is their attribute `module`."""
+"""Classes that wrap the user's module and keep it in their attribute `module`."""
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Wrappers under which each rank has a different batch."""
@@ -42,7 +42,7 @@ _NO_BATCH: Any = object()
 """Marks the end of a loader."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
-"""Categories of the ledger that a loop names explicitly."""
+"""Categories of the ledger that a loop can pass to `LoopMonitor.within`."""
 
 
 def monitor(
@@ -60,20 +60,21 @@ def monitor(
     """Monitor a custom training loop, as `FlopsMonitor` monitors a Trainer.
 
     Args:
-        model: The model that is trained, or several models by name.
+        model: The model that is trained, or a mapping from names to several models.
         optimizer: The optimizer, or a list of several.
         engine: The `Fabric` or `Accelerator` that the loop uses, if any.
         logger: A `SummaryWriter`, a wandb run, or an object with `log_metrics(values, step=...)`;
             or a list of several.
         accumulation: Number of batches over which gradients are accumulated.
         log_every: Number of steps between two points of the curves; 0 for no curves.
-        steps: Number of steps of the run, if known: the schedule is adapted to it.
-        log: Function that receives the summary of each window, on the main process. By default the
-            logger `lflops` logs it at level INFO; if logging is not configured, it is printed.
+        steps: Number of steps in the run, if known. The schedule is adapted to this number.
+        log: Function that receives the summary of each window, on the main process. By default, the
+            logger `lflops` logs the summary at level INFO. If logging is not configured, the
+            summary is printed.
         settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
 
     Raises:
-        CountError: An argument is wrong; the message has its name, its value and the valid values.
+        CountError: An argument is wrong. The message has its name, its value and the valid values.
 
     Example::
 
@@ -133,7 +134,7 @@ class LoopMonitor:
     """Monitors a loop inside a `with` block. Create it with `lflops.monitor`.
 
     Attributes:
-        profiles: A profile for each closed window, on the main process; only the last 32.
+        profiles: The profiles of the last 32 closed windows. Only the main process has them.
         name: The name of the object that the user created, for messages.
         loader_sizes: The number of samples that the data loader of each stage puts into a batch.
     """
@@ -174,7 +175,7 @@ class LoopMonitor:
             with run.guard:
                 self._open(run)
             self._begin("train")
-            return self  # noqa: TRY300 - an interrupt here is one in here
+            return self  # noqa: TRY300 - an interrupt here must be handled too
         except BaseException:
             # Python does not call `__exit__` after an exception in `__enter__`.
             self._ends.__exit__(*sys.exc_info())
@@ -215,7 +216,7 @@ class LoopMonitor:
             )
 
     def data(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Iterate over the batches of a loader; the wait for each batch is the phase `data`."""
+        """Iterate over the batches of a loader. The wait for each batch is in the `data` phase."""
         self.loader_sizes[self._stage] = loader_batch_size(loader)
         iterator = iter(loader)
         call_in = self._phases.call_in
@@ -227,9 +228,10 @@ class LoopMonitor:
         self.epoch_ends()
 
     def step(self, batch: Any = None) -> "_Batch":
-        """Run a batch in this `with` block: a step, or a part of a step with accumulation.
+        """Monitor the work on one batch in a `with` block.
 
-        Samples and tokens per second are derived from the shapes of its tensors.
+        The block is a step, or a part of a step if gradients are accumulated. Samples and tokens
+        per second are derived from the shapes of the batch's tensors.
         """
         return _Batch((self, batch))
 
@@ -241,17 +243,17 @@ class LoopMonitor:
         return self._phases.named(name)
 
     def caller_in(self, phase: str) -> Callable[..., Any]:
-        """A function that calls a method as a phase.
+        """Return a function that calls a method and counts the call as a phase.
 
-        Its arguments are the method and the arguments of the method.
+        The function's arguments are the method and the arguments of the method.
         """
         return partial(self._phases.call_in, phase, RUNNING)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Run another stage in this `with` block: "validate", "test" or "predict".
+        """Treat a `with` block as another stage: "validate", "test" or "predict".
 
-        It is part of no training step, and it is monitored if `stages=` includes it.
+        The block is not part of a training step. It is monitored if `stages=` includes the stage.
 
         Raises:
             CountError: The stage is unknown.
@@ -263,7 +265,7 @@ class LoopMonitor:
 
     @contextlib.contextmanager
     def stage_in(self, name: str, category: str) -> Iterator[None]:
-        """Run another stage in this `with` block, in a category of the ledger."""
+        """Treat a `with` block as another stage, and assign it to a category of the ledger."""
         run = self._run
         before = self._stage
         run.guarded("train", lambda session: session.mark("validation"))
@@ -280,7 +282,7 @@ class LoopMonitor:
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the run by category; `None` before the run or without a ledger."""
+        """The time of the run by category; `None` before the run, or if no ledger is kept."""
         return self._account if self._run is NO_RUN else self._run.ledger
 
     def request_window(self) -> None:
@@ -305,7 +307,7 @@ class LoopMonitor:
         return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
-        """Number the steps of this run from `step`, at which its checkpoint was saved.
+        """Number the steps of this run from `step`, the step at which its checkpoint was saved.
 
         Without this call, steps are numbered from 0, and after a restart it is unknown how much work
         the run has lost.
@@ -317,13 +319,15 @@ class LoopMonitor:
     def guard(self) -> ErrorGuard:
         """Error guard for the code of an integration that builds on this monitor.
 
-        Errors in it end the monitoring, not the training run.
+        Errors in that code end the monitoring, not the training run.
         """
         return self._phases.guard
 
     @property
     def cleanup(self) -> CleanupStack:
-        """Cleanup stack that removes the hooks of such an integration at the end of the run.
+        """Cleanup stack for the hooks of an integration that builds on this monitor.
+
+        The hooks are removed at the end of the run.
 
         Raises:
             CountError: The run has not begun.
@@ -336,16 +340,16 @@ class LoopMonitor:
         return self._run.cleanup
 
     def epoch_ends(self) -> None:
-        """End an epoch: until the next batch is fetched, the time counts as between two epochs.
+        """End an epoch. Until the next batch is fetched, time counts as between two epochs.
 
-        `data` does this at the end of the loader.
+        `data` calls this method at the end of the loader.
         """
         self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
         """Mark the step as disturbed, for example by a "checkpoint".
 
-        In this case, its time shows nothing about other steps.
+        The time of a disturbed step says nothing about other steps.
         """
         self._run.guarded("train", lambda session: session.mark(what))
 
@@ -413,7 +417,7 @@ class LoopMonitor:
         )
 
     def _strategy(self, wrappers: Iterable[str]) -> str | None:
-        """Name of the strategy: a wrapper of the model, or else the engine."""
+        """Return the name of the strategy: a wrapper of the model or, without one, the engine."""
         engine = self._loop.engine
         default = None
         if engine is not None:
@@ -455,15 +459,15 @@ class LoopMonitor:
         )
 
     def loader_size(self, stage: str) -> int | None:
-        """The number of samples that the data loader of a stage puts into a batch, if known."""
+        """Return the number of samples that a stage's data loader puts into a batch, if known."""
         return self.loader_sizes.get(stage)
 
 
 class _Batch(tuple[LoopMonitor, Any]):
-    """The context in which a batch runs: a tuple of the monitor and the batch.
+    """The context in which a batch runs, as a tuple of the monitor and the batch.
 
-    It is created and entered in every step. So it is a tuple, because the creation of a tuple runs
-    no Python code. It uses private attributes of its monitor.
+    Every step creates and enters this context. It is a tuple because creating a tuple runs no
+    Python code. The context uses private attributes of its monitor.
     """
 
     __slots__ = ()
@@ -529,9 +533,10 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
-    """Return the wrapper with which an Accelerator gives each rank its own batch; empty if unknown.
+    """Return the data-parallel wrapper that an Accelerator uses; empty if unknown.
 
-    The transformers Trainer keeps the wrapper apart from the user's model.
+    It cannot be found around the model, because the transformers Trainer keeps the wrapper apart
+    from the user's model.
     """
     kind = getattr(getattr(engine, "distributed_type", None), "value", "")
     mesh = getattr(engine, "parallelism_config", None)
@@ -548,7 +553,7 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
-    """The user's module inside its wrappers, and the class names of the wrappers."""
+    """Return the user's module inside its wrappers, and the class names of the wrappers."""
     wrappers = []
     while (kind := type(model).__name__) in WRAPPERS:
         wrappers.append(kind)

@@ -6,10 +6,10 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-Some loops do not call a model itself, but methods such as `model.loss(x)`. If a step runs backward
-without a call of a model, then in the next steps, time outside phases and before backward counts as
-forward. A call of `torch.autograd.grad` does not count as a backward pass: it is part of the phase
-in which it runs.
+Some loops do not call the model itself, but a method such as `model.loss(x)`. If a step runs
+backward without calling a model, then in the next step, time before backward that is in no other
+phase counts as forward. A call of `torch.autograd.grad` does not count as a backward pass, but as
+part of the phase in which it runs.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Used instead of a stage to mean the running stage."""
+"""Passed instead of a stage to mean the running stage."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -145,7 +145,7 @@ class LoopPhases(Phases):
         return Within(self, category, RUN, ())
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
-        """Begin a phase of a stage; forward ends before it."""
+        """Begin a phase of a stage. If forward is running, it ends first."""
         running = self.running
         log = self.log
         if len(log.events) > MANY:
@@ -179,9 +179,10 @@ class LoopPhases(Phases):
     # These hooks run in every step. So each is a single function, with its own error guard.
 
     def _model_hook(self) -> Callable[..., None]:
-        """A hook that begins forward when a model is called for a step.
+        """Return a hook that begins forward when a model is called for a step.
 
-        A call while a batch is prepared is inference, for example to generate text for training.
+        A call while a batch is prepared counts as inference, for example if it generates text to
+        train on.
         """
 
         def model_is_called(*_: Any) -> None:
@@ -203,7 +204,7 @@ class LoopPhases(Phases):
         return model_is_called
 
     def _optimizer_hook(self) -> Callable[..., None]:
-        """A hook that begins the optimizer's step."""
+        """Return a hook that begins the `optimizer` phase."""
 
         def optimizer_begins(*_: Any) -> None:
             if is_compiling() or not self._in_step:
@@ -217,7 +218,7 @@ class LoopPhases(Phases):
         return optimizer_begins
 
     def _optimizer_end_hook(self) -> Callable[..., None]:
-        """A hook that ends the optimizer's step."""
+        """Return a hook that ends the `optimizer` phase."""
 
         def optimizer_ends(*_: Any) -> None:
             if is_compiling() or not self.running:
@@ -234,7 +235,10 @@ class LoopPhases(Phases):
         return optimizer_ends
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
-        """Begin a backward pass; returns the number of phases around it."""
+        """Begin a backward pass, and return the number of phases around it.
+
+        Returns `None` if the pass does not begin a phase.
+        """
         is_nested = backward_id() != NO_BACKWARD
         if is_nested or not self._in_step or threading.get_ident() != self._thread:
             return None

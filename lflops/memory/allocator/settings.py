@@ -36,15 +36,17 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
     """Settings for rounding, splitting and releasing blocks.
 
     Attributes:
-        expandable_segments: Whether segments grow page by page, instead of one `cudaMalloc` each.
+        expandable_segments: Whether segments grow page by page, instead of being allocated by one
+            `cudaMalloc` each.
         max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
-        max_non_split_rounding: Maximum number of bytes by which such a block may be larger than the
-            request.
-        divisions: For each power of two from 1 MiB, the number of parts into which it is divided to
-            round requests up. 0 and 1 round up to multiples of 512 bytes.
-        garbage_collection_threshold: Share of the allowed memory above which old free segments are
-            released before another is reserved. Without a memory fraction it has no effect, as in
-            torch.
+        max_non_split_rounding: Maximum number of bytes by which a block that is never split may
+            exceed the request.
+        divisions: For each power of two from 1 MiB, the number of parts into which the range up to
+            the next power of two is divided. Requests are rounded up to the end of a part. With 0
+            or 1 parts, they are rounded up to multiples of 512 bytes.
+        garbage_collection_threshold: If more than this share of the allowed memory is reserved, old
+            free segments are released before another segment is reserved. As in torch, the
+            threshold has no effect without a memory fraction.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """
 
@@ -159,4 +161,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""Field and parser of each setting, by torch's name of the setting."""
+"""Field and parser of each setting, keyed by torch's name for the setting."""

@@ -1,7 +1,7 @@
 """Simulate torch's caching allocator.
 
-It reserves segments, splits them into blocks for requests, and joins free blocks. Pools keep free
-blocks in order.
+The allocator reserves segments, splits them into blocks for requests, and joins free blocks. Pools
+keep the free blocks in order.
 
 The rules are the same as in torch's `c10/cuda/CUDACachingAllocator.cpp`. The expected results in
 `tests/memory/allocator/` are worked out by hand for each rule.
@@ -24,16 +24,17 @@ class Block:
     Attributes:
         pool: The pool that the block returns to.
         stream: The stream that uses the block.
-        address: Address of its first byte.
+        address: Address of the block's first byte.
         size: Size in bytes.
         mapped: Whether the addresses of the block have memory. Only expandable segments have
             unmapped blocks.
-        expandable: Whether its segment is expandable.
+        expandable: Whether the block's segment is expandable.
         allocated: Whether a request uses the block.
-        requested: Bytes that were requested; 0 while it is free.
-        inserted: Number of searches in the pool when it became free. Its age counts from there.
-        previous: The block before it in its segment.
-        next: The block after it in its segment.
+        requested: Bytes that were requested; 0 while the block is free.
+        inserted: Number of searches in the pool before the block became free. The age of a free
+            block is the number of searches since then.
+        previous: The block before this block in the segment.
+        next: The block after this block in the segment.
     """
 
     __slots__ = (
@@ -101,7 +102,7 @@ class Block:
         return rest
 
     def absorb(self, other: "Block | None") -> None:
-        """Absorb a neighbour if it is free, and if both or neither of the blocks are mapped."""
+        """Merge a free neighbour into this block, if both blocks or neither are mapped."""
         if other is None or other.allocated or other.mapped != self.mapped:
             return
         other.pool.remove(other)
@@ -145,7 +146,7 @@ class Pool:
         return self._unmapped, (block.stream, block.address, 0)
 
     def best(self, stream: int, size: int) -> Iterator[Block]:
-        """Yield the free blocks of a stream that are large enough, by size and then by address."""
+        """Yield a stream's free blocks of at least `size` bytes, by size and then by address."""
         for place in range(bisect_left(self._free, (stream, size, 0)), len(self._free)):
             block_stream, _, address = self._free[place]
             if block_stream != stream:
@@ -158,7 +159,7 @@ class Pool:
         return [self._blocks[key[2]] for key in reversed(self._free[:end]) if key[0] == stream]
 
     def unmapped(self, stream: int) -> list[Block]:
-        """Return the blocks of a stream without memory, by address."""
+        """Return the blocks of a stream that have no memory, sorted by address."""
         return [self._blocks[key[1]] for key in self._unmapped if key[0] == stream]
 
     def __iter__(self) -> Iterator[Block]:
@@ -177,7 +178,7 @@ SMALL_SEGMENT = 2 * MIB
 """Bytes of a segment for small requests."""
 
 LARGE_REQUEST = 10 * MIB
-"""Requests of at least this many bytes get a segment each, in multiples of `LARGE_MULTIPLE`."""
+"""A request of at least this many bytes gets its own segment, in multiples of `LARGE_MULTIPLE`."""
 
 LARGE_SEGMENT = 20 * MIB
 """Bytes of a segment that smaller requests share."""
@@ -185,7 +186,7 @@ LARGE_SEGMENT = 20 * MIB
 LARGE_MULTIPLE = 2 * MIB
 
 ENDLESS = LARGE_SEGMENT << 36
-"""Bytes of addresses in an expandable segment: a whole number of its pages."""
+"""Size of an expandable segment's address range in bytes, which is a whole number of pages."""
 
 
 class Request(NamedTuple):
@@ -222,13 +223,13 @@ class Simulated(Struct, frozen=True, kw_only=True):
     Attributes:
         peak: The maximum of each number. The maxima may be at different times.
         at_reserved_peak: The usage when the most bytes are reserved. If there are several such
-            moments, the moment with the most allocated bytes. The difference of both numbers is the
-            overhead of the allocator.
+            moments, it is the one with the most allocated bytes. Reserved minus allocated bytes are
+            the overhead of the allocator.
         end: The usage after the last request.
         retries: Number of times that cached segments were released because the device had no memory
             left.
-        failed: Index of the request that failed, and the bytes that it requested from the device;
-            `None` if no request failed.
+        failed: Index of the request that failed, and the bytes that the allocator then requested
+            from the device; `None` if no request failed.
     """
 
     peak: Usage
@@ -407,7 +408,7 @@ class Allocator:
         """Map pages at the beginning of a block, and join it with free neighbours that have pages.
 
         Returns:
-            Whether the device had memory left.
+            Whether the device had enough memory left.
         """
         nbytes = rounded_up(nbytes, _page(block.pool))
         if self.reserved + nbytes > self._limit:
@@ -424,9 +425,10 @@ class Allocator:
         return True
 
     def _collect(self) -> None:
-        """Release free segments that are at least as old as their mean age.
+        """Release old free segments until the reserved bytes do not exceed the threshold.
 
-        This repeats until the reserved bytes do not exceed the threshold.
+        Each round releases the segments that are at least as old as the mean of the remaining
+        segments.
         """
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
         segments = [block for block in self._large if not block.is_split]
@@ -444,10 +446,10 @@ class Allocator:
         return self._large.searches - block.inserted
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release free blocks that are too large to be split, until they are enough for a request.
+        """Release free blocks that are too large to be split, until a request has enough bytes.
 
         Returns:
-            Whether they are enough; always false if there is no limit for splitting.
+            Whether enough bytes were released. Always false if there is no limit for splitting.
         """
         if self._settings.max_split_size is None:
             return False

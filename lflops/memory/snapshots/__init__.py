@@ -1,4 +1,4 @@
-"""Reads snapshots of CUDA memory safely, restores their peak and explains it, for `lflops memory`.
+"""Read snapshots of CUDA memory safely, and explain the peak, for `lflops memory`.
 
 This package does not import torch.
 """

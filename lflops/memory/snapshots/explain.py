@@ -61,8 +61,8 @@ LEAST_SHARE = 0.1
 
 # Causes that are always listed first. After them, the largest cause comes first.
 _FIRST = {"process_limit"}
-# Lines of code that hold less than this share of the largest line of kept results hold losses. They
-# do not count as lines of a kept graph.
+# A line of code that holds less than this share of the bytes of the largest line holds losses. It
+# does not count as a line of a kept graph.
 SMALL_SHARE = 0.01
 HUGE_SHARE = 0.2
 # At least this many forward passes with live results are a leak. Two passes may be pipelining, or a
@@ -82,7 +82,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         code: The kind of cause.
         bytes: Bytes that would be free without the cause.
         count: Number of passes, tensors or pieces.
-        line: The line of code that allocated most of it; empty if unknown.
+        line: The line of code that allocated most of the bytes; empty if unknown.
     """
 
     code: CauseCode
@@ -98,8 +98,8 @@ class _Case(NamedTuple):
         peak: The live allocations.
         held: The live allocations by category. Temporary tensors of the optimizer's step have a
             separate category.
-        failed: Bytes of the request that failed, 0 if memory did not run out.
-        unused: Reserved bytes that no tensor has.
+        failed: Bytes of the request that failed; 0 if memory did not run out.
+        unused: Reserved bytes that no tensor uses.
         total: Bytes of the device that the process could have; `None` if unknown.
     """
 
@@ -115,12 +115,12 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes, the most important cause first.
 
-    A specific cause, such as a leak, comes before the largest category if it explains a tenth of
-    the memory and the bytes of the failed request.
+    A specific cause, such as a leak, comes before the largest category if it explains at least a
+    tenth of the memory and at least the bytes of the failed request.
 
     Args:
         peak: The live allocations.
-        parameter_sizes: Sizes in bytes that parameters have.
+        parameter_sizes: The sizes of parameters in bytes.
         total: Bytes of the device that the process can use.
     """
     held = grouped(peak.alive, lambda each: _code(category_of(each, parameter_sizes), each))
@@ -158,10 +158,10 @@ def _code(category: Category, alive: Alive) -> str:
 
 
 def _elsewhere(case: _Case) -> Cause | None:
-    """Find a limit of the process, or another process.
+    """Find out whether a limit of the process, or another process, is the cause.
 
-    The limit is the cause if the device has the requested bytes free. Another process is the cause
-    if more memory is in use outside the allocator than this process can explain.
+    A limit is the cause if the device has the requested bytes free. Another process is the cause if
+    more memory is in use outside the allocator than this process can explain.
     """
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:
@@ -207,7 +207,7 @@ def _kept_passes(case: _Case) -> Cause | None:
 def _calls(stack: Stack) -> Stack:
     """Return the frames that are the same in every step.
 
-    The call of a module is on another line if the module has hooks, which some steps add.
+    A module is called from another line if it has hooks, and only some steps have hooks.
     """
     return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
@@ -237,7 +237,10 @@ def _model_copy(case: _Case) -> Cause | None:
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
-    """Find a tensor with a fifth of the memory: the failed request, or the largest tensor."""
+    """Find a huge tensor, which has at least `HUGE_SHARE` of the memory.
+
+    The tensor is the failed request, or the largest live tensor.
+    """
     least = HUGE_SHARE * (case.peak.bytes + case.failed)
     largest = max(case.peak.alive, key=lambda each: each.bytes, default=None)
     request = case.peak.ran_out
@@ -280,28 +283,28 @@ _RULES = (
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
-    """The memory of a device when it ran out, or else at the peak.
+    """The memory of a device when a request failed, or at the peak if none failed.
 
     Attributes:
         device: Number of the device.
         ran_out: Whether a request failed.
         failed_bytes: Bytes of the request that failed; `None` if no request failed.
-        failed_line: The line of code of this request.
-        missing_bytes: Number of bytes that had to be free in addition, on the device or within the
-            limit of the process; `None` if unknown.
+        failed_line: The line of code of the failed request; empty if unknown.
+        missing_bytes: Number of additional bytes that the failed request needed, on the device or
+            within the limit of the process; `None` if unknown.
         requested_bytes: Bytes that were requested for all live allocations.
         reserved_bytes: Bytes in the allocator's segments.
-        allowed_bytes: Bytes that the process may reserve, if torch has a limit; `None` if it has
-            none, or if the limit is unknown.
-        unused_bytes: Reserved bytes that no tensor has: cached blocks, fragments and rounding.
+        allowed_bytes: Bytes that the process may reserve; `None` if torch has no limit, or if the
+            limit is unknown.
+        unused_bytes: Reserved bytes that no tensor uses: cached blocks, fragments and rounding.
         largest_unused_bytes: The largest free block at the end of the recording.
         device_free_bytes: Bytes that the device had left when the request failed; `None` if
             unknown.
-        forward_passes: Forward passes before this moment.
-        optimizer_steps: Optimizer steps before this moment.
+        forward_passes: Number of forward passes before this moment.
+        optimizer_steps: Number of optimizer steps before this moment.
         named_share: Share of the requested bytes with a known category or line of code.
-        by_category: Bytes by category.
-        holders: Bytes by category and line of code.
+        by_category: Bytes, keyed by category.
+        holders: Bytes of each category and line of code.
         causes: The causes, the most important cause first.
         settings: Settings of the allocator.
         by_module: Bytes by module; `None` without a profile.
@@ -332,7 +335,7 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
 
 
 def explain_snapshot(content: Any, device: int | None, total: int, allowed: int) -> ExplainedMemory:
-    """Explain a snapshot in torch's containers.
+    """Explain a snapshot that torch returned, without a file.
 
     Args:
         content: The snapshot that torch's function returned.
@@ -354,9 +357,9 @@ def explain(
 
     Args:
         snapshot: The snapshot.
-        chip: The chip. Its memory shows the share of other processes.
-        total: Bytes of the device that the process can use, if they are known more exactly than
-            from the chip.
+        chip: The chip. Its memory size shows how much other processes use.
+        total: Bytes of the device that the process can use, if this number is known more exactly
+            than from the chip.
         allowed: Bytes that the process may reserve.
     """
     peak = peak_of(snapshot)
@@ -524,9 +527,9 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Yield a remedy for each cause, with the bytes that it frees, and whether they are enough.
+    """Yield a remedy for each of the first causes, with the bytes that the remedy frees.
 
-    Each byte is counted for only one cause.
+    A remedy that does not free enough bytes is marked. Each byte is counted for only one cause.
     """
     held = dict[str, int](explained.by_category.items())
     counted_bytes: Counter[str] = Counter()

@@ -33,11 +33,11 @@ class Alive(NamedTuple):
     Attributes:
         bytes: The bytes that were requested.
         stack: The code that allocated it.
-        passes_ago: Number of forward passes that have begun since the allocation; `None` if it is
-            older than the trace.
-        steps_ago: Number of optimizer steps that have ended since the allocation; `None` if it is
-            older than the trace.
-        outlives_step: Whether an allocation of an optimizer is alive after the step.
+        passes_ago: Number of forward passes that have begun since the allocation; `None` if the
+            allocation is older than the trace.
+        steps_ago: Number of optimizer steps that have ended since the allocation; `None` if the
+            allocation is older than the trace.
+        outlives_step: For an allocation of an optimizer, whether it is alive after the step.
     """
 
     bytes: int
@@ -48,13 +48,13 @@ class Alive(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The memory when it ran out, or else at the peak.
+    """The memory when a request failed, or at the peak if none failed.
 
     Attributes:
         ran_out: The request that failed; `None` if memory did not run out.
         alive: The live allocations.
-        passes: Number of forward passes of the trace that have begun.
-        steps: Number of optimizer steps of the trace that have ended.
+        passes: Number of forward passes in the trace that have begun.
+        steps: Number of optimizer steps in the trace that have ended.
         reserved: Bytes in segments.
     """
 
@@ -70,7 +70,7 @@ class Peak(NamedTuple):
 
 
 def peak_of(snapshot: Snapshot) -> Peak:
-    """Return the memory at the last failed request, or else when the most bytes are alive."""
+    """Return the memory at the last failed request, or at the peak if none failed."""
     at = peak_place(snapshot)
     lasting = lasting_state(snapshot.trace)
     births = births_in(snapshot.trace[: at + 1])
@@ -112,9 +112,10 @@ def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
-    """Return the size and stack of each allocation before an entry of the trace, by address.
+    """Return the size and stack of each allocation that is alive before an entry of the trace.
 
-    The function takes the allocations at the end of the trace, and undoes all entries since `at`.
+    The result is keyed by address. It starts from the allocations at the end of the trace and
+    undoes all entries back to `at`.
     """
     alive: dict[int, tuple[int, Stack]] = {}
     for block in _active_blocks(snapshot):
@@ -136,9 +137,9 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 
 
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
-    """Return whether frees have the stack of the code that frees, not of the code that allocated.
+    """Return whether a free has the stack of the code that freed, not of the code that allocated.
 
-    In that case, the code that made an allocation before the trace is unknown.
+    If it does, the code that made an allocation before the trace is unknown.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -148,7 +149,7 @@ def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
 
 
 def peak_place(snapshot: Snapshot) -> int:
-    """Return the place of the last failed request, or else of the moment with the most bytes."""
+    """Return the place of the last failed request in the trace, or of the peak if none failed."""
     trace = snapshot.trace
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
@@ -169,13 +170,14 @@ def peak_place(snapshot: Snapshot) -> int:
 
 
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
-    """Return the places of allocations that optimizers make and that outlive the step.
+    """Return the places in the trace of optimizer allocations that outlive the step.
 
-    If memory runs out during a step, an allocation is assumed to outlive the step if its line of
-    code has freed nothing in the step and is not in torch's optimizers.
+    If memory runs out during a step, an allocation is assumed not to outlive the step in two cases:
+    it was made by one of torch's optimizers, or an allocation with the same stack was freed in the
+    step.
     """
     lasting: set[int] = set()
-    # Places of the step's allocations that are alive, by address.
+    # Places of the step's allocations that are alive, keyed by address.
     made: dict[int, int] = {}
     freed: set[Stack] = set()
     for place, entry in enumerate(trace):
@@ -228,8 +230,9 @@ class Birth(NamedTuple):
 def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
     """Return the allocations and failed requests of a trace.
 
-    A forward pass begins if a module's forward allocates after something else has allocated: the
-    loss, backward, an optimizer, a batch. An optimizer step ends if anything else allocates.
+    A forward pass begins when a module's forward allocates after something else has allocated, such
+    as the loss, backward, an optimizer or a batch. An optimizer step ends when anything else
+    allocates.
     """
     births = []
     passes = 0
@@ -279,8 +282,10 @@ def changes(
 
     Args:
         snapshot: The snapshot.
-        label_older: Returns the label of an older allocation, from its bytes and its stack.
-        label_new: Returns the label of an allocation, from its place and its entry.
+        label_older: A function that takes the bytes and the stack of an older allocation, and
+            returns its label.
+        label_new: A function that takes the place and the entry of an allocation, and returns its
+            label.
     """
     held: dict[int, tuple[Label, int]] = {}
     for address, (nbytes, stack) in alive_before(snapshot, 0).items():
@@ -354,7 +359,7 @@ COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
 """Functions that copy a model."""
 
 EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")
-"""Pattern for the names of files with averaged weights. It does not match `schema.py`."""
+"""Pattern for the names of files with averaged weights. The pattern does not match `schema.py`."""
 
 LIBRARIES = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|^<(frozen|string|eval_with_key)"
@@ -365,7 +370,7 @@ def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> 
     """Return the category of an allocation, from the code that made it.
 
     Backward runs in a thread without a Python stack. An allocation of backward is a gradient if it
-    has the size of a parameter, or else temporary.
+    has the size of a parameter, and temporary otherwise.
     """
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
@@ -392,7 +397,7 @@ def _category_in_step(alive: Alive, parameter_sizes: frozenset[int]) -> Category
 def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
     """Return the sizes in bytes that gradients can have.
 
-    They are the sizes of parameters, and of allocations that are older than the recording.
+    These are the sizes of parameters, and of allocations that are older than the recording.
     """
     return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
 
@@ -413,8 +418,9 @@ def _makes_parameters(frame: Frame) -> bool:
 def line_of(stack: Stack) -> str:
     """Return the innermost line of the user's code as `file:line function`; empty without a stack.
 
-    If there is no such line, the result is the innermost line of another library, or else of torch.
-    If the stack has no Python, the result is the C++ function.
+    If there is no such line, the result is the innermost line of a library other than torch. If
+    there is none either, it is the innermost frame. If the stack has no Python, the result is the
+    C++ function.
     """
     if not stack:
         return ""
@@ -458,7 +464,7 @@ class StackHolder(Struct, frozen=True, kw_only=True):
 def holders_of(
     alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozenset()
 ) -> tuple[StackHolder, ...]:
-    """Return the allocations by category and line, the most bytes first."""
+    """Return the allocations grouped by category and line, with the most bytes first."""
     groups = grouped(alive, lambda each: (category_of(each, parameter_sizes), line_of(each.stack)))
     holders = []
     for (category, line), held in groups.items():

@@ -31,16 +31,16 @@ from lflops.profile.series import grouped
 MOST_OUTPUTS = 4
 """Maximum number of successive allocations of one operator.
 
-Attention allocates its result, its sums, and two numbers for its dropout.
+For example, attention allocates its result, its softmax sums, and two numbers for dropout.
 """
 
 MOST_OPERATORS = 2_000
 """Maximum number of operators to match. The operators that allocate the most are used."""
 
 LEAST_SHARE = 0.5
-"""Smallest share of the step's bytes that must match.
+"""A profile is rejected if it matches less than this share of the step's bytes.
 
-A smaller share means that the profile is of another model, batch or precision.
+Such a profile is of another model, batch or precision.
 """
 
 EARLIER = "before this step"
@@ -54,10 +54,9 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     Attributes:
         matched_share: Share of the bytes of forward and backward that match an operator of the
             profile.
-        moments: Bytes by moment, and then by module and phase, such as `layers.*.mlp, made in
-            forward`. The moments are the peak of each phase; the last moment is the failure or the
-            peak of the step. Bytes without a module are named `EARLIER`, `OPTIMIZER` or
-            `UNMATCHED`.
+        moments: For each moment, the bytes keyed by module and phase, such as `layers.*.mlp, made
+            in forward`. The moments are the peak of each phase, followed by the failure or the peak
+            of the step. Bytes without a module have the key `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
     matched_share: float
@@ -128,10 +127,10 @@ class _Matches:
     """The names and phases of allocations.
 
     Attributes:
-        names: Names by place in the trace: module and phase, `OPTIMIZER`, or the name for all other
-            allocations.
-        phases: Phases by place in the trace, for matched allocations and for allocations of an
-            optimizer.
+        names: The name of each allocation, keyed by its place in the trace. The name is a module
+            and phase, `OPTIMIZER`, or the name for all other allocations.
+        phases: The phases of matched allocations and of allocations of an optimizer, keyed by their
+            places in the trace.
     """
 
     def __init__(self, operators: tuple[_Operator, ...], patterns: dict[str, str]) -> None:
@@ -146,7 +145,8 @@ class _Matches:
         Args:
             births: The allocations.
             rest: The name of an allocation that matches no operator.
-            match: Whether to match them. They are not matched before the first forward pass.
+            match: Whether to match the allocations with operators. Allocations before the first
+                forward pass are not matched.
         """
         places: list[int] = []
         sizes: list[tuple[bool, int]] = []
@@ -176,9 +176,9 @@ def _moments(
     Args:
         snapshot: The snapshot.
         peak: Place of the failure or the peak.
-        names: Names of allocations by place. The next step begins at the first allocation without a
-            name.
-        phases: Phases of allocations by place.
+        names: Names of allocations, keyed by place. The next step begins at the first allocation
+            without a name.
+        phases: Phases of allocations, keyed by place.
         begin: Place at which the step begins.
     """
     live: Counter[str] = Counter()
@@ -282,8 +282,9 @@ def _groups_by_end(
 ) -> list[dict[tuple[bool, int], int]]:
     """Return the groups of successive allocations that end at each allocation.
 
-    A group may be the allocations of one operator. Each result maps the side and the bytes of a
-    wanted group to the number of its allocations. For equal bytes, the smallest group is used.
+    A group may be the allocations of one operator. Each result maps a wanted key to the number of
+    allocations in its group. A key is whether the group is in backward, and the bytes of the group.
+    If several groups have the same key, the smallest group is used.
     """
     groups = []
     for end, (in_backward, _) in enumerate(made, 1):

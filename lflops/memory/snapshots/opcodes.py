@@ -1,8 +1,8 @@
 """Check the opcodes of a pickle before it is loaded, in time that is linear in its size.
 
-A pickle of a few bytes can reserve any amount of memory, by writing to a huge index of the memo. It
-can also run for years, if it uses nested tuples as keys, because these are hashed again and again.
-Files of torch do not need either of these features.
+A pickle of a few bytes can reserve any amount of memory by writing to a huge index of the memo. It
+can also run for years by using nested tuples as keys, because nested tuples are hashed again and
+again. The snapshot files of torch need neither feature.
 """
 
 import functools
@@ -36,7 +36,7 @@ _REFERENCE = rb"h.|j.{4}|g\d{1,10}\n"
 _START = rb"\x80.|\x95.{8}"
 
 _SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8}
-"""Opcodes of texts, and the number of bytes that store the length of the text."""
+"""For each opcode of a text, the number of bytes that store the length of the text."""
 
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
@@ -52,11 +52,11 @@ BYTES_OF_MEMO = 3
 
 SECONDS = 5.0
 BYTES_PER_SECOND = 5_000_000
-"""Time limit of the check: `SECONDS`, and one second more for each `BYTES_PER_SECOND` bytes."""
+"""Time limit of the check: `SECONDS`, plus one second for each `BYTES_PER_SECOND` bytes."""
 
 MANY_CONTAINERS = 2_000_000
 BYTES_OF_CONTAINER = 9
-"""Maximum number of containers: `MANY_CONTAINERS`, and one more for each `BYTES_OF_CONTAINER`.
+"""Maximum number of containers: `MANY_CONTAINERS`, plus one for each `BYTES_OF_CONTAINER` bytes.
 
 An empty container uses 64 bytes of memory.
 """
@@ -84,7 +84,7 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
 
 @functools.cache
 def _harmless(most: int) -> re.Pattern[bytes]:
-    """Return a pattern of harmless opcodes, with memo indexes below `most` + 1 times 65536."""
+    """Return a pattern of harmless opcodes, with memo indexes below (`most` + 1) * 65536."""
     high = min(most >> 8, 255)
     top = b"[\\x00-\\x%02x]" % high
     middle = b"." if high else b"[\\x00-\\x%02x]" % (most & 255)

@@ -36,14 +36,15 @@ class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A snapshot on the page.
 
     The points are the entries of the trace that allocate, free or fail. `peak` is the index of the
-    point that is explained, and `None` without a trace.
+    explained point, or `None` if there is no trace.
 
     Attributes:
         title: The device.
         sentences: The cause, the request that failed, and the totals.
         remedies: Ways to free memory.
-        ran_out: Whether the point that is explained is a request that failed.
-        holders: The allocations at that point, by category and stack, most bytes first.
+        ran_out: Whether the explained point is a request that failed.
+        holders: The allocations at that point, grouped by category and stack, with the most bytes
+            first.
         by_module: Bytes by module; `None` without a profile.
     """
 
@@ -101,15 +102,16 @@ def timeline_of(
 ) -> tuple[dict[str, list[Value]], int | None]:
     """Return the points of the trace with their live bytes, and the index of the peak.
 
-    The peak is the last failure, or else the point with the most live bytes.
+    The peak is the last failed request. If no request failed, it is the point with the most live
+    bytes.
 
     Args:
         snapshot: The snapshot.
-        parameter_sizes: Sizes in bytes that parameters have.
+        parameter_sizes: The sizes of parameters in bytes.
         most: Maximum number of points. For a longer trace, the extremes are kept.
 
     Returns:
-        The columns, and the index; `None` without a trace.
+        The columns, and the index of the peak, which is `None` if there is no trace.
     """
     trace = snapshot.trace
     lasting = lasting_state(trace)
@@ -156,7 +158,7 @@ def timeline_of(
 
 
 def _peak(trace: tuple[Entry, ...], traced: list[Change[Category]], totals: list[int]) -> int:
-    """Return the index of the last failure, or else of the most live bytes."""
+    """Return the index of the last failed request, or of the most live bytes if none failed."""
     for index in reversed(range(len(traced))):
         if trace[traced[index].place].action == "oom":
             return index
@@ -170,7 +172,7 @@ class _Holder(Struct):
         category: The category.
         line: The user's line of code.
         file: The file of that line.
-        stack: The whole stack, a line for each frame.
+        stack: The whole stack, with one line for each frame.
         count: Number of these allocations.
         bytes: Bytes of these allocations.
     """

@@ -71,7 +71,7 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Folders of lflops with frames that are in the stacks of a counting step, but are not part of the
+# Folders of lflops. Their frames are in the stacks of a counting step, but they are not part of the
 # training run. Older snapshots have the folder `collect`.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"
@@ -141,7 +141,7 @@ class Entry(NamedTuple):
         address: Address of the first byte.
         size: Size in bytes.
         stack: The code that caused the event.
-        device_free: For an `oom`, the bytes that the device had left.
+        device_free: For an `oom`, the bytes that the device had left; otherwise `None`.
     """
 
     action: str
@@ -163,8 +163,9 @@ class Snapshot(NamedTuple):
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
     """Read a file of `torch.cuda.memory._dump_snapshot`.
 
-    Without `device`, the result is for the device that ran out of memory, or else for the device
-    with the most reserved memory. Raises `ProfileError` if the file is not a snapshot.
+    Without `device`, the result is for the device that ran out of memory. If no device did, it is
+    for the device with the most reserved memory. Raises `ProfileError` if the file is not a
+    snapshot.
     """
     content, size = load_plain(path)
     try:
@@ -176,7 +177,7 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 def snapshot_of(
     content: Any, device: int | None = None, *, most_parts: int = MOST_PARTS
 ) -> Snapshot:
-    """Read the snapshot in torch's containers.
+    """Read a snapshot from the containers that torch makes.
 
     `most_parts` is the maximum number of blocks, entries and frames.
 
@@ -234,7 +235,7 @@ def _settings_text(settings: Any) -> str:
 def _fullest(
     segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]
 ) -> int:
-    """Return the device that ran out of memory, or else the device with most reserved bytes."""
+    """Return the device that ran out of memory, or the device with the most reserved bytes."""
     for device, trace in enumerate(traces):
         if isinstance(trace, list) and any(map(_is_failure, trace)):
             return device
@@ -256,7 +257,7 @@ class _Reader:
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
         self._parts = 0
-        # Stacks by the id of their list of frames. torch's pickles share these lists.
+        # Stacks, keyed by the id of their list of frames. torch's pickles share these lists.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
@@ -339,9 +340,9 @@ class _Reader:
 
 
 def _without_cpp(frames: list[Frame]) -> Stack:
-    """Return the frames of Python, and then the node that backward ran.
+    """Return the Python frames, followed by the autograd node that backward ran.
 
-    A stack of C++ alone is reduced to its innermost frame.
+    A stack with only C++ frames is reduced to its innermost frame.
     """
     known: list[Frame] = []
     node = ""

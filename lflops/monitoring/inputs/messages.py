@@ -1,4 +1,4 @@
-"""Warnings that never become errors in a training run, failed outputs, and the log of a loop."""
+"""Log messages, issue warnings that never become errors, and record failed outputs."""
 
 import contextlib
 import logging
@@ -9,15 +9,12 @@ _names = ["FlopsMonitor"]
 
 
 def name_monitor(name: str) -> None:
-    """Set the name at the start of messages.
-
-    It is the name of the object that the user created.
-    """
+    """Set the name at the start of messages: the name of the object that the user created."""
     _names[0] = name
 
 
 def monitor_name() -> str:
-    """The name of the object that the user created last."""
+    """Return the name of the object that the user created last."""
     return _names[0]
 
 
@@ -33,8 +30,8 @@ def say(message: str) -> None:
     """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
     By default, Python shows only warnings. This default does not silence the message, because the
-    user did not choose it. These choices of the user silence it: `logging.disable`, a level of the
-    logger `lflops`, or a level of the root logger above WARNING.
+    user did not choose it. The user can silence the message with `logging.disable`, with a level
+    for the logger `lflops`, or with a level above WARNING for the root logger.
     """
     logger = logging.getLogger("lflops")
     is_enabled = logger.isEnabledFor(logging.INFO)
@@ -56,7 +53,7 @@ def say(message: str) -> None:
 class Failures:
     """Records the outputs of one monitor that have failed.
 
-    If `raised`, errors are raised instead of logged as warnings.
+    If `raised` is true, errors are raised instead of being logged as warnings.
     """
 
     def __init__(self, *, raised: bool) -> None:
@@ -70,7 +67,7 @@ class Failures:
     def contained(self, output: str) -> Iterator[None]:
         """Run a block that writes to an output; an error ends only this block.
 
-        The first error of each output becomes a warning with the name `output`.
+        The first error of each output becomes a warning that names the output.
         """
         try:
             yield

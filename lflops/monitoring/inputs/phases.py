@@ -15,9 +15,9 @@ from lflops.torch_private.autograd import after_backward
 
 
 class Listener(Protocol):
-    """Receives phases at once when they begin and end.
+    """Receives phases immediately when they begin and end.
 
-    Code without this requirement reads the log instead.
+    Code that can receive phases later reads the log instead.
     """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
@@ -45,13 +45,13 @@ _Listeners = tuple[_GuardedListener, ...]
 class Phases:
     """The running phases of a training run, innermost last.
 
-    An integration begins and ends phases. Each begin and end is appended to the log. If a listener
-    has received the beginning of a phase, it also receives its end.
+    An integration begins and ends phases. Each beginning and each end is appended to the log. A
+    listener that has received the beginning of a phase also receives the end of the phase.
 
     Attributes:
         awaits_others: Set if backward may end with a wait for other ranks. An integration that
             detects the wait itself calls `wait`.
-        guard: The error guard of the run. Before a run begins, nothing is installed.
+        guard: The error guard of the run; a placeholder until a run begins.
         log: The log of all phases.
         running: The running phases, each with its listeners. Only this class and its subclasses
             change it.
@@ -72,7 +72,7 @@ class Phases:
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for the phases of a stage.
 
-        Returns a function that removes the listener. A second call of this function does nothing.
+        Returns a function that removes the listener. A second call of the function does nothing.
         """
         # Integrations already enter phases inside the run's own guard.
         if guard == self.guard.guard:
@@ -136,7 +136,7 @@ class Phases:
         return result
 
     def leave_guarded(self, depth: int, *, failed: bool = False) -> None:
-        """End all phases beyond a depth, in the error guard."""
+        """End all phases that are nested deeper than `depth`, inside the error guard."""
         running = self.running
         log = self.log
         try:
@@ -152,7 +152,7 @@ class Phases:
                 raise
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
-        """End all phases beyond a depth; `failed` if an exception ends them."""
+        """End all phases that are nested deeper than `depth`; `failed` if an exception ends them."""
         log = self.log
         running = self.running
         while len(running) > depth:
@@ -164,7 +164,7 @@ class Phases:
             self._goes_on()
 
     def hook_wait(self, *losses: Any) -> None:
-        """Hook the start of gradient synchronization in the backward pass of these losses.
+        """Hook the start of gradient synchronization in the backward pass of the given losses.
 
         Does nothing if there are no other ranks.
         """
@@ -183,7 +183,7 @@ class Phases:
             handle = node.register_prehook(self.guard.guard(first_runs))
 
     def wait(self) -> None:
-        """Report the wait for other ranks: every node of the backward pass has run."""
+        """Report that every backward node has run, so that the wait for other ranks begins."""
         if not self.running:
             return
         phase, listeners = self.running[-1]
@@ -212,7 +212,7 @@ def _without(listener: _GuardedListener, listeners: _Listeners) -> _Listeners:
 
 
 class Within:
-    """A context manager: its phase lasts as long as the `with` block."""
+    """Context manager for a phase that lasts as long as the `with` block."""
 
     def __init__(self, phases: Phases, phase: str, stage: str, given: tuple[Any, ...]) -> None:
         self._phases = phases
@@ -236,7 +236,7 @@ class Within:
 class OutsideModules:
     """Reports the phase of operators outside modules.
 
-    The phase is forward within `training_step` and similar methods, and other elsewhere.
+    The phase is `forward` within `training_step` and similar methods, and `other` elsewhere.
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
@@ -244,9 +244,10 @@ class OutsideModules:
         self._phases: list[Phase] = ["other"]
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """Report forward or other.
+        """Report `forward` or `other`.
 
-        In `training_step`, operators after backward are other work, such as gradient clipping.
+        If `training_step` runs backward, the operators after it are `other` work, such as gradient
+        clipping.
         """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

@@ -131,14 +131,14 @@ class Settings:
             "True, False, or a Profile that was counted elsewhere",
         )
         functions = {
-            "units": "a batch to {'samples': n, 'tokens': n}",
-            "topology": "a rank to its coordinates",
+            "units": "takes a batch and returns {'samples': n, 'tokens': n}",
+            "topology": "takes a rank and returns its coordinates",
         }
         for name, what in functions.items():
             yield (
                 name,
                 given[name] is None or callable(given[name]),
-                f"a function from {what}, or None",
+                f"a function that {what}, or None",
             )
         timeout = given["gather_timeout"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -182,7 +182,7 @@ class Settings:
 def takes(
     kind: Callable[P, Settings],
 ) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
-    """Let an `__init__` that receives settings accept the arguments of the settings.
+    """Let an `__init__` that receives a `Settings` accept the arguments of `Settings` instead.
 
     This way, the names, types and defaults of the arguments are defined only in `Settings`.
     """
@@ -213,9 +213,9 @@ def settings_of(line: str) -> dict[str, Any]:
     """Read the arguments of a monitor from a line of names and values, and check them.
 
     Commas separate the settings. A value is read with the type of its default, and may contain
-    commas. In `dirpath`, `%2C` means a comma, like in a URL. The fields of the schedule are written
-    like other arguments. Without `stages` and without a field of the schedule, a window opens only
-    on request.
+    commas. In `dirpath`, `%2C` means a comma, as in a URL. The fields of the schedule are written
+    like other arguments. If the line contains neither `stages` nor a field of the schedule, a window
+    opens only on request.
 
     Raises:
         LflopsError: A name is unknown, or a value is wrong.

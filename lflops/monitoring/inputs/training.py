@@ -13,7 +13,7 @@ from torch import nn
 from lflops.phase_log import PhaseLog
 
 STAGES = ("train", "validate", "test", "predict")
-"""The names of stages, as in the files of lflops."""
+"""The names of the stages, as they appear in files."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,15 +34,15 @@ class Training:
         strategy: The name of the strategy that distributes the run.
         mesh: The device mesh, if there is one.
         sampler: The arguments of the sampler that divides batches over ranks, if the loop has one.
-        precision: The precision, as the loop names it.
+        precision: The precision, as named by the loop.
         is_compiled: Whether the loop runs a compiled function instead of `model`.
         scales_gradients: Whether gradients are scaled, so that an optimizer may skip a step.
         looks_for_unused: Whether DistributedDataParallel searches for parameters without gradients
             in each step.
         loggers: Objects with `log_metrics(values, step=...)`.
-        log_every: Steps between two points of the curves; 0 for no curves.
-        logged_step: Returns the step on the loggers' x-axis, which each step increases by one.
-        knows_step: Returns whether that step includes the steps of earlier starts of the run. A
+        log_every: Number of steps between two points of the curves; 0 for no curves.
+        logged_step: Returns the step on the loggers' x-axis, which increases by one with each step.
+        knows_step: Returns whether `logged_step` includes the steps of earlier starts of the run. A
             plain loop that resumes from a checkpoint counts from 0 again.
         log: Logs a message on the main process.
     """
@@ -78,14 +78,14 @@ class Stage:
         learns: Whether batches are followed by backward and an optimizer.
         log: The log of the loop, which has the phases of all stages.
         listen: Calls a listener for the phases of the stage. Returns a function that removes it.
-        accumulation: Returns the number of batches over which gradients are accumulated now.
-        ends_step: Returns whether the batch that ends now ends a step.
+        accumulation: Returns the number of batches over which gradients are currently accumulated.
+        ends_step: Returns whether the batch that is ending completes a step.
         batches_left: The number of batches to come; infinity if it is unknown.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if unknown.
-        updates: The phases that a step must have to update the model.
-        fetches_itself: Whether the step receives an iterator and fetches batches from it. Then a
-            hook receives the previous batch.
+        updates: The phases that a step needs in order to update the model.
+        fetches_itself: Whether the step receives an iterator and fetches batches from it. In this
+            case, a hook receives the previous batch.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Log a window's results to the loggers of a training run: curves, text, tables and figures.
 
-Loops without a framework's logger pass a `SummaryWriter` of torch or a run of Weights & Biases,
-which is wrapped in a logger. All TensorBoard data goes through that logger's own writer, since
-TensorBoard reads only one file of a folder.
+A loop without a framework's logger passes a torch `SummaryWriter` or a Weights & Biases run, which
+is wrapped in a logger. All TensorBoard data goes through the logger's writer, because TensorBoard
+reads only one file per folder.
 """
 
 import contextlib
@@ -58,7 +58,8 @@ def _layout() -> dict[str, dict[str, list[Any]]]:
 LAYOUT = _layout()
 """The layout of TensorBoard's custom scalars.
 
-It is the same in every run: TensorBoard merges the layouts of all runs, and drops only duplicates.
+The layout is the same in every run, because TensorBoard merges the layouts of all runs and drops
+only duplicates.
 """
 
 # the columns of the table of modules
@@ -117,7 +118,7 @@ class Output(Protocol):
 
 
 class TensorBoardOutput(Output):
-    """A logger with a `SummaryWriter` as its experiment."""
+    """Output to a logger with a `SummaryWriter` as its experiment."""
 
     name = "TensorBoard"
     _laid_out = False
@@ -156,8 +157,8 @@ class TensorBoardOutput(Output):
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
         """Write the run's hyperparameters, with the totals of a step.
 
-        The logger's own hyperparameters take precedence. The columns of the table are left open:
-        TensorBoard applies the first list of columns that it finds to all runs.
+        The logger's hyperparameters take precedence. No list of columns is written, because
+        TensorBoard applies the first list that it finds to all runs.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -176,7 +177,7 @@ class TensorBoardOutput(Output):
 
 
 class WandbOutput(Output):
-    """A logger with a run of Weights & Biases as its experiment."""
+    """Output to a logger with a Weights & Biases run as its experiment."""
 
     name = "Weights & Biases"
 
@@ -236,9 +237,9 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A logger with a `run_id` and an MLflow client as its experiment.
+    """Output to a logger with a `run_id`, and with an MLflow client as its experiment.
 
-    The root is the folder of the artifacts.
+    `root` is the folder of the artifacts.
     """
 
     name = "MLflow"
@@ -290,11 +291,11 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
     "RunLogger": WandbOutput,
     "MLFlowLogger": MLflowOutput,
 }
-"""The outputs by the name of a logger's class or of one of its base classes."""
+"""The outputs, keyed by the name of a logger's class or of one of its base classes."""
 
 
 def figures_of(analysis: Analysis) -> list[Any]:
-    """The figures of a window, each with a `name` and a `png`."""
+    """Return the figures of a window, each with a `name` and a `png`."""
     figures: list[Any] = []
     for pictures in offered("pictures", "a figure"):
         figures += pictures(analysis)
@@ -302,12 +303,12 @@ def figures_of(analysis: Analysis) -> list[Any]:
 
 
 def markdown_of(analysis: Analysis) -> str:
-    """The first screen of a window as Markdown."""
+    """Return the first screen of a window as Markdown."""
     return "\n".join(first_screen_markdown(first_screen(window_summary(analysis), None)))
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:
-    """The table of modules with their submodules, by `COLUMNS`. Unknown values are `None`."""
+    """Return a row with `COLUMNS` for each module with its submodules. Unknown values are `None`."""
     return [_table_row(name, module) for name, module in analysis.profile.modules.items()]
 
 
@@ -334,7 +335,7 @@ def _table_row(name: str, module: ModuleProfile) -> list[Any]:
 
 
 def totals(profile: Profile) -> dict[str, float]:
-    """The totals of a step, for a table of runs. Empty if nothing was counted."""
+    """Return the totals of a step, for a table of runs. Empty if nothing was counted."""
     if not profile.is_counted:
         return {}
     root = profile.modules[""]
@@ -371,9 +372,9 @@ class WriterLogger:
 
 
 class RunLogger:
-    """Logs to a run of Weights & Biases. The owner of the run finishes it.
+    """Logs to a Weights & Biases run. The owner of the run finishes it.
 
-    Weights & Biases counts its own steps. So each point contains the training step as
+    Weights & Biases has its own step counter. So each point contains the training step as
     `lflops_step`, which is the x-axis of the curves.
     """
 
@@ -390,7 +391,7 @@ class RunLogger:
 
 
 def loggers_of(given: Any) -> list[Any]:
-    """Turn a logger or a writer, several in a list, or `None` into a list of loggers.
+    """Convert a logger, a writer, a list of them, or `None` to a list of loggers.
 
     Raises:
         CountError: If `given` is anything else.
@@ -421,14 +422,14 @@ FEWEST_WINDOWS = 3
 _TAGS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]]
 )
-"""Names of report facts by tag. A tag logs the first of its facts that the report contains."""
+"""Names of report facts, keyed by tag. A tag logs its first fact that the report contains."""
 
 # the factors from the report's units to those of the tags: ms, TFLOP/s and GiB
 _FACTORS = {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
-    """The metrics of a window that are logged as curves. Unknown metrics are left out."""
+    """Return the metrics of a window that are logged as curves. Unknown metrics are left out."""
     report = report_of(analysis)
     found = {}
     for tag, names in _TAGS.items():
@@ -440,7 +441,7 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""Modules and operators of a window with a page that is written again at the end of the run."""
+"""A page with at least this many modules and operators is not written again when the run ends."""
 
 
 class PreparedWindow(NamedTuple):
@@ -449,7 +450,7 @@ class PreparedWindow(NamedTuple):
     Attributes:
         text: The text for the log.
         files: The files that were written.
-        logs: For each logger a function that logs the window.
+        logs: The output of each logger, with a function that logs the window.
     """
 
     text: str
@@ -458,7 +459,7 @@ class PreparedWindow(NamedTuple):
 
 
 def _outlet(output: Output) -> str:
-    """The name of an output in warnings."""
+    """Return the name of an output in warnings."""
     return f"the {output.name} output of a window"
 
 
@@ -605,8 +606,8 @@ class Reporters:
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
         """Write the last page again, with all windows of its stage and the whole ledger.
 
-        The page of a large model is not written again, because this takes seconds. It keeps its
-        earlier ledger.
+        The page of a large model is not written again, because this takes seconds. Such a page keeps
+        its earlier ledger.
         """
         if self._last_page is None or not profiles:
             return
@@ -618,7 +619,7 @@ class Reporters:
             page.write(page.page_of_run(windows, ledger), self._last_page)
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
-        """A sentence for each rank that makes the other ranks wait, by a key for the rank."""
+        """Return a sentence about each rank that makes other ranks wait, with a key for the rank."""
         found: dict[Hashable, str] = {}
         with self._failures.contained("the summary"):
             found.update(slow_ranks(analysis))
@@ -644,7 +645,7 @@ class Reporters:
                 output.end(profiles, step, traces)
 
     def where(self) -> list[str]:
-        """The places where the outputs can be seen. A logger that fails is left out."""
+        """Return the places where the outputs can be seen. A logger that fails is left out."""
         found = []
         for output in self._outputs:
             with contextlib.suppress(Exception):
@@ -698,9 +699,9 @@ def log_run(
 def module_scalars(
     profile: Profile, patterns: Mapping[str, str], names: Iterable[str]
 ) -> dict[tuple[str, str], float]:
-    """Self times and TFLOP/s of modules, by metric and pattern. Unknown metrics are left out.
+    """Return the self times and TFLOP/s of modules, keyed by metric and pattern.
 
-    The times of modules with the same pattern are added up.
+    Unknown metrics are left out. The times of modules with the same pattern are added up.
     """
     modules_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
     for name, module in profile.modules.items():

@@ -32,7 +32,7 @@ RECORDED = 100_000
 """Maximum number of allocations and frees in the history: a few steps of a large model."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-"""If one of these texts is in an error's message, memory ran out."""
+"""Memory ran out if an error's message contains one of these texts."""
 
 MOST_MODULES = 10
 """Maximum number of modules in the report."""
@@ -96,7 +96,7 @@ def write_report(
 ) -> Path:
     """Write the report as text and JSON, with the profile of the last counted step.
 
-    Returns the text's path.
+    Returns the path of the text file.
     """
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def write_report(
 def _unused_path(folder: Path, name: str) -> Path:
     """Return the path of a new text file.
 
-    Another run may have ended in the same step, so the path must be unused.
+    If another run has already written a report about the same step, a number is added to the name.
     """
     path = folder / f"{name}.txt"
     for number in itertools.count(2):
@@ -170,7 +170,7 @@ def _place(trace: TracebackType | None, model: nn.Module) -> tuple[str | None, O
 
 
 def report_lines(report: OutOfMemory) -> Iterator[str]:
-    """Lines with the cause, the running step and module, and the largest uses of memory."""
+    """Yield lines with the cause, the running step and module, and the largest uses of memory."""
     if report.explained is not None:
         yield from report.explained.lines()
         yield ""

@@ -18,9 +18,9 @@ _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
 """The folders that each loop has claimed, with the part of the folder that the loop uses."""
 
 _MARKER = ".lflops-is-writing"
-"""A file in a folder that a running loop has claimed.
+"""Name of the file that marks a folder as claimed by a running loop.
 
-It is removed when the run ends. By then, files of the run show that the folder is in use.
+The file is removed when the run ends. From then on, the run's files show that the folder is in use.
 """
 
 # a folder with such files belongs to another run
@@ -30,8 +30,8 @@ _FILES = ("*.profile.json", "*.rank*.json")
 def claim(folder: Path, loop: object) -> str:
     """Claim a part of a folder for the files of one loop.
 
-    No file of another run is replaced, even if both run at once. The same loop gets the same part
-    again.
+    No file of another run is replaced, even if both runs write at the same time. If the same loop
+    claims the folder again, it gets the same part.
 
     Returns "" for the whole folder, or "run-2" and so on if other loops use or have used it.
     """
@@ -69,9 +69,9 @@ def release(folder: Path, loop: object) -> None:
 
 
 def append_text(path: Path, text: str, loop: object) -> None:
-    """Write a text file, and create the folders above it.
+    """Append to a text file, and create the folders above it.
 
-    Earlier text of the same loop in this file is kept.
+    A file that this loop has not written before is replaced.
     """
     written = _WRITTEN.setdefault(loop, set())
     absolute = path.absolute()
@@ -118,7 +118,7 @@ class OutputPaths(NamedTuple):
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files that killed runs left in these folders and in their parts."""
+        """Remove temporary files that killed runs left in the folders and in their parts."""
         profiles = [self.profiles, *self.profiles.glob("run-*/")]
         traces = [self.traces, *self.traces.glob("*/"), *self.traces.glob("run-*/*/")]
         for folder in (*profiles, *traces):
@@ -128,7 +128,7 @@ class OutputPaths(NamedTuple):
         return self.profiles / f"{self._window(run)}.profile.json"
 
     def of_rank(self, run: Run, rank: int) -> Path:
-        """Return the file for the results of one rank for a window."""
+        """Return the path of one rank's file for a window."""
         return self.profiles / f"{self._window(run)}.rank{rank}.json"
 
     def trace(self, run: Run, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Count steps: the MACs and FLOPs of a step are counted once for each shape of batch."""
+"""Count the MACs and FLOPs of a step, once for each shape of batch."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from lflops.torch_private.dispatch_modes import passes_dynamo
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
-# minimum share of padding in a batch that a note reports
+# a note is added if at least this share of a batch is padding
 PADDED = 0.3
 
 # attention operators that read the lengths of sequences from a mask
@@ -88,25 +88,25 @@ class StepCounter:
         return not is_compiled and not compilations()
 
     def key(self, batch: Any) -> Hashable:
-        """The shapes of a step's first batch, or `None` if they do not identify its work."""
+        """Return the shapes of a step's first batch, or `None` if they do not identify its work."""
         if self._stage.fetches_itself:
             return None
         return self._reader.shapes(batch)
 
     def known(self, key: Hashable) -> Profile | None:
-        """The profile of an earlier step with the same shapes."""
+        """Return the profile of an earlier step with the same shapes, or `None`."""
         if key is None:
             return None
         return self._counted.get(key)
 
     def padding(self, batch: Any) -> BatchPadding | None:
-        """The possible padding in a step's first batch, or `None` if it is unknown."""
+        """Return the possible padding in a step's first batch, or `None` if it is unknown."""
         if self._stage.fetches_itself:
             return None
         return padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
-        """Return a `Counting` for one batch, not yet entered.
+        """Return a `Counting` for one batch, without entering it.
 
         The LightningModule is the root.
         """
@@ -149,7 +149,7 @@ class StepCounter:
         return replace(profile, run=self._topology.of(run))
 
     def uncounted_profile(self) -> Profile:
-        """The profile for steps that are not counted here: the user's profile, or an empty one."""
+        """Return the profile for uncounted steps: the user's profile, or an empty profile."""
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._empty is None:
@@ -252,9 +252,9 @@ class CountingMode(StepMode):
         self._is_counted = False
 
     def _stop(self, error: BaseException | None) -> Profile | None:
-        """Remove the count of the current batch.
+        """Stop counting the current batch.
 
-        Returns its profile, or `None` if there is none.
+        Returns the profile of the batch, or `None` if no batch is being counted.
         """
         counting = self._counting
         if counting is None:
@@ -266,7 +266,7 @@ class CountingMode(StepMode):
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments of the model."""
+    """Return a batch as positional and keyword arguments of the model."""
     if isinstance(batch, Mapping):
         return (), {str(name): value for name, value in batch.items()}
     if isinstance(batch, list | tuple):

@@ -35,7 +35,7 @@ class LiveMetrics:
         self._token_inputs: tuple[str, ...] = ()
 
     def set_work(self, shapes: Hashable, counted: Profile) -> None:
-        """Store the MACs for all batches with these shapes, and the peak of the chip."""
+        """Store the MACs of all batches with the given shapes, and the peak of the chip."""
         self._peak = peak_of(counted.run.dtype, counted.run.hardware)
         self._token_inputs = counted.run.tokens_from
         if shapes is None:
@@ -56,7 +56,7 @@ class LiveMetrics:
             self._steps.append(_StepSample(seconds, step.samples, tokens, step.shapes))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The metrics since the last point. Unknown metrics are left out.
+        """Return the metrics since the last point. Unknown metrics are left out.
 
         Args:
             shares: The samples and tokens of all ranks, divided by the number on this rank. If a
@@ -79,7 +79,7 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        """FLOP/s and MFU over the steps with counted shapes."""
+        """Return FLOP/s and MFU over the steps with counted shapes."""
         macs = 0
         seconds = 0.0
         counted = 0

@@ -41,7 +41,7 @@ class ModuleTimingStep:
         self._stage = stage
         self._clock = clock
         # On a busy machine, the time in which other threads use this thread's core is left out.
-        # With several ranks it is included, since ranks are compared by it.
+        # With several ranks the time is included, because ranks are compared by it.
         uncontended = UncontendedClock()
         leaves_out = is_alone and isinstance(clock, HostClock) and uncontended.is_needed
         self._uncontended_clock = uncontended if leaves_out else None
@@ -78,16 +78,16 @@ class ModuleTimingStep:
             self._cpu = None
 
     def fetching(self, begin: bytes | None) -> float | None:
-        """CPU seconds of the thread from the start of the step until its batch was fetched."""
+        """Return the thread's CPU seconds from the start of the step until its batch was fetched."""
         times = ThreadSchedule.between(begin, self._begun_at)
         return None if times is None else times[0]
 
     def uncontended_phases(
         self, step: PhaseMarks, fetching: float, waited: float | None
     ) -> dict[str, float]:
-        """Seconds of each phase, without the time in which another thread had the core.
+        """Return the seconds of each phase, without the time in which another thread had the core.
 
-        Empty if these times were not read.
+        Empty if the time of other threads is unknown.
 
         Args:
             step: The marks of the step.
@@ -103,8 +103,8 @@ class ModuleTimingStep:
             return {}
         first = self._marked[0][0]
         last = self._marked[2]
-        # Hooks are installed after the batch is fetched. So waiting time that they did not measure
-        # belongs to the fetching.
+        # Hooks are installed after the batch is fetched. So waiting time that the hooks did not
+        # measure is part of fetching the batch.
         before_hooks = self._clock.seconds(step[0][0], first.before)
         waited_before_hooks = max(waited - self._uncontended_clock.waited(first, last), 0.0)
         phases = self._uncontended_phases.seconds(self._marked)
@@ -120,7 +120,7 @@ class ModuleTimingStep:
         return sums
 
     def timeline(self, step: PhaseMarks) -> StepTimeline:
-        """The timeline of the step, from settled timestamps and the marks of its phases."""
+        """Return the timeline of the step, from settled timestamps and the marks of its phases."""
         start = step[0][0]
         times = [*self._module_times(start), *self._phase_times(step)]
         times.sort(key=lambda time: time.start)
@@ -143,7 +143,7 @@ class ModuleTimingStep:
                 yield SelfTime("", phase, begin, stop)
 
     def _nanoseconds(self, start: Any, mark: Any) -> int:
-        """Nanoseconds from the start of the step to a mark of either clock."""
+        """Return the nanoseconds from the start of the step to a mark of either clock."""
         moment = mark.before if isinstance(mark, UncontendedMark) else mark
         return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 

@@ -24,7 +24,7 @@ class EndedStep(NamedTuple):
     """The instrumentation of a step that has ended.
 
     Attributes:
-        kind: The instrumentation that was active: a mode may leave a step unprofiled.
+        kind: The instrumentation that was active. Any mode may leave a step unprofiled.
         module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
     """
 
@@ -76,16 +76,16 @@ class StepMode:
         return EndedStep("unprofiled")
 
     def leave(self) -> None:
-        """Pass the collected data to the window: the next step has another mode."""
+        """Pass the collected data to the window, because the next step has another mode."""
 
     def abandon(self) -> None:
-        """Discard the current step: one of its batches was abandoned, and training continues."""
+        """Discard the current step, because a batch was abandoned and training continues."""
 
     def pause(self) -> None:
-        """Keep the data collected so far: the stage ends, but may begin again."""
+        """Keep the data collected so far, because the stage ends but may begin again."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Pass the collected data to the window: the run ends, after `error` or normally."""
+        """Pass the collected data to the window, because the run ends normally or after `error`."""
 
     def remove(self) -> None:
         """Remove every hook and discard the current step. Can be called repeatedly."""

@@ -59,12 +59,13 @@ class FastPathSteps:
     Attributes:
         limit: Maximum number of steps on the fast path. Only `StepTimer.allow_fast_path` sets it.
         in_batch: Whether a batch has begun and not ended.
-        known: The units of batches, by shapes.
+        known: The samples and tokens of batches, keyed by shapes.
         steps: The batch of each step.
-        cpu: The CPU time of the process at the end of some steps, by the number of steps.
+        cpu: The CPU time of the process at the end of some steps, keyed by the number of steps in
+            `steps` at that time.
         reads_cpu: Whether CPU times are read at all.
         schedule: Reads the scheduling of the training thread at the end of each step, or `None`.
-        threads: The readings of `schedule`, by the number of steps.
+        threads: The readings of `schedule`, keyed like `cpu`.
     """
 
     def __init__(self, phases: LoggedPhases, schedule: ThreadSchedule | None = None) -> None:
@@ -145,7 +146,10 @@ class TimedStep(NamedTuple):
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
-        """Number of tokens, from the shapes of `token_inputs` if no batch reported its tokens."""
+        """Return the number of tokens.
+
+        If no batch reported its tokens, they are counted from the shapes of `token_inputs`.
+        """
         if self.tokens is not None or not token_inputs:
             return self.tokens
         return sum_known(tokens_of_shapes(shapes, token_inputs) for shapes in self.shapes)
@@ -159,9 +163,9 @@ class StepTimer:
         device_phases: The phases on the training's device, if it has another clock.
         units: The user's function that returns the samples and tokens of a batch, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
-        updating: The phases that a step must have to update the model.
+        updating: The phases that a step needs in order to update the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
-        on_ranks: Whether steps are compared with the steps of other ranks. Then the scheduling of
+        on_ranks: Whether steps are compared with the steps of other ranks. If so, the scheduling of
             the training thread is read in every step.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if it is unknown.
@@ -171,7 +175,7 @@ class StepTimer:
         fast_path: The steps since the last step on the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: The source of the samples of the last batch.
-        token_inputs: The names of the inputs that hold the tokens, as counting has found them.
+        token_inputs: The names of the inputs that hold the tokens, as found by counting.
     """
 
     def __init__(
@@ -320,7 +324,7 @@ class StepTimer:
         )
 
     def _missed_compilations(self) -> tuple[str, ...]:
-        """The mark for steps with a compilation that torch did not report, or an empty tuple.
+        """Return the mark for steps with a compilation that torch did not report, or `()`.
 
         `torch.compiler.reset()` removes the callback that reports compilations.
         """
@@ -349,7 +353,7 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """Replace the samples and tokens by the results of the user's function, if it returns them."""
+        """Replace the samples and tokens with those that the user's function returns, if any."""
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -435,7 +439,7 @@ class StepTimer:
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
-        """The total time of a step."""
+        """Return the total time of a step."""
         return self._phases.total(step.device_marks)
 
     def step(self, timed: TimedStep) -> Step:
@@ -474,7 +478,7 @@ class StepTimer:
         return step
 
     def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
-        """Add the scheduling of the training thread, if steps or modules are compared by it."""
+        """Add the scheduling of the training thread, if it is used to compare steps or modules."""
         hooks = timed.module_timing
         if hooks is None and self.fast_path.schedule is None:
             return step

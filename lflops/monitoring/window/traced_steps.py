@@ -156,7 +156,7 @@ class TracedMode(StepMode):
             self._window.recording = recording
 
     def _give_up(self, tracer: Tracer) -> None:
-        """Continue without a trace, and report the reason for the first window without a trace."""
+        """Continue without a trace, and report the reason once for all windows of a stage."""
         self._tracer = None
         if self._notes:
             return
@@ -174,7 +174,7 @@ class TraceAnnotations:
         self._processes: list[AnnotationProcess] = []
 
     def start(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Start to annotate a raw trace with the FLOPs of modules in a profile's file."""
+        """Start to annotate a raw trace with the FLOPs of modules, read from a profile's file."""
         raw = recording.raw
         if raw is None:
             return

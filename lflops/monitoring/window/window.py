@@ -27,9 +27,9 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# maximum number of steps after its end in which a window collects missing steps
+# after its end, a window collects missing steps for at most this many steps
 PATIENCE = 20
-# maximum number of steps before the warm-up that a window keeps: the last steps
+# a window keeps at most this many steps from before its warm-up: the last ones
 LONGEST_WAIT = 100
 
 # The time between backward and the optimizer is gradient clipping if it takes at least this share
@@ -43,7 +43,7 @@ class Window:
 
     Args:
         number: The number of the window, from 0.
-        begin: The first step of its wait.
+        begin: The first step of the wait before the window.
 
     Attributes:
         opened: Whether the window's warm-up has begun.
@@ -194,7 +194,7 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """The timelines of module-timing steps, unless the trace has timelines."""
+        """Return the timelines of module-timing steps, unless the trace has timelines."""
         if self.recording is not None and self.recording.timelines:
             return ()
         timed = [step for step in self._steps if step.module_timing is not None]
@@ -217,9 +217,9 @@ class Window:
 
 
 def _usual_step(steps: Sequence[Step]) -> Step | None:
-    """Return the step with the samples and tokens of the profile.
+    """Return the step from which the profile gets its samples and tokens.
 
-    This is the counting step, or otherwise the last step.
+    It is the counting step or, if there is none, the last step.
     """
     for step in steps:
         if step.kind == "counting":
@@ -232,7 +232,7 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
 def _with_clip(steps: list[Step]) -> list[Step]:
     """Name the time between backward and the optimizer.
 
-    It is gradient clipping if it is long in most unprofiled steps, and other work if it is not.
+    The time is gradient clipping if it is long in most unprofiled steps, and other work otherwise.
     """
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(_has_long_clip(step) for step in timed)
@@ -255,7 +255,7 @@ def _has_long_clip(step: Step) -> bool:
 
 
 def _renamed(phases: Mapping[str, float], name: str) -> dict[str, float]:
-    """Rename the time between backward and the optimizer, and add it up with the phase `name`."""
+    """Rename the time between backward and the optimizer, and add it to the phase `name`."""
     items = list(phases.items())
     if name == OTHER:
         # if other work is already among the phases, its position stays

@@ -2,8 +2,8 @@
 
 Reports go through the store that the process group was created with, on a separate connection and
 on background threads. No collective is run, so ranks do not have to report at the same time, or at
-all. Rank 0 waits on its own thread. Only the end of the run waits for the reports. It waits at most
-the timeout, and at most one second after an exception.
+all. Rank 0 waits for reports on a background thread. Training waits for the reports only at the end
+of the run: normally for at most the timeout, and after an exception for at most one second.
 
 During the whole run, each rank also sends a few numbers about each unprofiled step to rank 0.
 """
@@ -36,7 +36,7 @@ class SharedSteps:
     """Sends a rank's unprofiled steps to rank 0, which keeps the last steps of all ranks.
 
     Attributes:
-        comparisons: The last comparison of the ranks in these steps, by stage. Only on rank 0.
+        comparisons: The latest comparison of the ranks by stage. Empty on ranks other than 0.
     """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
@@ -45,7 +45,7 @@ class SharedSteps:
         self._rank = rank
         self._ranks = ranks
         self._unsent: dict[str, list[Step]] = {}
-        # Number of times that each rank has sent steps of each stage.
+        # How many times each rank has sent steps of each stage.
         self._times: dict[tuple[str, int], int] = {}
         self._steps: dict[str, UnprofiledSteps] = {}
         self._waits: dict[str, set[ModulePhase]] = {}
@@ -53,16 +53,16 @@ class SharedSteps:
     def add(self, stage: str, steps: Iterable[Step]) -> None:
         """Add steps of this rank.
 
-        If steps are not sent in time, the oldest are dropped.
+        If too many steps are waiting to be sent, the oldest are dropped.
         """
         unsent = self._unsent.setdefault(stage, [])
         unsent.extend(steps)
         del unsent[: -most_steps(self._ranks)]
 
     def send(self) -> None:
-        """Send the steps to rank 0.
+        """Send this rank's steps to rank 0.
 
-        Rank 0 reads the steps of the other ranks, and sometimes compares the ranks.
+        On rank 0, read the steps of the other ranks instead, and sometimes compare the ranks.
         """
         for stage in list(self._unsent):
             steps = self._unsent[stage]
@@ -82,7 +82,10 @@ class SharedSteps:
                 self._compare(stage)
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """At the end, on rank 0: wait until all other ranks have left, and read their last steps."""
+        """Wait until all other ranks have left, then read their last steps.
+
+        Called on rank 0 at the end of the run.
+        """
         poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
@@ -93,7 +96,7 @@ class SharedSteps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """Return a window's profile with the comparison of the run's steps, if it has more steps."""
+        """Return a window's profile with the comparison of the whole run, if it has more steps."""
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
         if of_window is None:
@@ -124,40 +127,41 @@ class SharedSteps:
             self.comparisons[stage] = comparison
 
 
-# Shares of the timeout at the end of the run, at which three tasks must be done: waiting for
-# reports, merging them, and notifying the other ranks that this rank leaves. The rest of the
-# timeout is left for threads to end.
+# Deadlines at the end of the run, as shares of the timeout. Waiting for reports ends at PATIENCE,
+# merging the reports ends at PUT_TOGETHER, and notifying the other ranks that this rank leaves ends
+# at GOODBYE. The rest of the timeout is for threads to end.
 PATIENCE = 0.7
 PUT_TOGETHER = 0.85
 GOODBYE = 0.9
 
-# The reports on a window may take this multiple of the timeout during the run, because ranks do not
-# close a window at the same step.
+# During the run, rank 0 waits for the reports on a window for up to this multiple of the timeout,
+# because ranks do not close a window at the same step.
 WHILE_TRAINING = 20.0
 
-# Replaces the timeout after an exception. It leaves the process some time to finish work in
-# progress.
+# After an exception, this replaces the timeout if it is shorter. It gives the process some time to
+# finish work in progress.
 EXIT_SECONDS = 1.0
 # Delay in seconds before a background thread starts its work. Two threads that start together slow
 # each other down.
 HEAD_START = 0.01
-# Most seconds that the end of the run waits for the last unprofiled steps of other ranks. They add
-# little to the steps that are already known.
+# At the end of the run, rank 0 waits at most this many seconds for the last unprofiled steps of
+# other ranks. They add little to the steps that are already known.
 LAST_STEPS = 2.0
-# Most seconds that interpreter shutdown waits for background threads, because a thread that
-# outlives Python crashes. Never longer than the timeout.
+# Interpreter shutdown waits at most this many seconds, and never longer than the timeout, for
+# background threads, because a thread that outlives the interpreter crashes.
 LAST_SECONDS = 3.0
 
 
 class RankCollector:
     """Hands in the reports of a rank, and merges the reports of all ranks on rank 0.
 
-    Each monitor makes a collector for each fit. No other program uses its keys in the store. The
-    end of the run waits at most `timeout` seconds. No other call waits.
+    A monitor creates a new collector for each fit. No other program uses the collector's keys in
+    the store. `finish` waits at most `timeout` seconds, or longer while the store still answers. No
+    other method waits.
 
     Attributes:
-        comparisons: The comparison of the ranks in the run's unprofiled steps, by stage. Only on
-            rank 0.
+        comparisons: The comparison of the ranks in the run's unprofiled steps, by stage. Empty on
+            ranks other than 0.
     """
 
     def __init__(
@@ -186,9 +190,9 @@ class RankCollector:
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
-        """Hand in this rank's report on a window; returns immediately.
+        """Start to hand in this rank's report on a window, and return immediately.
 
-        `steps` is the same as in `RankReport`.
+        `steps` is described in `RankReport`.
         """
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
@@ -212,7 +216,7 @@ class RankCollector:
         )
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Send unprofiled steps of this rank to rank 0; returns immediately."""
+        """Start to send unprofiled steps of this rank to rank 0, and return immediately."""
         self._shared.add(stage, steps)
         if self._sharing is None or not self._sharing.is_running:
             self._sharing = _Job(self._shared.send)
@@ -220,14 +224,14 @@ class RankCollector:
 
     @property
     def pending(self) -> bool:
-        """Return whether a report of this rank is in progress, or a profile was not returned yet."""
+        """Return whether a report is in progress or `ready` has not yet returned its profile."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
         """Return whether a background thread is working and not waiting.
 
-        A step during this time is not typical.
+        A step that runs during this time is not typical.
         """
         return any(job.is_working for job in self._jobs)
 
@@ -245,8 +249,8 @@ class RankCollector:
     def finish(self, *, failed: bool = False) -> list[Profile]:
         """Wait for the reports in progress, and return the profiles that `ready` has not returned.
 
-        No windows may follow. With `failed`, which means an exception in the run or in the monitor,
-        this method waits for no rank.
+        No report may be pushed after this call. If `failed` is true, the run or the monitor raised
+        an exception, and this method does not wait for other ranks.
         """
         now = self._clock()
         seconds = min(EXIT_SECONDS, self._timeout) if failed else self._timeout
@@ -276,9 +280,9 @@ class RankCollector:
         return profiles
 
     def _share_last(self, seconds: float) -> None:
-        """At the end, send the last steps of all ranks to rank 0.
+        """Send the last steps of all ranks to rank 0 at the end of the run.
 
-        Rank 0 waits a short time for them.
+        Rank 0 waits for them for at most `seconds`.
         """
         latest = self._clock() + seconds
 
@@ -303,9 +307,9 @@ class RankCollector:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the collecting thread as long as the store answers its requests.
+        """Wait for the threads that collect reports, as long as the store answers their requests.
 
-        On a busy machine, reports that are in the store must not be lost.
+        Otherwise, a busy machine would lose reports that are already in the store.
         """
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
@@ -330,7 +334,7 @@ class RankCollector:
         return [*self._jobs, self._sharing]
 
     def _rest(self) -> None:
-        """Stop watching for the end of the process if no thread is running."""
+        """Unregister the exit handler if no thread is running."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
@@ -354,8 +358,8 @@ class _Job(threading.Thread):
     Args:
         action: Returns the result.
         wait: Runs before the action, and does not count as work.
-        instead: Returns the result if the action fails or is not done in time.
-        head_start: Seconds that the thread sleeps before it starts.
+        instead: Returns the fallback profile if the action fails or is not done in time.
+        head_start: Seconds that the thread sleeps before it starts to work.
     """
 
     def __init__(
@@ -386,7 +390,10 @@ class _Job(threading.Thread):
         self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """Return the result; if the task failed, the fallback profile with a `gather_failed` note."""
+        """Return the result, if there is one.
+
+        If the action failed, return the fallback profile with a `gather_failed` note.
+        """
         if self._problem is None or self._instead is None:
             if self._result is None:
                 return []

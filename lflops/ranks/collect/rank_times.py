@@ -1,7 +1,7 @@
 """Store the times of modules on all ranks as tensors, and make a table for straggler detection.
 
-There may be thousands of ranks, steps and modules. All their times are summed and compared as
-tensors. The table has only the places that matter most.
+There may be thousands of ranks, steps and modules, so their times are summed and compared as
+tensors. The table has only the most important places.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
@@ -26,11 +26,11 @@ from lflops.ranks.merge.rank_table import (
 
 # Number of values that are compared at once.
 AT_ONCE = 1 << 18
-# Number of ranks with times that are summed at once.
+# The times of this many ranks are summed at once.
 RANKS_AT_ONCE = 32
-# Number of values in a table, over all ranks, steps and places.
+# A table has at most this many values, over all ranks, steps and places.
 MOST_VALUES = 400_000
-# A table has at least this many places.
+# A table may always have this many places, even if it then has more than MOST_VALUES values.
 FEWEST_PLACES = 64
 
 
@@ -46,7 +46,7 @@ class _Group:
         self.at = at
         self.columns = positions(places.places)
         self.rows = positions(ranks)
-        # Dimensions: ranks x steps x places. After the steps of each rank, its scales follow.
+        # Shape: [ranks, steps + 1, places]. The last row of each rank has the scales of its places.
         self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
 
     def set(self, rank: int, times: bytes) -> None:
@@ -163,7 +163,7 @@ class _Selection:
                 self._is_staged = True
         self._intervals = few_intervals(intervals_of(self._having, waits), world)
         self._number_of_intervals = max(self._intervals.values(), default=0) + 1
-        # Dimensions: ranks x steps x intervals.
+        # Shape: [ranks, steps, intervals + 1]. The last column has the waiting time.
         sums = torch.cat(list(map(self._summed, groups, self._times)))
         self._busy = sums[:, :, :-1]
         self._waiting = sums[:, :, -1]
@@ -193,11 +193,14 @@ class _Selection:
         )
 
     def _ranks_of(self, having: Iterable[int]) -> list[int]:
-        """Return the ranks of these groups, in the order of their rows."""
+        """Return the ranks of the given groups, in the order of their rows."""
         return list(chain.from_iterable(self._groups[number].rows for number in having))
 
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
-        """Return the sums of each interval, and of all waiting: ranks x steps x (intervals + 1)."""
+        """Return the busy time in each interval, followed by the total waiting time.
+
+        The result is [ranks, steps, intervals + 1].
+        """
         after_all = self._number_of_intervals
         intervals = [self._intervals.get(place, after_all) for place in group.columns]
         columns = torch.tensor(intervals, dtype=torch.long)
@@ -228,7 +231,7 @@ class _Selection:
         return _sorted_series(self._ranks_of(having), seconds)
 
     def _stacked(self, having: Sequence[int], places: Sequence[ModulePhase]) -> Tensor:
-        """Return the times of groups in these places: ranks x steps x places."""
+        """Return the times of the given groups and places as [ranks, steps, places]."""
         parts = []
         for number in having:
             parts.append(self._times[number][:, :, self._columns(number, places)])
@@ -240,9 +243,9 @@ class _Selection:
         return [columns[place] for place in places]
 
     def _chosen_places(self) -> set[ModulePhase]:
-        """Return the places with the largest excess of a late rank, and the longest places.
+        """Return the places where a late rank has the largest excess, and the longest places.
 
-        Returns as many places as fit into a table.
+        As many places are returned as fit into a table.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
@@ -265,7 +268,7 @@ class _Selection:
     def _excess(
         self, having: Sequence[int], places: Sequence[ModulePhase]
     ) -> tuple[list[float], list[float]]:
-        """Return, by place, the largest mean excess of a late rank, and the usual time."""
+        """Return two lists: each place's largest mean excess of a late rank, and its usual time."""
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
         rows = [row for row, rank in enumerate(ranks) if rank in self._candidates]
@@ -276,7 +279,7 @@ class _Selection:
         return excess.tolist(), usual.mean(0).tolist()
 
     def _repeated(self) -> dict[ModulePhase, Repeated]:
-        """Return the sums over repeated modules that a late rank has."""
+        """Return the summed times of the repeated modules that a late rank has."""
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
             having_all = set(self._having[members[0]])
@@ -296,7 +299,7 @@ class _Selection:
         return repeated
 
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
-        """Return the sum of a group's times over these places: ranks x steps."""
+        """Return the sum of a group's times over the given places, as [ranks, steps]."""
         columns = self._columns(number, places)
         sums = []
         # Only a few ranks are copied at once.
@@ -306,6 +309,6 @@ class _Selection:
 
 
 def _sorted_series(ranks: Sequence[int], seconds: Tensor) -> RankSeries:
-    """Return the series of ranks, in rank order, from a tensor of ranks x steps."""
+    """Return the series of the ranks, in rank order; `seconds` is [ranks, steps]."""
     by_rank = dict(zip(ranks, map(tuple, seconds.tolist()), strict=True))
     return RankSeries((rank, by_rank[rank]) for rank in sorted(by_rank))

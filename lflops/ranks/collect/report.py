@@ -1,8 +1,9 @@
 """Pack and unpack the report of one rank on a window.
 
-The names of modules and all counts are equal on most ranks of a run. So they are a separate blob,
-named by a hash of its content, and one rank hands it in for all ranks. The rest of a report is the
-steps of the rank, and the times of its modules as a table of float32.
+The names of modules and all counts are equal on most ranks of a run. So they are packed as a
+separate blob, which is named by a hash of its content and is not handed in again by every rank. The
+rest of a report consists of the rank's steps, and the times of its modules as a table of float32
+values.
 
 If the times of all ranks are too large for rank 0, only a sample of the ranks hands in times.
 """
@@ -37,7 +38,7 @@ from lflops.timing.module_times import ScaledTimes, with_times
 
 Part = TypeVar("Part")
 
-# Most bytes of module times that all ranks together hand in.
+# All ranks together hand in at most this many bytes of module times.
 MOST_BYTES = 1 << 27
 
 # A low compression level. Names repeat so often that a higher level gains little.
@@ -48,8 +49,8 @@ class RankReport(NamedTuple):
     """The report of a rank on a window.
 
     Attributes:
-        steps: The self times of modules in each module-timing step, in the order of the profile's
-            steps, as measured.
+        steps: The raw self times of modules in each module-timing step, in the order of the
+            profile's steps.
         node: The node that the rank runs on, if it has a name.
         coordinates: The rank's coordinate in each kind of parallelism.
     """
@@ -62,12 +63,12 @@ class RankReport(NamedTuple):
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a table with the names of the places of its times.
+    """The part of a table that lists the places with times.
 
     Attributes:
         places: The places that have times.
         waits: The places where ranks wait for each other.
-        begins: The places with collectives that begin there and are awaited elsewhere.
+        begins: The places where a collective begins but is awaited elsewhere.
     """
 
     places: tuple[ModulePhase, ...]
@@ -96,10 +97,11 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         at: The step index of each row of times; empty if the rank hands in no times.
-        disturbed: The steps that are not typical of this rank.
-        memory: The name of the blob with the memory of the rank.
+        disturbed: The indices of the steps that are not typical of this rank.
+        memory: The name of the blob with the memory of the rank; `None` if it is unknown.
         groups: The names of the groups of collectives; the table has only their numbers.
-        waiting: Exposed seconds of collectives by the number of the place where they are awaited.
+        waiting: Exposed seconds of collectives, keyed by the number of the place where they are
+            awaited.
     """
 
     summary: RankSummary
@@ -122,7 +124,7 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport, *, ranks: int = 1) -> Packed:
-    """Pack the report of one rank out of `ranks`."""
+    """Pack the report of one of `ranks` ranks."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "module_timing"]
     steps = _timed_steps(report)
@@ -215,12 +217,15 @@ def _groups(profile: Profile) -> tuple[str, ...]:
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:
-    """Unpack a value. To read only a part of a table, pass `PlacesOfTable` as the kind."""
+    """Unpack a blob as `kind`. To read only a part of a table, pass `PlacesOfTable`."""
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
-    """Make the rows of a rank's profile from its table, and its seconds by step and place."""
+    """Make the rows of a rank's profile from its table, header and times.
+
+    `times` has a row for each step, with the seconds of each place.
+    """
     communication = []
     seconds_of_calls = head.summary.communication_seconds
     for each, (seconds, exposed) in zip(table.communication, seconds_of_calls, strict=True):
@@ -263,7 +268,7 @@ def _is_timed(phase: str) -> bool:
 def _scales(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> dict[ModulePhase, float]:
-    """Return, for each place, the ratio of two medians: without hook overhead, and as measured."""
+    """Return, for each place, the ratio of its median without hook overhead to its raw median."""
     scales = {}
     for place in set().union(*steps):
         scales[place] = 1.0
@@ -289,7 +294,7 @@ def _without_times(modules: Mapping[str, ModuleProfile]) -> Mapping[str, ModuleP
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:
-    """Pack a blob; return it with its name, which is a hash of its content."""
+    """Pack a value; return the name of the blob, which is a hash of its content, and the blob."""
     packed = msgpack.encode(value)
     name = hashlib.blake2b(packed, digest_size=16).hexdigest()
     return name, zlib.compress(packed, _FAST)

@@ -11,26 +11,28 @@ from torch import distributed
 
 from lflops.torch_private.distributed import group_store
 
-# torch defines the stores here, if it was built with them.
+# The module with the store classes, if torch was built with them.
 STORES: Any = distributed
 
 # Prefix of this run's keys in the store of the process group.
 RUN = "run"
 
-# Share of the timeout that is passed to torch for opening a connection. If a connection is refused,
-# torch tries twice, and takes up to 2.5 times as long.
+# torch gets this share of the timeout to open a connection. If the connection is refused, torch
+# tries twice and takes up to 2.5 times as long.
 CONNECT = 0.25
 
-# torch logs a wait that ends by its timeout. A longer timeout does not fit into torch's
-# milliseconds.
+# Timeout of a wait that should not time out, because torch would log it. A longer timeout would
+# overflow, because torch counts in milliseconds.
 FOREVER = timedelta(days=20)
 
-# Most bytes of a value. A store refuses much larger values.
+# Values with more bytes are split, because a store refuses values that are much larger.
 LARGEST_VALUE = 1 << 22
 
 
 def shared_store(name: str, *, timeout: float) -> Any:
-    """Return the store of the default process group on another connection, or `None`.
+    """Open a second connection to the store of the default process group.
+
+    Returns `None` if the connection fails or the kind of store is unknown.
 
     A connection serves one caller at a time, and the process group must not wait for a background
     thread. All ranks must call this function at a point where no rank is training. No collective is
@@ -67,7 +69,7 @@ def _innermost(store: Any) -> Any:
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
     """Wait until a key exists, without a timeout.
 
-    If the store can only be polled, the event also ends the wait.
+    If the store can only be polled, `is_over` also ends the wait.
     """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
@@ -131,7 +133,8 @@ class RankStore:
     def put(self, key: str, value: bytes) -> None:
         """Set a key.
 
-        A large value is split. Its first part is set last and makes the value complete.
+        A large value is split into parts. The first part is set last, because it marks the value as
+        complete.
         """
         starts = range(0, max(len(value), 1), LARGEST_VALUE)
         parts = [value[start : start + LARGEST_VALUE] for start in starts]

@@ -1,7 +1,8 @@
 """Find the position of each rank in each kind of parallelism, and the work of the whole model.
 
-A rank has a coordinate for data, tensor, pipeline and expert parallelism, if it is known. If
-sharded tensors do not show the work of the whole model, a count of the unsharded model supplies it.
+A rank has a coordinate for each kind of parallelism, such as data or tensor parallelism, if it is
+known. If sharded tensors do not show the work of the whole model, the work is taken from a count of
+the unsharded model.
 """
 
 import math
@@ -49,7 +50,7 @@ _NAMES = {
 """The names of mesh dimensions of each kind, without a final `_parallel`."""
 
 _NEEDED_FUNCTION = (
-    'pass a function from a rank to its coordinates, such as {"data": 0, "tensor": 1},'
+    'pass a function that takes a rank and returns its coordinates, such as {"data": 0, "tensor": 1},'
     " each counted from 0"
 )
 
@@ -98,12 +99,12 @@ def topology_of(
     Args:
         world_size: Number of ranks.
         rank: This rank.
-        function: Function from a rank to its coordinates, such as `{"data": 0, "tensor": 1}`. If it
-            is passed, no other source is read.
+        function: A function that takes a rank and returns its coordinates, such as `{"data": 0,
+            "tensor": 1}`. If it is passed, no other source is read.
         mesh: The mesh of the strategy. Its dimensions have names such as `("data_parallel",
             "tensor_parallel")`.
         model: The model. Its parameters may be distributed over meshes.
-        sampler: `num_replicas` and `rank`: the ranks over which batches are distributed.
+        sampler: The `num_replicas` and `rank` of the distributed sampler.
         node: The name of this rank's node.
     """
     if function is not None:
@@ -190,10 +191,10 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
 
 
 def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
-    """Return the kinds of the mesh of a model's parameters; empty if unknown.
+    """Return the kind of parallelism of each dimension of a parameter mesh; empty if unknown.
 
-    `fully_shard` uses one or two dimensions for data, and their names do not matter. Any other mesh
-    with one dimension and no name is for tensor parallelism.
+    `fully_shard` uses one or two dimensions for data parallelism, and their names do not matter. Any
+    other mesh with one dimension and no name is assumed to be for tensor parallelism.
     """
     names = list(mesh.mesh_dim_names or ())
     kinds = [_kind(name) for name in names]
@@ -214,7 +215,8 @@ def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
 def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:
     """Return the sizes and coordinates of a mesh by kind.
 
-    Dimensions of the same kind, such as replicas of shards, are flattened in row-major order.
+    Dimensions of the same kind, such as `dp_replicate` and `dp_shard`, are flattened in row-major
+    order.
     """
     shape = [int(size) for size in mesh.mesh.shape]
     kinds = [_kind(name) for name in names]
@@ -255,7 +257,7 @@ def check_logical(caller: str, logical: object) -> None:
 def with_logical(profile: Profile, whole: Profile) -> Profile:
     """Fill in unknown logical MACs of a rank's profile from a profile of the unsharded model.
 
-    If the two profiles contradict each other in a phase, the phase is not changed, and a note is
+    If the two profiles contradict each other in a phase, that phase is left unchanged and a note is
     added.
     """
     works: dict[ModulePhase, Work] = {}

@@ -22,7 +22,7 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# Number of ranks that hand in the same shared blob, because a rank may be killed before it is done.
+# This many ranks hand in each shared blob, because a rank may be killed before it is done.
 COPIES = 2
 
 
@@ -35,7 +35,7 @@ class RankWindow:
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Leave the report of this rank in the store for rank 0."""
+        """Put the report of this rank into the store, from which rank 0 reads it."""
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("rank 0 has stopped waiting for this report")
         self._store.put(self._key("begun", report.rank), b"")
@@ -116,7 +116,7 @@ class RankWindow:
         return profile
 
     def _summary(self, own_rank: int, packed: Packed, rank: int) -> RankSummary:
-        """Read a rank's summary again, with its steps, and remove it from the store."""
+        """Read a rank's summary again, this time with its steps, and remove it from the store."""
         head = packed.head if rank == own_rank else self._store.take(self._key("head", rank))
         return unpacked(head, RankHeader).summary
 
@@ -156,7 +156,7 @@ class RankWindow:
         return absent
 
     def _close(self, heads: Mapping[int, RankHeader], at_hand: AbstractSet[str]) -> None:
-        """Delete from the store what was read, because the store is in memory."""
+        """Delete the reports that were read, because the store keeps them in memory."""
         self._store.put(self._key("closed"), b"")
         for rank in heads:
             self._store.drop(self._key("begun", rank))

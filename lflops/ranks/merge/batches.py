@@ -30,8 +30,8 @@ Entry = TypeVar("Entry", bound=Any)
 def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     """Merge the profiles of a step's batches.
 
-    Work and calls are added up, facts are from the last batch, and memory is from the batch with
-    the highest peak.
+    Work and calls are added up. The facts of the run are from the last batch, and memory is from the
+    batch with the highest peak.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -106,7 +106,7 @@ def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str
 
 
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
-    """Return each note once, with whole-number values added up."""
+    """Return each note once, and add up its integer values."""
     notes: dict[tuple[str, str], Note] = {}
     for profile in profiles:
         for note in profile.notes:

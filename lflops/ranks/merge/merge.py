@@ -65,7 +65,7 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     """The facts and steps that a rank reports in addition to its rows.
 
     Attributes:
-        table: The name of the rank's rows. Ranks with the same name have the same counts.
+        table: The name of the rank's table of rows. Ranks with the same table have the same counts.
         failed: Whether the run ended with an exception on this rank.
         model_macs: MACs of forward and backward.
         macs: MACs of all phases.
@@ -95,37 +95,38 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The figures of a module come from one rank and are never sums over ranks. This rank is the
-    leading rank: the rank with the most FLOPs, or the first such rank. The facts of the run are
-    from the leading rank too, including the samples and tokens of its batch.
+    The figures of a module come from one rank and are never sums over ranks. They come from the
+    leading rank, which is the first rank with the most FLOPs. The facts of the run are from the
+    leading rank too, including the samples and tokens of its batch.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading
-    rank does not have is copied from another rank, and is added to the rows above it. These rows
-    then contain the work of several ranks, which no clock measured together, so their seconds are
-    `None`. Modules with the same name are assumed to be the same module.
+    rank does not have is copied from another rank, and its work is added to the rows above it. Those
+    rows then contain the work of several ranks, which no clock measured together, so their seconds
+    are `None`. Modules with the same name are assumed to be the same module.
 
     The other fields:
 
-    * `ranks` has for each rank its MACs of forward and backward, its peak memory, and the seconds
-      of its unprofiled steps. A rank on which the run ended with an exception is `failed`; it only
-      becomes the leading rank if all ranks failed. A rank without a profile is `missing`. Both make
-      the run partial.
+    * `ranks` lists, for each rank, the MACs of forward and backward, the peak memory, and the
+      seconds of its unprofiled steps. A rank on which the run ended with an exception is `failed`;
+      it becomes the leading rank only if all ranks failed. A rank without a profile is `missing`.
+      Both make the run partial.
     * `rank_stats` has the median self time of each module on each rank, if it is known on at least
       two ranks.
     * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
       the times of modules in single steps, so their quartiles are compared.
-    * The times of modules are from the rank that came last in most unprofiled steps: the forward in
-      `steps` is from this rank, too.
-    * `steps` has for each interval between two collectives the phases of the rank that waited least
-      at its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, if
-      `data_parallel_size` shows which ranks have a separate batch.
-    * `memory` is from the rank with the largest peak. Peaks of rows are the largest of any rank.
-    * `unsupported` has all operators that any rank ran without a formula. Each note appears once.
-      Two notes are added: which ranks are missing, and that ranks differ in their work.
+    * The times of modules are from the rank that came last in most unprofiled steps. In those steps,
+      forward in `steps` is from the same rank.
+    * `steps` has, for each interval between two collectives, the phases of the rank that waited
+      least at the end of the interval. Marks are from all ranks. Samples and tokens are summed over
+      the ranks if `data_parallel_size` shows which ranks have a separate batch.
+    * `memory` is from the rank with the largest peak. The peak of a row is the largest on any rank.
+    * `unsupported` has all operators that any rank ran without a formula.
+    * `notes` has each note once. Notes are added if ranks are missing, or if ranks did different
+      work.
 
     Args:
-        profiles: The profiles in rank order, or by rank: `{rank: lflops.load(f"rank{rank}.json")
-            for rank in range(8)}`.
+        profiles: The profiles as a list in rank order, or as a mapping by rank, such as `{rank:
+            lflops.load(f"rank{rank}.json") for rank in range(8)}`.
 
     Raises:
         ProfileError: A value is not a profile, is passed twice, is already merged, or is from
@@ -227,7 +228,7 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """Merge the parts of profiles.
+    """Merge the ranks of a run from their summaries, and from rows and memory of single ranks.
 
     For most ranks, only the summary is needed.
 
@@ -236,10 +237,11 @@ def merged(
         rows_of: Returns a rank's rows, operators, unsupported operators and collectives. Called
             once for each distinct table, and for the rank that came last.
         memory_of: Called for the rank with the largest peak.
-        rank_table: Makes the table of the ranks' times by place, from the pattern of each module's
-            name.
+        rank_table: Takes the name pattern of each module, and returns the table of the ranks' times
+            by place.
         waits: The places where ranks wait for each other.
-        absent: Ranks without a summary. A rank that is neither here nor in `summaries` is missing.
+        absent: Ranks without a summary. A rank that is neither in `absent` nor in `summaries` is
+            missing.
 
     Raises:
         ProfileError: The ranks are from different runs.
@@ -299,12 +301,13 @@ def merged(
 
 
 class _StepsOfRanks:
-    """Merges and compares the steps of all ranks, so that the single steps need not be kept.
+    """Merges and compares the steps of all ranks without keeping the single steps.
 
     Attributes:
         merged: The steps of the run.
-        unprofiled: The unprofiled steps, and the module-timing steps. A window has few unprofiled
-            steps, and the cost of hooks is the same on all ranks.
+        unprofiled: The unprofiled steps and the module-timing steps. A window has few unprofiled
+            steps. Module-timing steps can be compared too, because the cost of hooks is the same on
+            all ranks.
         of_rank: The statistics of each rank's unprofiled steps.
     """
 
@@ -400,7 +403,7 @@ def _fitted(
 
 
 def _shifted_backward(root: ModuleProfile, seconds: float) -> ModuleProfile:
-    """Return the root with these seconds added to its backward, in total and in its self time."""
+    """Return the root with `seconds` added to the total time and the self time of backward."""
     work = root.backward
     if work.seconds is not None:
         work = replace(work, seconds=work.seconds.shifted(seconds))
@@ -422,9 +425,9 @@ def _with_least_seconds(
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
 ) -> tuple[Communication, ...]:
-    """Return the collectives with their least time over the ranks.
+    """Return the collectives, each with its shortest time on any rank.
 
-    A least time requires times from at least two ranks.
+    The shortest time is known only if at least two ranks have times.
     """
     known: dict[tuple[object, ...], list[float]] = {}
     for summary in summaries:
@@ -442,7 +445,7 @@ def _with_least_seconds(
 
 
 def _key_on_all_ranks(each: Communication) -> tuple[object, ...]:
-    """Return a key that is equal on all ranks; the names of groups differ between ranks."""
+    """Return a key that is equal on all ranks. It omits the group, whose name differs by rank."""
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
@@ -503,7 +506,7 @@ def _check_rank(rank: Any, profile: Any) -> None:
 def _check_one_run(runs: Mapping[int, Run]) -> None:
     """Raise a `ProfileError` if the ranks cannot be from one run.
 
-    An unknown value does not contradict any other value. A world size of 1 does not either.
+    An unknown value or a world size of 1 does not contradict any other value.
     """
     known: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
@@ -524,7 +527,7 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """Return the facts that must be equal on all ranks of a run, by their names in messages."""
+    """Return the facts that must be equal on all ranks of a run, keyed by the names for messages."""
     facts: dict[str, object] = {}
     for field in _FACTS_OF_RUN:
         facts[f"run.{field}"] = getattr(run, field)
@@ -538,7 +541,7 @@ def _facts(run: Run) -> dict[str, object]:
 def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
     """Return the facts of the leading rank.
 
-    If the ranks have different chips, the peak is unknown.
+    If the ranks have different chips, `hardware` is `None`.
     """
     runs = [summary.run for summary in summaries.values()]
     run = summaries[leading].run
@@ -589,7 +592,7 @@ def _ranks(
     slowest: Mapping[int, int],
     absent: Mapping[int, Rank],
 ) -> Iterator[Rank]:
-    """Yield every rank of the run.
+    """Yield the record of every rank of the run.
 
     `slowest` has the number of steps in which each rank was the slowest.
     """
@@ -630,7 +633,7 @@ def _notes(
     rows: MergedRows,
     ranks: Sequence[Rank],
 ) -> tuple[Note, ...]:
-    """Return the notes of all ranks, each once, and notes about missing and differing ranks."""
+    """Return each note of the ranks once, then notes about missing ranks and different work."""
     of_ranks: dict[tuple[str, str], Note] = {}
     for rank in order:
         for note in summaries[rank].notes:

@@ -1,10 +1,10 @@
-"""Compare the ranks: find late ranks, by how much, and where they took longer than other ranks.
+"""Compare the ranks: find which ranks are late, by how much, and where they took longer.
 
 The result is the evidence, step by step. `ranks.stragglers` decides whether it is significant.
 
-The lateness of a rank in an interval is its busy time minus the median of the other ranks. Its
-excess in a place is its time in this place minus the median of the other ranks. The other ranks
-wait for the part of the excess that makes the rank late.
+The lateness of a rank in an interval is its busy time minus the median busy time of the other
+ranks. The excess of a rank in a place is its time in this place minus the median time of the other
+ranks. The other ranks wait only for the part of the excess that makes the rank late.
 """
 
 import bisect
@@ -27,28 +27,28 @@ from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
-# Number of ranks that are compared place by place: the latest ranks.
+# Only the ranks that are latest are compared place by place: this many.
 CANDIDATES = 32
-# Number of excesses that a profile keeps: the most expensive.
+# A profile keeps this many of the most expensive excesses.
 KEPT = 256
 # An excess or a wait that costs a smaller share of a step is dropped.
 WORTH_KEEPING = 0.004
-# Number of waits that a profile keeps: the longest.
+# A profile keeps this many of the longest waits.
 WAITS_KEPT = 32
 
 # A rank is slower everywhere only if at least this share of its busy time is outside its slowest
 # place.
 LEAST_SHARE = 0.3
-# Factor for the expected time of a module that is estimated from its share of the work, because
-# there is no similar module.
+# If there is no similar module, the usual time of a module is estimated from its share of the work.
+# The estimate is multiplied by this factor.
 GENEROUS = 3.0
-# With at least this many other ranks, their standard deviation is known.
+# The standard deviation of the other ranks is computed only if there are at least this many.
 FEW_RANKS = 5
-# Number of excesses of other ranks that a delay keeps: the largest.
+# A delay keeps this many of the largest excesses of other ranks.
 LARGEST = 8
 # With at least this many steps, the single slowest step is ignored.
 MANY_STEPS = 5
-# Number of sizes for which large excesses are counted: one step, and fractions of a step.
+# Large excesses are counted for this many sizes: the length of a step, and fractions of it.
 JOLT_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
@@ -94,7 +94,8 @@ class _Usual(NamedTuple):
 
     Attributes:
         series: The usual times by place, for the ranks with a known usual time.
-        estimated: The places with a usual time that is unknown, or estimated from their work.
+        estimated: The places without a comparable place. Their usual times are estimated from
+            their work, or unknown.
     """
 
     series: dict[ModulePhase, RankSeries]
@@ -108,8 +109,8 @@ def compare_ranks(
 
     Args:
         table: The times of the ranks.
-        work: The work of places in modules. It is used to estimate the time of a module that only
-            one rank has.
+        work: The work of each module in each phase. It is used to estimate the usual time of a
+            module that only one rank has.
         whole: Whether to compare the whole step of each rank as well, for tables with too few
             places to show that a rank is slower everywhere.
     """
@@ -149,7 +150,7 @@ def compare_ranks(
 
 
 def times_last(table: RankTable) -> dict[int, int]:
-    """Count, for each rank, the steps in which it was busy longest.
+    """Count the steps in which each rank was busy longest.
 
     Empty if ranks have different modules, or if single steps are unknown.
     """
@@ -175,7 +176,7 @@ class _Lateness:
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
-        """Return a rank's lateness over these intervals; negative for steps in which it is early."""
+        """Return a rank's lateness over `intervals`; negative in steps in which it is early."""
         if self._waiting_of_others is not None:
             return self._waiting_of_others[rank]
         return total(self._by_interval[interval][rank] for interval in intervals)
@@ -196,7 +197,7 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     """Find the usual time of each rank in each place: the median of the other ranks.
 
     A module that only one rank has is compared with similar modules, on other ranks if possible. If
-    there are none, its usual time is estimated from its share of the work.
+    there are no similar modules, its usual time is estimated from its share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
     alone: dict[ModulePhase, tuple[int, Steps]] = {}
@@ -245,7 +246,7 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, tuple[int, Steps]],
 ) -> list[ModulePhase]:
-    """Return the other places of the group; only places on other ranks if there are any."""
+    """Return the other places of the group, or only those on other ranks if there are any."""
     rank, _ = alone[place]
     on_other_ranks = [other for other in group if alone[other][0] != rank]
     return on_other_ranks or [other for other in group if other != place]
@@ -258,7 +259,8 @@ def _by_work(
 ) -> Steps | None:
     """Estimate a place's seconds from the rate of the other modules.
 
-    The rate is in FLOPs or in bytes, whichever gives a longer time. `None` if the work is unknown.
+    The rate is in FLOPs or in bytes, whichever gives the longer time. Returns `None` if the work is
+    unknown.
     """
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
@@ -313,7 +315,7 @@ def _everywhere(
 
 
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in its busy time of the whole step."""
+    """Yield the excess busy time of each late rank over the whole step."""
     busy = table.busy_in_all()
     usual = busy.median_of_others()
     intervals = tuple(table.busy)
@@ -372,7 +374,7 @@ def is_on_device(place: ModulePhase) -> bool:
 
 
 def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) -> RankSeries:
-    """Return each rank's seconds in all places on the device, or in all places."""
+    """Return each rank's seconds in all places on the device or, if `whole`, in all places."""
     parts = [table.seconds[place] for place in places if whole or is_on_device(place)]
     if not parts:
         return RankSeries()
@@ -397,9 +399,9 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _noise(beyond: RankSeries, rank: int) -> float | None:
-    """Return the standard deviation of the excess over the other ranks.
+    """Return the standard deviation of the median excesses of the other ranks.
 
-    `None` if there are too few other ranks.
+    Returns `None` if there are too few other ranks.
     """
     medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
@@ -426,7 +428,7 @@ def _large_excesses(
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Yield, for each place where ranks wait, the awaited rank and the waiting time."""
+    """Yield a record of each long wait, with the awaited rank and the waiting time."""
     for place in table.waits:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
@@ -471,7 +473,7 @@ def _awaited_rank(series: RankSeries) -> int:
 
 
 def _lost(table: RankTable) -> float:
-    """Return the seconds per step that the last rank of each interval takes beyond the median."""
+    """Return the seconds per step that are lost because the last rank exceeds the median."""
     lost = 0.0
     for series in table.busy.values():
         lost += _usual_mean(series.beyond_median())
@@ -481,8 +483,8 @@ def _lost(table: RankTable) -> float:
 def _usual_mean(steps: Sequence[float]) -> float:
     """Return the mean over the steps.
 
-    With many steps, the longest step counts with the time of the second longest, because one
-    disturbance of the machine is not typical of the run.
+    With many steps, the longest step is replaced by the second longest, because one disturbance of
+    the machine is not typical of the run.
     """
     if len(steps) < MANY_STEPS:
         return statistics.fmean(steps)

@@ -1,6 +1,6 @@
 """Store the seconds of each rank, step by step, and calculate with them.
 
-Series are plain tuples of numbers, because there may be thousands of ranks, and Python's garbage
+The seconds are plain tuples of numbers. There may be thousands of ranks, and Python's garbage
 collector does not track such tuples.
 """
 
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-# With at most this many ranks, the median of the other ranks differs from the median of all ranks.
+# With more ranks, the median of all ranks is close enough to the median of the other ranks.
 FEW = 17
 
 Steps = tuple[float, ...]
@@ -45,7 +45,7 @@ class RankSeries(dict[int, Steps]):
 
     @classmethod
     def sum_of(cls, parts: Collection["RankSeries"], ranks: Iterable[int]) -> Self:
-        """Add up several series for these ranks."""
+        """Add up several series for the given ranks."""
         return cls({rank: total(part[rank] for part in parts) for rank in ranks})
 
     def by_step(self) -> list[Steps]:
@@ -53,12 +53,12 @@ class RankSeries(dict[int, Steps]):
         return list(zip(*self.values(), strict=True))
 
     def add(self, other: "RankSeries") -> None:
-        """Add another series to this series in place; it may have fewer ranks."""
+        """Add `other` to this series in place; `other` may have fewer ranks."""
         for rank, seconds in other.items():
             self[rank] = plus(self[rank], seconds)
 
     def minus(self, other: "RankSeries") -> "RankSeries":
-        """Subtract another series, for the ranks in that series."""
+        """Subtract `other`; the result has only the ranks of `other`."""
         return RankSeries({rank: minus(self[rank], other[rank]) for rank in other})
 
     def median_of_others(self) -> "RankSeries":
@@ -80,7 +80,7 @@ class RankSeries(dict[int, Steps]):
         return self.minus(self.median_of_others())
 
     def beyond_median(self) -> list[float]:
-        """Return the seconds of the last rank beyond the median in each step."""
+        """Return, for each step, the seconds by which the last rank exceeds the median."""
         beyond = []
         for step in self.by_step():
             beyond.append(max(step) - statistics.median_low(step))

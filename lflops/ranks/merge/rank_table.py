@@ -32,13 +32,13 @@ OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
 SYNC = ModulePhase("", "sync")
 """The synchronization of ranks at the end of a step."""
 
-# Most intervals of a step. With many ranks there are fewer intervals, so that all ranks and
-# intervals have at most `MOST_SUMS` sums in each step.
+# A step has at most this many intervals. With many ranks it has fewer intervals, so that a step has
+# at most `MOST_SUMS` sums over all ranks and intervals.
 MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
 
-# Number of `rank_stats` that keep the time of every rank.
+# Only this many `rank_stats` keep the time of every rank.
 WITH_ALL_RANKS = 32
 
 _PHASES = (*PHASES, *OUTSIDE)
@@ -46,7 +46,7 @@ _PHASES = (*PHASES, *OUTSIDE)
 
 @dataclass(frozen=True)
 class Repeated:
-    """Several modules with names that differ only in numbers, in one phase: `layers.*.mlp` forward.
+    """Several modules in one phase with names that differ only in numbers, such as `layers.*.mlp`.
 
     Attributes:
         modules: Number of modules.
@@ -64,7 +64,8 @@ class RankTable:
     """Times of all ranks in the same steps.
 
     Attributes:
-        seconds: Times by place. With very many ranks and modules, only the places that matter most.
+        seconds: Times by place. If there are very many ranks and modules, only the most important
+            places are included.
         repeated: Sums over repeated modules, by pattern.
         busy: Time in all places where no rank waits, by interval.
         waiting: The time in all places where ranks wait.
@@ -73,11 +74,11 @@ class RankTable:
         step_seconds: Median time of a step over ranks and steps.
         staged: Whether ranks have different modules, as in a pipeline.
         patterns: The name of each module with `*` for the numbers of repeated modules.
-        are_quartiles: Whether the table has three quartiles instead of steps, because single steps
-            are unknown.
-        begins: The places with collectives that begin there and are awaited elsewhere.
-        known_waits: Exposed seconds of collectives per step by rank, for the places in `waits` that
-            have such times in the traces of all ranks.
+        are_quartiles: Whether the table has three quartiles instead of steps, because the times of
+            single steps are unknown.
+        begins: The places where a collective begins but is awaited elsewhere.
+        known_waits: Exposed seconds of collectives per step, by place and rank. Only the places in
+            `waits` for which the traces of all ranks have these times.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -335,16 +336,17 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
 
 
 def begins_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places with collectives that begin there and are awaited elsewhere."""
+    """Return the places where a collective begins but is awaited elsewhere."""
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
     return begun - waits_in(profile)
 
 
 def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
-    """Return the exposed seconds of collectives per step, by the place where they are awaited.
+    """Return the exposed seconds of collectives per step, keyed by the place that awaits them.
 
-    The seconds include transfer and waiting; `None` if unknown. If a collective begins in a module
-    during backward and is not awaited there, it is awaited at the end of backward, in the root.
+    The seconds include transfer and waiting; they are `None` if unknown. If a collective begins in a
+    module during backward and is not awaited there, it is awaited at the end of backward, in the
+    root.
     """
     waits = waits_in(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -365,7 +367,7 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
 def known_waits(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Return the exposed seconds of collectives by rank, for places with known times on all ranks."""
+    """Return the exposed seconds of collectives by rank, for places with times from all ranks."""
     by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():
@@ -377,7 +379,8 @@ def known_waits(
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """Return the lower quartile, the median and the upper quartile of each place's seconds.
 
-    They are used like three steps if single steps are unknown. Empty if no module was timed.
+    The quartiles replace the steps of a table if the times of single steps are unknown. Returns an
+    empty list if no module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}
     for row, module in profile.modules.items():

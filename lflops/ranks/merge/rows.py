@@ -21,7 +21,7 @@ from lflops.profile.profile import (
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import spelled_runs, sum_known, sums
 
-# Largest number of ranges of ranks that `ranges` lists.
+# `ranges` lists at most this many ranges.
 _LISTED = 12
 
 _PARAMETER_FIELDS = (
@@ -38,7 +38,7 @@ Entry = TypeVar("Entry", OpCount, Communication)
 
 
 class MergedRows:
-    """Merges the rows of ranks, which are added in the order in which they lead.
+    """Merges the rows of ranks, which are added one after another, starting with the leading rank.
 
     A rank adds only the rows that no earlier rank had. So a thousand ranks need no more memory than
     their distinct rows.
@@ -68,7 +68,7 @@ class MergedRows:
         self._communication: dict[int, list[Communication]] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Add the next rank; `lowest` is the first rank with the same rows."""
+        """Add the next rank; `lowest` is the lowest rank with the same rows."""
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
@@ -86,7 +86,7 @@ class MergedRows:
         self.waits.update(profile.waits)
         self._op_counts[rank] = self._from(rank, profile.op_counts)
         self._communication[rank] = self._from(rank, profile.communication)
-        # If a total leaves out an operator on one rank, the total is incomplete.
+        # An operator without a formula on any rank makes the totals incomplete.
         for each in profile.unsupported:
             self.unsupported.setdefault((each.module, each.operator, each.phase), each)
 
@@ -95,7 +95,7 @@ class MergedRows:
         return [each for each in entries if self.sources[each.module] == rank]
 
     def modules(self) -> dict[str, ModuleProfile]:
-        """Return every row of its source, plus the work that other ranks have below it."""
+        """Return the rows, each with the work of the modules below it that only other ranks have."""
         added_below: dict[str, list[ModuleProfile]] = {}
         for row, module in self._rows.items():
             above = ancestry(row)[1:]
@@ -109,9 +109,9 @@ class MergedRows:
         return modules
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
-        """Group the rows that only some ranks have.
+        """Group the rows that are missing on some ranks.
 
-        Each group has its ranks and the uppermost of these rows.
+        For each group, yields the ranks that have the rows, and the uppermost of the rows.
         """
         all_ranks = (1 << len(self._added)) - 1
         uppermost: dict[int, list[str]] = {}
@@ -139,7 +139,7 @@ class MergedRows:
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Format ranks in rising order, such as `0, 4-7`; a long list is cut off."""
+    """Format ranks in ascending order, such as `0, 4-7`; a long list is cut off."""
     runs = spelled_runs(ranks)
     if len(runs) > _LISTED:
         runs[_LISTED:] = ["…"]
@@ -164,9 +164,9 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
-    """Return the inclusive work plus additional work below.
+    """Return the inclusive work of a row plus the work that was added below it.
 
-    The times become `None`, because times of several ranks cannot be added.
+    If work was added, the times become `None`, because times of several ranks cannot be summed.
     """
     if not any(sums(below, *COUNTS).values()):
         return work
@@ -205,6 +205,6 @@ def _unsupported(profile: Profile) -> Counter[Hashable]:
 
 
 def _collectives(profile: Profile) -> Counter[Hashable]:
-    """Count equal collectives, without their group names, because these differ between ranks."""
+    """Count equal collectives. Group names are ignored, because they differ between ranks."""
     key = attrgetter("module", "phase", "collective", "group_size", "calls", "bytes")
     return Counter(map(key, profile.communication))

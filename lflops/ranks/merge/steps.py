@@ -5,9 +5,9 @@
     the run  | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
 
 Ranks leave a collective together. So the intervals of the ranks that came last add up to the time
-of the run, and contain no waiting. Ranks of a pipeline do not leave together, so their sum is
-shorter than the step of any rank. In this case, the merged step is the step of the rank that waited
-least.
+of the run, and contain no waiting. Ranks of a pipeline do not leave together, so the sum of their
+intervals is shorter than the step of any rank. In this case, the merged step is the step of the
+rank that waited least.
 """
 
 from collections import Counter, defaultdict
@@ -35,10 +35,7 @@ ORDER = (
 """The order in which the phases of a step run."""
 
 SYNC = "sync"
-"""The phase in which all other ranks wait for rank 0.
-
-Rank 0 itself does not wait.
-"""
+"""The phase in which all ranks except rank 0 wait for rank 0."""
 
 # If the intervals add up to less than this share of the shortest rank's step, they overlap.
 ALIGNED = 0.97
@@ -53,16 +50,16 @@ class RankSteps(Struct, frozen=True, kw_only=True):
 
 
 def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
-    """Return whether, in backward, ranks only wait at its end, as under DDP."""
+    """Return whether ranks wait only at the end of backward, not inside it, as under DDP."""
     return not any(wait.fqn and step_phase(wait.phase) == "backward" for wait in waits)
 
 
 class MergedSteps:
-    """Merges the steps of ranks, which are added in their order.
+    """Merges the steps of ranks, which are added in rank order.
 
     Args:
         waits: The phases in which ranks wait for each other.
-        at_end: Whether, in backward, ranks only wait at its end.
+        at_end: Whether ranks wait only at the end of backward, not inside it.
     """
 
     def __init__(self, waits: Collection[str], *, at_end: bool = False) -> None:
@@ -95,7 +92,10 @@ class MergedSteps:
 
     @property
     def last_rank(self) -> int | None:
-        """Return the rank with the forward of most merged unprofiled steps; `None` without a step."""
+        """Return the rank that supplies forward in most of the merged unprofiled steps.
+
+        Returns `None` if there is no unprofiled step.
+        """
         ranks = Counter(step.forward_rank for step in self._steps.values() if step.is_unprofiled)
         return max(ranks, key=lambda rank: (ranks[rank], -rank), default=None)
 
@@ -139,7 +139,7 @@ class _Waits:
     def _seconds(self, step: Step, phases: Iterable[str]) -> float:
         """Add up the waiting seconds.
 
-        If the waiting time of a phase is unknown, the whole phase is included.
+        If the waiting time in a phase is unknown, the whole phase counts as waiting.
         """
         seconds = 0.0
         for phase in phases:
@@ -235,7 +235,7 @@ class _MergedStep:
         return self._least_waiting.rank
 
     def joined(self) -> Step:
-        """Join the intervals.
+        """Join the intervals into one step.
 
         If the intervals overlap, return the step of the rank that waited least.
         """

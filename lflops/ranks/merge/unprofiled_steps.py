@@ -1,11 +1,11 @@
 """Compare the ranks in unprofiled steps, phase by phase.
 
-These steps have no times of modules, but there are many of them. So they include delays that occur
-in every tenth step, or that begin late.
+Unprofiled steps have no module times, but there are many of them. So they also show delays that
+occur only in every tenth step, or that begin late in the run.
 
 A rank also takes longer while the system gives its core to another thread. Such a wait has nothing
 to do with the phase in which it happens. If each rank has measured its waits for a core in each
-phase, phases are compared without these waits, and the waits are compared as a separate place:
+phase, phases are compared without the waits, and the waits are compared as a separate place:
 
     forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
@@ -35,15 +35,16 @@ from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
-# Number of steps that are kept for each rank: the last steps.
+# The last steps of each rank are kept: at most this many.
 MOST_STEPS = 256
-# With many ranks, fewer steps are kept: all ranks together keep at most `MOST_ROWS` steps.
+# With many ranks, fewer steps are kept: at most `MOST_ROWS` for all ranks together, but at least
+# `FEWEST_STEPS` for each rank.
 MOST_ROWS = 1 << 16
 FEWEST_STEPS = 16
 
-# Number of delays in a comparison. Each delay has two numbers per step.
+# A comparison keeps this many delays, because each delay has two numbers per step.
 KEPT = 6
-# Number of ranks for which waits for a core are kept.
+# The waits for a core are kept for this many ranks.
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
@@ -253,8 +254,8 @@ def _contended(
 ) -> dict[ModulePhase, RankSeries] | None:
     """Return the time that each rank waited for a core in each compared phase.
 
-    `None` if it is unknown on any rank. A rank that waits for other ranks needs no core, so the
-    phases in which ranks wait for each other are left out.
+    Returns `None` if a wait is unknown on any rank. A rank that waits for other ranks needs no core,
+    so the phases in which ranks wait for each other are left out.
     """
     if any(_has_unknown(columns[_waited_in(phase)]) for phase in _PHASES):
         return None
@@ -317,7 +318,7 @@ def _rounded(delay: RankDelay) -> RankDelay:
 def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[ModulePhase]:
     """Return the phases of a step in which ranks wait for each other.
 
-    If it is known that ranks only wait at the end of backward, backward itself is not included.
+    If ranks are known to wait only at the end of backward, backward itself is not included.
     """
     phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
     if is_wait_known:
@@ -330,7 +331,10 @@ def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[Module
 def _activity(
     ranks: Collection[int], columns: Mapping[str, RankSeries], busy: RankSeries
 ) -> tuple[RankActivity, ...]:
-    """Return these ranks' counters beyond the other ranks, weighted by the lateness in each step."""
+    """Return the activity of the given ranks compared with the other ranks.
+
+    Each step is weighted by how late the rank is in the step.
+    """
     late = busy.beyond_others()
     waited = columns["waited"].beyond_others()
     other_threads = columns["cpu"].minus(columns["thread_cpu"]).beyond_others()
@@ -367,9 +371,9 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 
 
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
-    """Return the correlation of lateness with the size of batches.
+    """Return the correlation between the lateness of a rank and the size of its batch.
 
-    Both are relative to the other ranks. `None` if the sizes are unknown or all equal.
+    Both are relative to the other ranks. Returns `None` if the sizes are unknown or all equal.
     """
     more = list(chain.from_iterable(units.beyond_others().values()))
     late = list(chain.from_iterable(busy.beyond_others().values()))

@@ -42,7 +42,7 @@ CATEGORIES = _COLOURS["categories"]
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure with this size in inches, and its axes."""
+    """Return an empty figure of the given size in inches, and its axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):
@@ -96,7 +96,7 @@ _AFTER_OPERATOR = 0.5
 """Position of the peak, between the operator that reached it and the next operator."""
 
 _LATE = 0.75
-"""If the peak is after this share of the step, its label is to the left of it."""
+"""The label is to the left of the peak if the peak is after this share of the step."""
 
 
 def memory_figure(analysis: Analysis) -> Figure:
@@ -404,7 +404,7 @@ def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
 
 
 def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
-    """Draw a roofline, from a decade before all points and usual ridge points to a decade after."""
+    """Draw a roofline that extends a decade beyond all points and typical ridge points."""
     values = [0.1, 1000.0, *intensities]
     left = min(values) / _DECADE
     right = max(values) * _DECADE

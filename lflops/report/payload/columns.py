@@ -38,7 +38,7 @@ def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") ->
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
-    """Make a table of these fields in which every column is a list."""
+    """Make a table of the given fields in which every column is a list."""
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 

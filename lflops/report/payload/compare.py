@@ -1,4 +1,4 @@
-"""Compare two windows on the page: the data that comparisons need, and the payload of a comparison."""
+"""Build the data that the page needs to compare two windows, and the payload of a comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -29,12 +29,12 @@ _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 
 class ComparedFigures(RunFigures, frozen=True, kw_only=True):
-    """The data that comparisons of a window need and its table of modules does not have.
+    """The data for comparisons of a window, in addition to its table of modules.
 
     Attributes:
-        times: Operator calls and errors of the medians of each module in each phase with times, in
-            the order of the table of modules, inclusive and `self_`. Errors are rounded to four
-            digits to keep the page small.
+        times: Columns of operator calls and of the errors of median times, for each phase with
+            times, inclusive and `self_`. The rows are in the order of the table of modules. Errors
+            are rounded to four digits to keep the page small.
     """
 
     times: Columns
@@ -46,13 +46,12 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
     Attributes:
         headline: The verdict on the step, and the other sentences about the changes.
         is_news: Whether anything changed beyond noise.
-        figures: Figures of the run, and of its whole work, by their names in `Diff`: before and
-            after.
+        figures: Figures of the whole runs, before and after, keyed by their names in `Diff`.
         modules: Columns with a value for each module: `before`, `after`, `kind` and `pattern`; the
             fields of the shown time, such as `time.before`; `own`, which is true if the shown time
             is self time; the self work, such as `macs.before` and `macs.after`; `peak_bytes`; and
-            the seconds and MACs of each phase, such as `forward.seconds.before`. If `own` is true,
-            these are self figures, otherwise inclusive.
+            the seconds and MACs of each phase, such as `forward.seconds.before`, which are self
+            figures if `own` is true, and otherwise inclusive.
     """
 
     headline: tuple[str, ...]
@@ -74,7 +73,7 @@ ready_for_threads(_Window)
 
 
 def compared_figures(analysis: Analysis) -> ComparedFigures:
-    """Extract the data that `lflops.diff` needs and the table of modules does not have."""
+    """Extract the data that `lflops.diff` needs in addition to the table of modules."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
     for name, values in time_columns(analysis.profile).items():
@@ -110,10 +109,10 @@ def compared_pairs(
 
 
 def compared_windows(before: bytes, after: bytes) -> bytes:
-    """Compare two payloads; returns a `ComparisonShown` as JSON.
+    """Compare two payloads, and return a `ComparisonShown` as JSON.
 
     Raises:
-        ValueError: A payload lacks data of a comparison.
+        ValueError: A payload lacks data that a comparison needs.
     """
     try:
         with gc_paused():

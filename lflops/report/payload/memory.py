@@ -47,7 +47,7 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
-    """Return a chip's name and the bytes of its memory that a process can use, if they are known."""
+    """Return a chip's name and the bytes of memory that a process can use, if they are known."""
     usable = None if chip is None else usable_bytes(chip)
     if chip is None or usable is None:
         return None, None
@@ -67,12 +67,12 @@ class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
 
     Attributes:
         rank: The rank that is shown: the rank with the largest peak; `None` for a single rank.
-        modules: Modules that hold the peak, most bytes first; repeated modules together.
+        modules: Modules that hold the peak, most bytes first. Repeated modules are one entry.
         more: Number of other modules that hold bytes of the peak, and their bytes.
-        largest: Number of the storages in `alive`.
+        largest: Number of storages in `alive`, before those of repeated modules are combined.
         alive: Largest storages at the peak. Storages of repeated modules are one entry, and
             `pattern` is the name of these modules with `*` for the number.
-        savings: Ways to lower the peak, with the most bytes that each saves, and its cost.
+        savings: Ways to lower the peak, each with the maximum bytes that it saves, and its cost.
     """
 
     source: str
@@ -140,7 +140,7 @@ def _rank_of_peak(profile: Profile, peak_bytes: int) -> int | None:
 
 
 def _index_of_peak(points: Sequence[_Point]) -> int | None:
-    """Return the index of the point that is not at an operator, or `None`."""
+    """Return the index of the peak, the only point between two operators, or `None`."""
     for index, point in enumerate(points):
         if point.at % 1:
             return index
@@ -182,7 +182,7 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
         step: Number of the step; for a traced step, its number among the traced steps.
         names: Names of modules, operators and kernels. The columns `name` have indices into this
             list.
-        left_out: Numbers of slices, operators and kernels that are too short to be listed.
+        left_out: How many slices, operators and kernels are too short to be listed.
     """
 
     rank: int
@@ -201,8 +201,8 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: The steps of each rank; the step with the median length comes first.
-        memory_at: Time of each point of the Memory view, in nanoseconds of the first of these
-            steps; `None` if unknown.
+        memory_at: Time of each point of the Memory view, in nanoseconds since the first step in
+            `ranks` began; `None` if unknown.
     """
 
     ranks: tuple[RankTimeline, ...]
@@ -258,7 +258,7 @@ class _Anchor(NamedTuple):
 def _memory_at(
     analysis: Analysis, step: StepTimeline, memory: MemoryShown | None
 ) -> list[int] | None:
-    """Compute the times of the points of the Memory view in a timed step with the same modules.
+    """Estimate when a timed step with the same modules reached each point of the Memory view.
 
     The step with counted memory was not timed. So modules that ran equally often in both steps are
     used as anchors, and the operators between two anchors are spaced evenly.
@@ -320,7 +320,7 @@ def _key(row: str, phase: str) -> tuple[str, str]:
 
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
-    """Yield the slices without slices inside; `slices` must be sorted by lane and time."""
+    """Yield the slices that contain no other slices; `slices` must be sorted by lane and time."""
     for each, following in pairwise(slices):
         if following.lane != each.lane or following.depth <= each.depth:
             yield each
@@ -332,7 +332,7 @@ def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
 
     Modules may have run in a different order in the two steps.
     """
-    # For each length, the anchor that ends a chain of this length at the earliest time, and this
+    # For each length of a chain, the anchor that ends such a chain at the earliest time, and that
     # time.
     ends: list[int] = []
     moments: list[int] = []

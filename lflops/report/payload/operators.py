@@ -37,8 +37,8 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 def modules(analysis: Analysis) -> Columns:
     """Build the columns of the modules, then of their work in each phase, inclusive and `self_`.
 
-    The column of names is always a list. Modules with the same number in `identical` have the same
-    counts, and so have all modules below them.
+    The column of names is always a list. If two modules have the same number in `identical`, they
+    have the same counts, and so do all modules below them.
     """
     profile = analysis.profile
     rows = list(profile.modules.values())
@@ -69,7 +69,7 @@ def _rank_spreads(profile: Profile) -> dict[str, float]:
 
 
 def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
-    """Build the columns with the counts of a phase, and its FLOPs that masks skip."""
+    """Build the columns with the counts of a phase, including the FLOPs that masks skip."""
     root = profile.modules[""].work(phase)
     works = [module.work(phase) for module in rows]
     columns: Columns = {}
@@ -230,7 +230,7 @@ def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row
 
 
 def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
-    """Return traced operators by their short names."""
+    """Return the traced operators, keyed by their short names."""
     if profile.trace is None:
         return {}
     return {_short_name(operator.name): operator for operator in profile.trace.operators}

@@ -42,7 +42,7 @@ class WindowHeader(Struct, frozen=True, kw_only=True):
         step: The step of the training run.
         when: Window and step as text.
         kind: The stage, or a description of how the profile was made.
-        figures: Known facts of the report that change from window to window, by name.
+        figures: Known facts of the report that change from window to window, keyed by name.
         ranges: The quartiles of these facts, if known.
     """
 
@@ -69,7 +69,7 @@ class RanksShown(Struct, frozen=True, kw_only=True):
         places: Modules and phases, with the seconds of the median rank, the extra seconds of the
             slowest rank, and whether ranks wait for each other in this place. The largest
             differences come first.
-        seconds: The seconds of each rank in each of these places.
+        seconds: For each entry of `places`, the seconds of each rank.
     """
 
     said: list[tuple[str, str]]
@@ -86,8 +86,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     A field is `None` if there is nothing to show.
 
     Attributes:
-        lflops: The version of this format, as the first field.
-        head: The data for lists of windows, as the second field, so that a server can read it
+        lflops: The version of this format. It is the first field.
+        head: The data for lists of windows. It is the second field, so that a server can read it
             without the other fields.
         title: Description of the profiled model.
         partial: Whether the run ended before the window did.
@@ -314,7 +314,7 @@ ready_for_threads(_Payload)
 
 
 def encoded_run(payload: bytes, folder: Path) -> bytes:
-    """Return the run of a window as JSON.
+    """Return the data of a window's run as JSON.
 
     The data comes from the window's payload and from the ledger in the run's folder.
 

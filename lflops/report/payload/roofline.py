@@ -41,10 +41,10 @@ class Points(Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: Columns of the points: `phase`, always a list; `module`, a row of the table of
-            modules; `label`, if the point has another name; `times`, the number of modules that the
-            point stands for; `has_below`, true if there are submodules, which the point does not
-            include; figures in SI units; and `over`, the reason in words if the point is above its
-            roofline limit.
+            modules; `label`, if the name is not the module's; `times`, the number of modules that
+            the point stands for; `has_below`, true if there are submodules, which the point does
+            not include; figures in SI units; and `over`, the reason in words if the point is above
+            its roofline limit.
         left_out: Number of points that are not in the table.
     """
 
@@ -60,7 +60,8 @@ class Roofs(Struct, frozen=True, kw_only=True):
         why_unknown: Reason why the points have no limit. Empty if they have a limit.
         modules: Modules by phase, without submodules.
         repeats: Modules by phase, with repeated modules as one point.
-        operators: Operators by phase and dtype, over all modules; their times are unknown.
+        operators: Operators by phase and dtype, over all modules; their times are known only from a
+            trace.
         fusion: A sentence about the bytes that compiled code moves. Empty if they are unknown.
     """
 
@@ -135,7 +136,7 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """Make the table of these rows; `number` is the number of all points."""
+    """Make a table of the given rows; `number` is the number of all points."""
     points = [row.point for row in rows]
     columns: Columns = {
         "phase": [point.phase for point in points],

@@ -1,4 +1,4 @@
-"""Draw chips on a terminal: a table of chips, and the figures of a chip next to a machine."""
+"""Draw chips on a terminal: a table of chips, and the figures of a chip and of this machine."""
 
 from collections.abc import Mapping
 

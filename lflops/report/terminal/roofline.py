@@ -23,8 +23,8 @@ _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     """Draw the rooflines, and the modules and operators with the largest potential speed-up.
 
-    `top` is the number of modules, and of operators. Without times, the largest roofline-bound
-    times come first.
+    `top` is the maximum number of modules, and also of operators. Without times, those with the
+    largest roofline-bound times come first.
     """
     overview = analysis.roofline
     modules = _modules(analysis)

@@ -107,10 +107,10 @@ class FittedTable:
             heading: Heading of the names.
             names: Names of the rows.
             columns: Cells by heading. A heading can have two lines.
-            room: Width of the names while columns can be left out. Default: the longest name, up to
-                40 characters.
-            first: Headings of the columns to leave out first. After them, the last columns are left
-                out.
+            room: Width that names keep as long as columns can be left out. By default, the length
+                of the longest name, up to 40 characters.
+            first: Headings of the columns to leave out first. After them, columns are left out from
+                the last to the first.
         """
         if room is None:
             longest = max(map(len, names), default=0)

@@ -1,4 +1,4 @@
-"""Find the category of operators and kernels, and precision and tensor cores by kernel names.
+"""Classify operators and kernels by category, precision and use of tensor cores.
 
 A kernel has the category of the operator that launched it, if the operator is known, because a
 layout conversion inside a convolution is convolution. Otherwise the kernel's name determines the
@@ -100,7 +100,7 @@ def _category_by_name(name: str) -> Category:
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
-    """Return whether a kernel runs on tensor or matrix cores; `None` if its name is unclear."""
+    """Return whether a kernel runs on tensor or matrix cores, by its name; `None` if unknown."""
     return _first_match(_TENSOR_CORE_PATTERNS, name)
 
 
@@ -109,11 +109,11 @@ _NARROW = re.compile(
 )
 """A floating-point format of at most 8 bits in a kernel's name, such as MxE2m1 or fp8.
 
-CUDA's `float4` is four numbers of 32 bits.
+CUDA's `float4` does not match, because it is four numbers of 32 bits.
 """
 
 _BITS = {"2m1": "4", "2m3": "6", "3m2": "6", "4m3": "8", "5m2": "8"}
-"""Number of bits of a format, by exponent and mantissa."""
+"""Number of bits of a format, keyed by the sizes of its exponent and mantissa."""
 
 _OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
 """The operands in the names of TensorRT-LLM's matmuls. The result comes before the operands."""
@@ -137,6 +137,6 @@ def narrow_formats(name: str) -> str | None:
 def precision_by_name(name: str) -> str | None:
     """Return the precision that a kernel's name shows.
 
-    It is a name in `hardware.DTYPES`, or the name of a format of at most 8 bits.
+    The precision is a name in `hardware.DTYPES`, or the name of a format of at most 8 bits.
     """
     return narrow_formats(name) or _first_match(_PRECISION_PATTERNS, name)

@@ -1,9 +1,9 @@
 """Sum collectives by kind and group, with the time that ranks wait for each other in them.
 
-Algorithmic bandwidth is the message size over the time. Bus bandwidth is algorithmic bandwidth
-times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's nccl-tests. With
-n ranks the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an all-gather, a
-reduce-scatter and an all-to-all; and 1 for all others.
+Algorithmic bandwidth is the message size divided by the time. Bus bandwidth is algorithmic
+bandwidth times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's
+nccl-tests. With n ranks, the factor is 2 (n - 1) / n for an all-reduce; (n - 1) / n for an
+all-gather, a reduce-scatter and an all-to-all; and 1 for all other collectives.
 
 On each rank, a collective's kernel runs from the rank's arrival until all ranks are done. So the
 rank that arrives last has the shortest kernel, and the time of this kernel is the transfer time.
@@ -57,12 +57,12 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
     """Nanoseconds and bytes of all calls of one kind in one group; `None` if unknown.
 
     Attributes:
-        group: The ranks, or else the group's name; empty if the trace does not record it.
+        group: The ranks, or the group's name if the ranks are unknown; empty if both are unknown.
         exposed: Time in which nothing was computed. If two collectives run at the same time, the
-            rows of both include this time.
-        bytes: Size of all messages.
+            shared time counts for both.
+        bytes: Total size of all messages.
         algorithmic_bytes_per_second: `bytes` divided by the time.
-        bus_bytes_per_second: `algorithmic_bytes_per_second`, as a rate on a link.
+        bus_bytes_per_second: `algorithmic_bytes_per_second`, converted to the rate on a link.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 def occurrences(
     work: Iterable[DeviceEvent], walk: HostWalk, trace: RecordedTrace
 ) -> tuple[Occurrence, ...]:
-    """Return every call of a collective, by start."""
+    """Return every call of a collective, sorted by start."""
     steps = sorted(trace.steps(), key=attrgetter("start", "end", "name"))
     world_size = None
     if trace.groups == 1:
@@ -161,10 +161,10 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
 
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
-    """Waiting times in all calls of one kind in one group that at least two ranks recorded.
+    """Waiting times in all calls of one kind and group that at least two ranks recorded.
 
     Attributes:
-        transfer: Nanoseconds of the shortest kernel of each call.
+        transfer: Nanoseconds of the shortest kernel of each call, summed over the calls.
         waiting: Nanoseconds that each rank waited for the last rank.
         skew_median: Median time between the first and the last arrival at a call.
         skew_longest: Longest time between the first and the last arrival at a call.
@@ -197,7 +197,10 @@ class RankSkew(Struct, frozen=True, kw_only=True):
 
 
 Key = tuple[str, str, str, int]
-"""Key of a call, equal on all ranks: kind, group, step, and number of the call within these."""
+"""Key of a call: kind, group, step, and the number of the call among calls that share these three.
+
+A call has the same key on all ranks.
+"""
 
 
 def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:

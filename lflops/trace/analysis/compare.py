@@ -14,7 +14,10 @@ _STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
-    """Nanoseconds before and after, per step if both traces have steps, or else in the window."""
+    """A time before and after, in nanoseconds.
+
+    The times are per step if both traces have steps. Otherwise, they are for the whole window.
+    """
 
     name: str
     before: float
@@ -31,11 +34,11 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
     Pairs are the values before and after; `None` if unknown.
 
     Attributes:
-        per_step: Whether times are of a step rather than of the window.
+        per_step: Whether times are per step rather than for the whole window.
         window: Time of the step or the window.
-        step: Median and quartiles of the steps, or `None` without steps.
-        is_beyond_noise: Whether the quartile ranges of the steps do not overlap; `None` with fewer
-            than two steps.
+        step: Median and quartiles of the step times, or `None` without steps.
+        is_beyond_noise: Whether the quartile ranges of the step times do not overlap; `None` with
+            fewer than two steps.
         hardware: The names of the devices.
     """
 
@@ -54,7 +57,7 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
 
 
 def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
-    """Compare two traces, by step if both have steps."""
+    """Compare two traces, per step if both have steps."""
     per_step = bool(before.steps and after.steps)
     first = _Times(before, per_step=per_step)
     second = _Times(after, per_step=per_step)
@@ -108,7 +111,7 @@ class _Times:
 
 
 def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
-    """Return the states of all steps together, or of the window."""
+    """Return the device states of all steps together, or of the window."""
     if not per_step:
         return summary.device
     timelines = [step.device for step in summary.steps if step.device is not None]

@@ -60,7 +60,7 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
 
 
 class CategoryTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of the device work of one category. Overlapping work counts several times."""
+    """Nanoseconds of the device work of one category. Overlapping work counts more than once."""
 
     category: Category
     device: int
@@ -82,7 +82,7 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
 
 
 class ClassifiedWork(NamedTuple):
-    """A piece of device work, the operator that launched it, and its kind of work."""
+    """A piece of device work, the name of the operator that launched it, and its classification."""
 
     event: DeviceEvent
     operator: str | None

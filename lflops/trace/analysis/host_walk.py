@@ -4,8 +4,8 @@
     device                                          kernel     self time of addmm, inclusive time of
                                                                linear and of the scope
 
-On each thread, host items are nested by their times. A launch and its kernel share a number, the
-`correlation`.
+The times of a thread's host items show how the items are nested. A launch and its kernel share a
+number, the `correlation`.
 """
 
 from collections import Counter, defaultdict
@@ -112,7 +112,7 @@ class HostWalk:
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceEvent) -> Launch:
-        """Return the origin of a piece of work, `NOT_RECORDED` if the trace does not show it."""
+        """Return the origin of a piece of work, or `NOT_RECORDED` if the trace does not show it."""
         found = self.launches.get(work.correlation)
         if found is not None:
             return found
@@ -128,13 +128,13 @@ class _Open:
     """A host item around the current position of the walk.
 
     Attributes:
-        operator: The innermost operator, this item included.
-        operator_end: End of that operator.
+        operator: The innermost operator, which may be this item.
+        operator_end: End time of that operator.
         is_within_counted: Whether this item or an item around it is a counted operator.
         is_backward: Whether this item is inside a backward node with a known forward module.
         module: The innermost module; in backward, the module of the node's forward.
-        node: The outermost backward node.
-        again: The outermost operator in that node that is a forward operator.
+        node: The outermost backward node around this item.
+        again: The outermost forward operator inside that node.
         span: Sums of this item, if it is a module or scope.
         is_counted: Whether this item is a counted operator.
     """
@@ -172,7 +172,7 @@ def walk(
         trace: The trace.
         work: The device work to attribute.
         is_counted: Returns whether the cost of an operator is known. Operators inside such an
-            operator are parts of it and not counted again.
+            operator are part of it, and are not counted again.
     """
     found = HostWalk()
     nanoseconds = summed((each.correlation, each.duration) for each in work)
@@ -206,7 +206,7 @@ def _items_by_thread(
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
     """Return the recorded thread of each track of lflops' module slices.
 
-    A track that no backward node identifies belongs to the thread of the steps.
+    A track that no backward node identifies belongs to the thread that runs the steps.
     """
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
@@ -249,7 +249,7 @@ class _Walker:
         # The module of each forward operator, by sequence number.
         self._module_of: dict[int, str] = {}
         self._counted: list[_Counted] = []
-        # The outermost backward nodes by sequence number, and the forward operators in no node.
+        # The outermost backward nodes by sequence number, and the forward operators outside nodes.
         self._nodes: defaultdict[int, list[OperatorCall]] = defaultdict(list)
         self._forward: list[OperatorCall] = []
 
@@ -279,7 +279,10 @@ class _Walker:
         return found
 
     def _thread_numbers(self) -> dict[int, int]:
-        """Return torch's number of each thread, which backward nodes record for their forward."""
+        """Return torch's number of each thread.
+
+        A backward node records this number for the thread that ran its forward.
+        """
         votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for call in self._forward:
             for node in self._nodes.get(call.sequence, ()):
@@ -290,8 +293,9 @@ class _Walker:
         """Return whether a call inside a backward node is recomputed by activation checkpointing.
 
         Inside a node, only operators that autograd records have a sequence number. They are
-        operators of checkpointing or, with `create_graph`, operators of backward itself. The nodes
-        of operators of backward run later, outside this node. Each thread has a separate sequence.
+        recomputed by checkpointing or, with `create_graph`, belong to backward itself. The nodes of
+        operators that belong to backward run later, outside this node. Sequence numbers are
+        separate for each thread.
         """
         node = counted.node
         again = counted.again
@@ -309,7 +313,7 @@ class _Walker:
         return True
 
     def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
-        """Add work with an unrecorded launch to the operator that its `external` names."""
+        """Add work with an unrecorded launch to the operator that its `external` identifies."""
         sums = self._operator_sums(call)
         sums.device += work.duration
         sums.self_device += work.duration
@@ -394,7 +398,7 @@ class _Walker:
     def _add_launch(self, call: RuntimeCall, opened: Sequence[_Open]) -> None:
         """Add the work of a launch to every operator, module and scope around it.
 
-        A recursive operator or span receives the work once.
+        A recursive operator or span receives the work only once.
         """
         took = self._nanoseconds[call.correlation]
         innermost: OperatorSums | None = None
@@ -432,7 +436,7 @@ def _is_open(operator: str, opened: Sequence[_Open]) -> bool:
 
 
 def _better_described(outer: Collective | None, inner: Collective | None) -> Collective | None:
-    """Return the outer description of a collective, unless only the inner has a group size."""
+    """Return the outer description of a collective, unless only the inner one has a group size."""
     if outer is None:
         return inner
     if inner is not None and inner.group_size is not None and outer.group_size is None:

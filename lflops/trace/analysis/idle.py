@@ -1,4 +1,4 @@
-"""Find causes of a device's idle time, delays of launches, and the launch queue's depth.
+"""Find the causes of a device's idle time, the delays of launches, and the launch queue's depth.
 
 Each idle interval ends with a piece of work. The thread that launched that work determines the
 cause:
@@ -39,11 +39,11 @@ Cause = Literal[
 * `synchronising`: The thread waited for the device, or had just been woken.
 * `allocating`: The thread requested or released device memory.
 * `launching`: The thread was in another call of the device's runtime.
-* `operators`: The thread was in an operator, outside such calls.
-* `python`: The thread did none of these.
+* `operators`: The thread was in an operator, outside calls of the device's runtime.
+* `python`: The thread did none of the above.
 * `launch_latency`: The next work was launched after the idle time began, and had not started yet.
-* `queued`: The next work had been launched before: a gap on the device, or a wait for another
-  stream.
+* `queued`: The next work had been launched before the idle time began. Either the device had a gap,
+  or the work waited for another stream.
 * `not_recorded`: The trace does not show what launched the next work.
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -102,11 +102,14 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Number of launches with work that has not started, during the window.
+    """Depth of the launch queue in the window.
+
+    The depth is the number of launches with work that has not started yet.
 
     Attributes:
-        mean: Mean over time.
-        empty: Nanoseconds without such a launch.
+        mean: Mean depth over time.
+        largest: Largest depth.
+        empty: Nanoseconds in which the depth is 0.
     """
 
     mean: float
@@ -123,8 +126,8 @@ def idle_by_cause(
     """Divide a device's idle time among its causes, in nanoseconds.
 
     Args:
-        idle: Idle intervals of the device, by start.
-        work: Work of the device, by start.
+        idle: Idle intervals of the device, sorted by start.
+        work: Work of the device, sorted by start.
         launch_of: Returns the call that launched a piece of work.
         trace: The trace, with the activities of the host.
     """
@@ -155,7 +158,7 @@ def idle_by_cause(
 
 
 def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, Sequence[Intervals]]:
-    """Return the intervals of each activity, in the order of `_ACTIVITIES`, by thread."""
+    """Return, for each thread, the intervals of each activity, in the order of `_ACTIVITIES`."""
     found: dict[int, defaultdict[Cause, Intervals]] = {
         thread: defaultdict(list) for thread in threads
     }
@@ -237,7 +240,7 @@ def queue_depth(
     depth_time = 0
     empty = 0
     now = start
-    # After the last change, the queue is empty. The change of 0 at the end adds this time.
+    # The queue is empty after the last change. The final change of 0 adds that time.
     for moment, change in [*sorted(changes), (end, 0)]:
         passed = min(max(moment, start), end) - now
         depth_time += depth * passed

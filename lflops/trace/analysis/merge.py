@@ -1,4 +1,4 @@
-"""Merges the traces of several ranks into one trace, on a clock that collectives define."""
+"""Merges the traces of several ranks into one trace, with clocks aligned by collectives."""
 
 import itertools
 import statistics
@@ -21,7 +21,7 @@ MERGED = "merged.trace.json.gz"
 """Name of the merged file. Readers of single traces ignore this name."""
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that end at almost the same time on all ranks: each rank needs all others."""
+"""Collectives that end at almost the same time on all ranks, because each rank needs all others."""
 
 _SMALLEST_NUMBERS = {
     "correlation": 1,
@@ -29,7 +29,7 @@ _SMALLEST_NUMBERS = {
     "Sequence number": 0,
     "wait_on_cuda_event_record_corr_id": 0,
 }
-"""Smallest valid value of each argument by which events of one trace refer to each other."""
+"""Smallest valid value of each argument that connects events of one trace with each other."""
 
 _DEVICE_ARGUMENTS = ("device", "Device Id")
 
@@ -39,9 +39,10 @@ class Clock(Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: The rank, or `None` if neither the trace nor its file name has it.
-        moved: Nanoseconds added to the rank's times, or `None` if it shares no collective with
-            earlier ranks.
-        collectives: Number of shared collectives; the shift is their median.
+        moved: Nanoseconds added to the rank's times, or `None` if the rank shares no collective
+            with earlier ranks.
+        collectives: Number of shared collectives. `moved` is the median of the shifts that they
+            require.
     """
 
     rank: int | None
@@ -93,9 +94,9 @@ class _Properties(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, all from the same window, into one compressed file.
 
-    The shift of a rank's clock follows from the collectives that it shares with earlier ranks.
-    Without shared collectives, the clock is not shifted, and clocks of different machines differ by
-    milliseconds.
+    A rank's clock is shifted so that the collectives that the rank shares with earlier ranks end at
+    the same time. Without shared collectives, the clock is not shifted. The clocks of different
+    machines then differ by milliseconds.
 
     Args:
         folder: Folder with the traces.
@@ -136,7 +137,7 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 
 
 def _sources(folder: Path) -> list[_Source]:
-    """Return the traces of a folder by rank, traces of unknown rank last."""
+    """Return the traces of a folder sorted by rank, traces of unknown rank last."""
     sources = []
     for path in traces_in(folder):
         stream = TraceStream(path, Raw)
@@ -175,7 +176,7 @@ class _Merger:
     """Rewrites events so that numbers of processes, devices and launches are unique.
 
     Attributes:
-        properties: Properties of the devices that worked, under their new numbers.
+        properties: Properties of the devices that have events, with their new numbers.
         damaged: Number of events left out because they cannot be read.
     """
 
@@ -239,7 +240,7 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return new values of the arguments that are unique only in this trace."""
+        """Return new values for the arguments that are unique only within this trace."""
         changed = {}
         # The numbers of the first trace stay the same.
         if index:
@@ -254,7 +255,7 @@ class _Merger:
         return changed
 
     def _device(self, index: int, number: int) -> int:
-        """Return the unique number of a device of one trace: its own number, if that is free."""
+        """Return a unique number for a device of a trace, its original number if that is free."""
         key = index, number
         if key not in self._devices:
             taken = self._devices.values()

@@ -47,7 +47,7 @@ for _names, _places in _TABLES.products.items():
 
 _DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
 BYTES = {name: size for name, (_, size) in _TABLES.types.items()}
-"""Bytes of an element, by the type's name in traces."""
+"""Bytes of an element, keyed by the type's name in traces."""
 
 _LARGEST = 1 << 48
 """Sizes of tensor dimensions must be below this limit."""
@@ -57,8 +57,9 @@ class Argument(NamedTuple):
     """One argument of a call.
 
     Attributes:
-        shape: Shape of a tensor, list of shapes of a list of tensors, or else `None`.
-        type: Name of the element type; of the first tensor for a list of tensors.
+        shape: Shape of a tensor, or list of shapes for a list of tensors; `None` for other
+            arguments.
+        type: Name of the element type. For a list of tensors, the type of the first tensor.
         value: Text of a value that is not a tensor; empty if absent or not recorded.
     """
 
@@ -118,7 +119,7 @@ class TracedCost(NamedTuple):
         macs: Multiply-accumulates, without recomputation.
         executed_macs: Multiply-accumulates with recomputation, without work that a mask skips.
         flops: FLOPs with recomputation: 2 × MACs and all other operations.
-        bytes_moved: Bytes if inputs are read once and the result is written once, or `None` if
+        bytes_moved: Bytes moved if inputs are read once and the result is written once; `None` if
             unknown.
         recompute_macs: Multiply-accumulates of recomputation.
     """
@@ -151,11 +152,11 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors of formulas and parsing if the inputs do not fit. Any program may have written a trace."""
+"""Errors of formulas and parsers for unexpected inputs. Any program may have written the trace."""
 
 
 class _Call(NamedTuple):
-    """A call with a calculated cost."""
+    """A call to which a formula is applied."""
 
     name: str
     arguments: Sequence[Argument]
@@ -326,7 +327,7 @@ def _bytes_read(given: Iterable[Argument]) -> int | None:
 
 
 def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
-    """Count pointwise operators and reductions: a number of operations for each element."""
+    """Count pointwise operators and reductions, with a fixed number of FLOPs per element."""
     plain = base.rstrip("_")
     first = _first_tensor(given)
     if first is None:

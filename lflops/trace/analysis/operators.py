@@ -1,9 +1,9 @@
-"""Sum the operators of a trace by name and by input shapes, and modules and scopes.
+"""Sum the operators of a trace by name and by input shapes, and sum its modules and scopes.
 
-Modules and scopes are spans around operators. A module frame of the Python stack has the class and
-a number as its name, for example `Linear_3`; a slice of lflops has the module's name. If the trace
-has sequence numbers, a backward node belongs to the module that created the node in forward. Device
-times are the times of kernels that were launched inside.
+Modules and scopes are spans around operators. A module frame of the Python stack is named after its
+class and a number, for example `Linear_3`; a slice that lflops added has the module's name. If the
+trace has sequence numbers, a backward node belongs to the module that created the node in forward.
+The device time of a span is the time of the kernels that were launched inside the span.
 """
 
 import re
@@ -27,7 +27,7 @@ from lflops.trace.analysis.operator_cost import (
 )
 
 MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
-"""Categories of operators with multiply-accumulates as their work."""
+"""Categories of operators that mainly perform multiply-accumulates."""
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
@@ -55,11 +55,11 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
         calls: Number of calls, without calls inside another counted operator.
         device: Inclusive device time in nanoseconds.
         flops: FLOPs of all calls, without work that a mask skips.
-        flops_per_second: FLOPs over the device time.
-        roof_seconds: Minimum time of the chip: for the FLOPs at its peak or for the bytes at its
-            bandwidth, whichever is longer.
-        bound: Resource that limits this minimum time.
-        share: `roof_seconds` over the device time; over 1 if data stayed in a cache.
+        flops_per_second: FLOPs divided by the device time.
+        roof_seconds: Minimum time on the chip: the time for the FLOPs at peak rate, or for the
+            bytes at full bandwidth, whichever is longer.
+        bound: Resource that determines `roof_seconds`.
+        share: `roof_seconds` divided by the device time; above 1 if data stayed in a cache.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """A multiplying operator with recorded inputs that do not show how much it multiplies."""
+    """A multiplying operator that is not counted, because the trace does not show its cost."""
 
     name: str
     calls: int
@@ -125,7 +125,7 @@ def precision(operator: OperatorSums) -> str | None:
 
 
 def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
-    """Return the counted operators by their inputs, the most device time first."""
+    """Return the counted operators by name and inputs, the most device time first."""
     rows = []
     for operator in host.operators.values():
         cost = cost_of(operator.name, operator.inputs)
@@ -185,7 +185,7 @@ def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
 
 
 def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Return the multiplying operators that are in no total, the most time first."""
+    """Return the multiplying operators that no total includes, the most time first."""
     has_device = any(each.device for each in host.operators.values())
     missing = [
         each for each in host.operators.values() if _is_unsupported(each, has_device=has_device)

@@ -30,7 +30,7 @@ from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace.device_states import DeviceTimeline
 
 _LISTED = 200
-"""Maximum number of rows of a table. All kernels of a trace would be too many for a browser."""
+"""Maximum number of rows in a table. A browser could not show all kernels of a trace."""
 
 _STATE_COLOURS = {
     "computing": "var(--part-ideal-compute)",
@@ -55,7 +55,7 @@ _CATEGORY_COLOURS = {
     "other": "var(--part-other)",
     "between operators": "var(--part-all)",
 }
-"""Colour of each category of work. The page of a profile uses the same colours for these."""
+"""Colour of each category of work. The page of a profile uses the same colours."""
 _OTHER_CATEGORIES = [category for category in CATEGORIES if category not in _CATEGORY_COLOURS]
 for _place, _category in enumerate(_OTHER_CATEGORIES):
     _CATEGORY_COLOURS[_category] = f"var(--class-{_place})"
@@ -155,7 +155,7 @@ def _chart(
 
 
 def _slice(name: str, time: int, colour: str, content: str) -> str:
-    """Draw one part of a bar, as long as its nanoseconds."""
+    """Draw one part of a bar, with a length in proportion to its nanoseconds."""
     style = f"flex: {time} 1 0; background: {colour}"
     return f'<div class="slice" style="{style}" title="{_text(name)}">{content}</div>'
 

@@ -73,7 +73,7 @@ _SKIPPED = frozenset(
         "async_task",
     }
 )
-"""Arrows, copies of host events, and categories that are drawn but not measured."""
+"""Arrows, copies of host events, and other categories that are drawn but not measured."""
 
 _NAMED = frozenset("XBi")
 """Types of events that need a name and a thread."""
@@ -103,7 +103,7 @@ class _Event(Struct, gc=False):
 
 
 class _CollectiveArgs(Struct, gc=False):
-    """The arguments by which newer torch describes a collective."""
+    """The arguments with which newer versions of torch describe a collective."""
 
     collective: str | None = field(default=None, name="Collective name")
     in_elements: int | None = field(default=None, name="In msg nelems")
@@ -114,7 +114,7 @@ class _CollectiveArgs(Struct, gc=False):
     ranks: str = field(default="", name="Process Group Ranks")
 
     def value(self) -> Collective | None:
-        """Return the collective, or `None` if the event is not of a collective."""
+        """Return the collective, or `None` if the event does not belong to a collective."""
         if self.collective is None:
             return None
         return Collective(
@@ -208,8 +208,8 @@ class _Reader:
         self._inputs: dict[Inputs, Inputs] = {}
         # Events that have begun and not ended, by process and thread.
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}
-        # A slice without a category is device work if its process is an Ascend device. Such slices
-        # are kept by process. All others are only counted.
+        # A slice without a category is device work if its process is an Ascend device. Slices that
+        # may be such work are kept by process. All others are only counted.
         self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
         self._number_uncategorised = 0
         self._ascend: set[int | str | None] = set()
@@ -288,7 +288,7 @@ class _Reader:
         return self._threads.setdefault((event.pid, event.tid), len(self._threads))
 
     def _times(self, event: _Event) -> tuple[int, int]:
-        """Return start and end; a negative duration, from a clock that was set back, becomes 0."""
+        """Return start and end. A negative duration, from a clock that was set back, becomes 0."""
         start, end = span(event.ts, event.dur)
         if end < start:
             self._trace.negative += 1
@@ -312,9 +312,9 @@ class _Reader:
         self._trace.work.append(work)
 
     def _add_without_category(self, event: _Event) -> None:
-        """Keep a slice that is work if its process is an Ascend device.
+        """Keep a slice that is device work if its process turns out to be an Ascend device.
 
-        The event that names the process may follow later in the trace.
+        The event that names the process may come later in the trace.
         """
         args = msgspec.json.decode(event.args, type=_AscendArgs)
         if not args.task or args.task.startswith(_ASCEND_WAITS):
@@ -366,7 +366,7 @@ class _Reader:
         self._trace.operators.append(call)
 
     def _shared_inputs(self, args: _OperatorArgs) -> Inputs | None:
-        """Return the inputs of an operator, as one value for all calls with equal inputs."""
+        """Return the inputs of an operator. All calls with equal inputs share one value."""
         if args.shapes is _ABSENT:
             return None
         if args.types is _ABSENT:
@@ -402,7 +402,7 @@ class _Reader:
             self._add_span("scope", name, event)
 
     def _add_frame(self, event: _Event) -> None:
-        """Add a frame of the Python stack, if it is a module's."""
+        """Add a frame of the Python stack if it belongs to a module."""
         self._trace.has_stack = True
         if (event.name or "").startswith(_FRAME):
             self._add_span("module", self._name(event), event)
@@ -422,7 +422,7 @@ class _Reader:
 
 
 def _number(recorded: int | None, viewer: int | str | None) -> int:
-    """Return the recorded number of a device or stream, or else its number in the viewer."""
+    """Return the recorded number of a device or stream, or its number in the viewer if missing."""
     if recorded is not None:
         return recorded
     return viewer if isinstance(viewer, int) else 0

@@ -40,7 +40,7 @@ STATES = {
     "exposed_copies": "copying only",
     "idle": "idle",
 }
-"""Label of each device state, by its field in `DeviceTimeline`."""
+"""Label of each device state, keyed by its field in `DeviceTimeline`."""
 
 _FEWER_KERNELS = "launch fewer and larger kernels (torch.compile, CUDA graphs, larger batches)"
 
@@ -192,7 +192,7 @@ _LOSSES = {
 
 
 def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """Return the states in which nothing is computed, the longest first, without short states."""
+    """Return the longer states in which nothing is computed, the longest state first."""
     times = [(state, getattr(device, state)) for state in _LOSSES]
     long = [(state, time) for state, time in times if time > _SMALL * device.window]
     return sorted(long, key=lambda loss: -loss[1])
@@ -628,7 +628,7 @@ def _collectives(found: Sequence[CollectiveTimes], top: int) -> TraceTable:
 
 
 def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
-    """Yield the tables of ranks and of the collectives that ranks wait in."""
+    """Yield the table of ranks, and the table of collectives in which ranks wait."""
     calls = sum(row.calls for row in skew.collectives)
     ranks = TraceTable("ranks", len(skew.ranks))
     for rank in sorted(skew.ranks, key=lambda rank: -skew.last[rank])[:top]:

@@ -25,8 +25,8 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     Attributes:
         start: Start of the step on the host.
         end: End of the step on the host.
-        duration: Nanoseconds of the step; on the device, if the host runs ahead.
-        device: States of all devices together in this time, or `None` without a device.
+        duration: Nanoseconds of the step, measured on the device if the host runs ahead.
+        device: States of all devices together during the step, or `None` without a device.
     """
 
     name: str
@@ -53,8 +53,8 @@ def steps(
 
     Args:
         trace: The trace.
-        host: Its host calls.
-        work: The device work that is analysed.
+        host: The launches of the device work.
+        work: The device work to analyse.
     """
     spans = _step_spans(trace)
     if not spans:
@@ -104,7 +104,7 @@ def _runs_ahead(
 
 
 def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int]]:
-    """Return begin and end of each step on the device."""
+    """Return the start and end of each step on the device."""
     begins = [min(each.start for each in of_step) for of_step in launched]
     end = max(each.end for each in launched[-1])
     return [*zip(begins, [*begins[1:], end], strict=True)]
@@ -123,9 +123,9 @@ def _launched_work(
 
 
 def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
-    """Return the spans of the steps by start.
+    """Return the spans of the steps, sorted by start.
 
-    In a merged trace several processes have a step of the same name, which is one step.
+    In a merged trace, several processes have a step with the same name. They count as one step.
     """
     found = []
     for name, same in grouped(trace.steps(), attrgetter("name")).items():

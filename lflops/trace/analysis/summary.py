@@ -85,19 +85,19 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 class TraceSummary(Struct, frozen=True, kw_only=True):
     """The analysis of one trace.
 
-    Times are integers of nanoseconds, except in a `TimingStats`, which has seconds.
+    Times are integers in nanoseconds, except in `TimingStats`, which has seconds.
 
     Attributes:
         events: Number of events in the file.
         recorded: Time from the first to the last moment on the host.
-        before_device: Time from the start of the first step, or else of the recording, to the first
-            device work; `None` without a device.
+        before_device: Time from the start of the first step to the first device work; from the
+            start of the recording if there are no steps; `None` without a device.
         device: States of all devices together, or `None` without a device.
         idle: Idle time of all devices by cause.
-        step: Median and quartiles of the steps, or `None` without a step.
+        step: Median and quartiles of the step times, or `None` without a step.
         shapes: Counted operators, by name and inputs.
-        hardware: The chip. Its peaks are compared with the rates.
-        left_out: Device work from before the window.
+        hardware: The chip, if known. Rates are compared with its peaks.
+        left_out: Device work that started before the window.
         has_stack: Whether Python frames were recorded, which slows the host.
         negative: Number of events with a negative duration, which is treated as 0.
         unread: Number of events of unknown categories, by category.
@@ -144,7 +144,8 @@ class TraceSummaries(Struct, frozen=True, kw_only=True):
     """Several traces, and how ranks wait for each other.
 
     Attributes:
-        ranks: Waiting of the ranks; `None` unless all traces are from different, known ranks.
+        ranks: The time that ranks wait for each other; `None` unless all traces are from different,
+            known ranks.
     """
 
     traces: tuple[TraceSummary, ...]
@@ -306,7 +307,10 @@ def _time_before_device(
 
 
 def _chip(trace: RecordedTrace) -> Hardware | None:
-    """Return the chip of the devices with work, if all have one name and the table has the chip."""
+    """Return the chip of the devices with work.
+
+    Returns `None` if the devices have different names, or if the table of chips lacks the name.
+    """
     names = {_name(trace, work.device) for work in trace.work}
     if len(names) != 1:
         return None

@@ -29,14 +29,14 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""A note explains shares of the roofline that are larger than this."""
+"""Shares of the roofline above this are explained in a note."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""
 _SMALL = 0.01
 """The headline of a comparison leaves out changes below this share of the step."""
 _TIMES = 9
-"""A relative growth above this is shown as a factor instead of a percentage."""
+"""An increase by more than this many times is shown as a factor instead of a percentage."""
 
 _MarginRow = tuple[str, RenderableType]
 
@@ -95,7 +95,7 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _potential_seconds(row: ShapeTimes) -> float:
-    """Return the seconds by which an operator exceeds its minimum time by the roofline."""
+    """Return the seconds that an operator takes beyond its minimum time on the roofline."""
     if row.roof_seconds is None:
         return 0.0
     return row.device / 1e9 - row.roof_seconds
@@ -117,7 +117,7 @@ def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_M
 
 
 def trace_headline(diff: TraceDiff) -> Iterator[str]:
-    """Yield sentences about the change of the step or window, its noise and its largest parts."""
+    """Yield sentences about the change in the time of a step or window, and its largest parts."""
     subject = "A step" if diff.per_step else "The window"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)

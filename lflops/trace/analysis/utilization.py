@@ -1,4 +1,4 @@
-"""Compute MFU and HFU of a trace, from its counted operators."""
+"""Compute the MFU and HFU of a trace from its counted operators."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def trace_utilization(
 def _executed_share(
     executed: Mapping[str | None, int], peaks: Mapping[str, float], seconds: float
 ) -> float | None:
-    """Return the share of the time that the executed MACs take at the peaks of their precisions."""
+    """Return the share of the time that the executed MACs need at the peaks of their precisions."""
     needed = []
     for dtype, macs in executed.items():
         peak = peaks.get(dtype or "")

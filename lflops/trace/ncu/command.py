@@ -35,7 +35,7 @@ def show_kernels(
     top: int,
     as_json: bool,
 ) -> None:
-    """Show the kernels in a `log`, or print the command that counts a `script`."""
+    """Show the kernels in a `log`, or print the command that counts the kernels of a `script`."""
     if script is not None:
         if (file, log, figure, gpu_time, hardware) != (None,) * 5:
             raise UsageError("--ncu-command can only be combined with --json")
@@ -81,7 +81,10 @@ def _measured(
 
 
 def render_ncu(measured: Measured, *, top: int) -> RenderableType:
-    """Return a table of all kernels together and at most `top` kernels, and remarks below it."""
+    """Return a table of kernels, followed by remarks.
+
+    The first row has all kernels together. At most `top` single kernels follow.
+    """
     shown = measured.kernels[:top]
     names = ["all kernels"]
     for kernel in shown:

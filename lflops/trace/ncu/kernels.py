@@ -1,4 +1,4 @@
-"""Read kernels that Nsight Compute counted: FLOPs, bytes, time, and place on the roofline.
+"""Read the kernels that Nsight Compute counted: FLOPs, bytes, time and position on the roofline.
 
 FLOPs are 2 x fused multiply-adds + additions + multiplications + operations of tensor cores. DRAM
 bytes are 32 x sectors.
@@ -60,7 +60,7 @@ def _scalar_operations() -> dict[str, tuple[str, int]]:
 
 
 _SCALAR_OPERATIONS = _scalar_operations()
-"""Dtype and FLOPs per instruction, by metric of scalar instructions."""
+"""Dtype and FLOPs per instruction, keyed by the metric that counts the scalar instruction."""
 
 
 def _tensor_core_metrics() -> list[str]:
@@ -111,13 +111,13 @@ class Kernel(Struct, frozen=True, kw_only=True):
         module: Module of the innermost NVTX range that has a module's name; `None` if unknown.
         launches: Number of launches.
         flops: FLOPs, including operations of int8; `None` if the FLOPs of a dtype are unknown.
-        flops_by_dtype: FLOPs by the names of `hardware.DTYPES`; `None` if the chip has the dtype
-            and the log has no value.
+        flops_by_dtype: FLOPs by dtype, with the names in `hardware.DTYPES`. The FLOPs are `None` if
+            the chip supports the dtype but the log has no value.
         levels: Traffic of `dram`, `l2` and `l1`, if it was requested.
         seconds: Time of the launches; `None` if it was not requested.
         flops_per_second: The achieved FLOP/s.
-        roof_seconds: Minimum time of the chip by the roofline; `None` if unknown.
-        bound: Resource that limits this minimum time; `None` if unknown.
+        roof_seconds: Minimum time on the chip according to the roofline; `None` if unknown.
+        bound: Resource that determines `roof_seconds`; `None` if unknown.
         share: `roof_seconds` divided by `seconds`; `None` if unknown.
     """
 
@@ -181,7 +181,7 @@ def read(
         gpu_seconds: Running time of the GPU, for example from Nsight Systems. It replaces the sum
             of the kernel times.
         modules: Names of modules to find among the NVTX ranges.
-        chip: The chip. Its roofline applies.
+        chip: The chip with the roofline to compare with, if it is known.
 
     Raises:
         LflopsError: No kernel has a metric that lflops reads.
@@ -274,7 +274,7 @@ def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
 def _tensor_core_operations(
     launch: Launch, dtype: str, tensor_cores: _TensorCores
 ) -> Iterator[tuple[str, float | None]]:
-    """Yield the operations of a dtype: the total if it is known, or else the sum of the parts.
+    """Yield the operations of a dtype: the total, or the sum of the parts if it is unknown.
 
     Yields nothing if neither the total nor the parts were requested.
     """
@@ -306,7 +306,7 @@ def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
 def _roof(
     by_dtype: Mapping[str, float | None], nbytes: float | None, chip: Hardware | None
 ) -> tuple[float | None, Bound | None]:
-    """Return the minimum time of a chip by the roofline, and the resource that limits it.
+    """Return the minimum time on a chip according to the roofline, and the limiting resource.
 
     Both are `None` if unknown.
     """

@@ -76,7 +76,7 @@ def _with_times(
 def _places_in_trace(
     rows: Sequence[Communication], seconds: Mapping[_Place, tuple[float, float]]
 ) -> list[set[_Place]]:
-    """For each collective, return the places in the trace where its kernels may be."""
+    """Return, for each collective, the places in the trace where its kernels may be."""
     places: list[set[_Place]] = []
     counted: set[_Place] = set()
     number_of_kind: Counter[str] = Counter()
@@ -90,8 +90,8 @@ def _places_in_trace(
         kinds = _kernel_kinds(row.collective)
         if ModulePhase(row.module, row.phase) == _ROOTS_BACKWARD:
             of_row.update({(_OTHER, kind) for kind in kinds} - counted)
-        # If only one collective has a kind, all kernels of the kind belong to it: a trace may
-        # show a launch a little before or after its module.
+        # If only one collective has this kind, all kernels of the kind belong to it, even if the
+        # trace shows a launch a little before or after its module.
         for place in seconds:
             kind = place[1]
             if kinds == {kind} and number_of_kind[kind] == 1:

@@ -19,15 +19,15 @@ _PASSES = frozenset({"forward", "backward", "recompute"})
 def with_compiled(
     profile: Profile, times: CompiledTimes, called: Sequence[Mapping[ModulePhase, float]]
 ) -> Profile:
-    """Return the profile with times of the modules inside compiled modules.
+    """Return the profile with times for the modules inside compiled modules.
 
-    A module gets a share of the compiled module's self time. Time that belongs to no module stays
-    with the compiled module.
+    An inner module gets a share of the compiled module's self time. Time that belongs to no inner
+    module stays with the compiled module.
 
     Args:
         profile: The profile.
         times: Times of the compiled regions.
-        called: Self nanoseconds of the calls of each module and phase, by batch.
+        called: For each batch, self nanoseconds of the calls of each module and phase.
     """
     modules = _Modules(profile.modules)
     running_modules = dict.fromkeys(running for batch in times.host for running in batch)
@@ -68,7 +68,7 @@ def _median_batch(
 ) -> int:
     """Return the batch in which a module's compiled code took its median time.
 
-    The mean would include batches that were interrupted.
+    The mean would be distorted by batches that were interrupted.
     """
     times = []
     for number, batch in enumerate(batches):
@@ -130,9 +130,9 @@ class _Modules:
         return self.works.get(key) or self._modules[key.fqn].work(key.phase)
 
     def _add(self, key: ModulePhase, time: TimingStats, share: float, *, below: str) -> None:
-        """Add a share of a time to a module's self time, and to inclusive times.
+        """Add a share of a time to a module's self time and inclusive time.
 
-        The inclusive times are of the module and of its ancestors inside the module `below`.
+        The share is also added to the inclusive times of the module's ancestors inside `below`.
         """
         self._add_self(key, time, share)
         for name in ancestry(key.fqn):

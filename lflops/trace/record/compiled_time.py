@@ -1,4 +1,4 @@
-"""Divide the time of compiled regions between modules.
+"""Divide the time of compiled regions among modules.
 
 The kernels of each region are matched with the kernel calls in the generated code of its graph.
 
@@ -10,15 +10,15 @@ generated code that prepares the call, and the kernel. On a device, only the ker
     belongs to |    gelu's modules   |     addmm's module   | none  |
 
 The n-th event of a name is matched with the n-th call of that name, if there are as many calls as
-events. Otherwise all events of the name stay unassigned. The record of a graph contains the nodes
+events. Otherwise, all events of the name stay unassigned. The record of a graph contains the nodes
 that each kernel computes:
 
     cpp_fused_gelu_1:3        mul_2, erf, mul_4     nodes of `blocks.0`
     extern_kernels.addmm:4    addmm_1               a node of `blocks.0.b`
 
 A graph names a module by its path from the compiled function, for example `L['self'].blocks.0`. The
-module's name depends on the module that runs the graph: a graph may be compiled once and run for
-each of twelve blocks.
+module's name in the profile also depends on the module that runs the graph, because a graph may be
+compiled once and run for each of twelve blocks.
 """
 
 import re
@@ -43,8 +43,8 @@ class Share(NamedTuple):
     Attributes:
         module: Index of the module in its graph; -1 for code of the compiled function itself.
         is_of_forward: Whether the nodes belong to forward. A backward graph recomputes such nodes.
-        share: Share of the kernel's time, by the bytes that the nodes move. The shares of a kernel
-            add up to 1.
+        share: Share of the kernel's time, in proportion to the bytes that the nodes move. The
+            shares of a kernel add up to 1.
     """
 
     module: int
@@ -89,9 +89,9 @@ class GraphKernels:
         Args:
             calls: The kernel calls in order, with their numbers, for example `extern_kernels.mm:7`.
             nodes: Names of the nodes of each call.
-            record: `modules`; `nodes`, which has the module, bytes and torch's tag of the pass for
-                each node; and `kernels`, which has the bytes and nodes of each kernel and whether
-                it is a library kernel.
+            record: Mapping with the keys `modules`, `nodes` and `kernels`. `nodes` has the module,
+                the bytes and torch's tag of the pass for each node. `kernels` has the bytes and
+                the nodes of each kernel, and whether it is a library kernel.
         """
         if not record or not calls:
             return None
@@ -112,7 +112,7 @@ UNKNOWN = GraphKernels(modules=(), calls=())
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """Divide a kernel among modules by bytes, or by number of nodes if the bytes are unknown."""
+    """Divide a kernel among modules in proportion to bytes, or to nodes if bytes are unknown."""
     sizes = [moved for _, moved, _ in nodes]
     has_bytes = None not in sizes and any(sizes)
     parts: defaultdict[tuple[int, bool], int] = defaultdict(int)
@@ -131,7 +131,7 @@ def _bytes_of_calls(
 ) -> dict[str, int]:
     """Return the bytes that each call reads and writes, if they are known.
 
-    One call may run several kernels of inductor's scheduler.
+    One call may run several kernels of Inductor's scheduler.
     """
     sums: dict[str, int] = {}
     unknown: set[str] = set()
@@ -149,10 +149,11 @@ def _bytes_of_calls(
 def _call_of_kernel(
     kernel: frozenset[str], nodes: Mapping[str, frozenset[str]], *, is_library: bool
 ) -> str | None:
-    """Find the call that runs a kernel of the scheduler, by comparing their nodes.
+    """Find the call that runs a kernel of the scheduler, by comparing nodes.
 
-    A call with equal nodes fits best. Otherwise, a call of a library kernel may lack nodes that are
-    views. Otherwise, a call may have the nodes of several kernels.
+    A call with exactly the kernel's nodes fits best. The second choice, only for a library kernel,
+    is a call without some of the nodes, because the call may lack views. The third choice is a call
+    with additional nodes, because one call may run several kernels.
     """
     equal = []
     smaller = []
@@ -181,7 +182,7 @@ def _event(name: str) -> str:
 class CompileTracking:
     """Records every graph that is compiled between `start` and `stop`.
 
-    It changes inductor's settings, which all users in the process share: the first user sets them,
+    It changes Inductor's settings, which all users in the process share. The first user sets them,
     and the last user restores them.
 
     Attributes:
@@ -197,9 +198,9 @@ class CompileTracking:
         self._runs = False
 
     def start(self) -> None:
-        """Begin to record.
+        """Start recording.
 
-        If this version of torch does not support it, `refusal` has the reason.
+        If this version of torch does not support recording, `refusal` has the reason.
         """
         try:
             from lflops.torch_private.self_check import check_inductor
@@ -218,7 +219,7 @@ class CompileTracking:
             self.refusal = f"{type(error).__name__}: {error}"
 
     def stop(self) -> None:
-        """Stop recording. Graphs that were compiled until now keep their record."""
+        """Stop recording. Graphs that have already been compiled keep their record."""
         with self._lock:
             if not self._runs:
                 return
@@ -231,7 +232,7 @@ class CompileTracking:
 
 
 def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
-    """Return the graphs with these keys that have a record."""
+    """Return the graphs with the given keys, leaving out graphs without a record."""
     try:
         from lflops.torch_private.inductor import compiled_graphs
     except CountError:
@@ -268,7 +269,7 @@ class Region:
         batch: Index of the recorded batch.
         running: The module and phase that ran the graph; for a backward graph, the module that
             built it.
-        events: Kernels and operators that it called directly, in order.
+        events: Kernels and operators that the region called directly, in order.
         kernels: Names and nanoseconds of device kernels that none of `events` launched, in order.
     """
 
@@ -302,7 +303,7 @@ class CompiledTimes:
 
 @dataclass(slots=True)
 class _Kernel:
-    """A kernel's share in one module and phase."""
+    """The calls and times of a kernel that belong to one module and phase."""
 
     calls: int = 0
     host: float = 0.0
@@ -311,7 +312,7 @@ class _Kernel:
 
 
 Rows = Callable[[GraphKernels, str], Sequence[str | None]]
-"""Function that returns the names of a graph's modules, given the running module."""
+"""Function that takes a graph and the running module, and returns names of the graph's modules."""
 
 
 def divided_among_modules(
@@ -490,7 +491,10 @@ class _Sums:
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Match each event with the n-th call of its name, or `None` if their numbers differ."""
+    """Match the n-th event of each name with the n-th call of that name.
+
+    If a name has different numbers of events and calls, all its events are matched with `None`.
+    """
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
     numbers = Counter(names)
     seen: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""Compute operators with self time, and device work by module, from Kineto's events in memory.
+"""Compute the times of operators, and the device work of modules, from Kineto's in-memory events.
 
-Operators call other operators, so on each thread events are nested by their times. Device work
-belongs to the operator that launched it, even if it runs later, and to the module that ran this
-operator. Sums are by name, as in torch's table, which also has rows for runtime calls.
-`trace/analysis/host_walk.py` sums the operators of a trace file by their inputs.
+Operators call other operators, so the events of a thread are nested. Device work belongs to the
+operator that launched it, even if the work runs later, and to the module that ran the operator.
+Operators are summed by name, as in torch's table, which also has rows for runtime calls. In
+contrast, `trace/analysis/host_walk.py` sums the operators of a trace file by name and inputs.
 
     host     aten::linear [ aten::addmm [ launch ] ]     self time of linear is without addmm
     device                                    kernel     belongs to addmm
@@ -44,7 +44,7 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
-"""Maximum number of operators in the table by device self time, and again by host self time."""
+"""The table has up to this many operators by device self time, and as many by host self time."""
 
 _WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
 """Kind of device work by the first six characters of its name. All other work is a kernel."""
@@ -115,14 +115,15 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
         events: Tuples of these fields:
 
             * `name`, `start`, `end` and `thread`; times are nanoseconds since 1970.
-            * `number`: Sequence number of a backward node, which its forward has too; for other
-              operators -1 or the number of the next node.
+            * `number`: For a backward node, the sequence number that it shares with its forward
+              operator. For other operators, -1 or the sequence number of the next node.
             * `built_on`: For a backward node, the thread that built it.
             * `is_named`: Whether it is a named span rather than an operator.
             * `spans_threads`: Whether it ended on another thread than it began on.
             * `is_on_device`: Whether the device ran it.
             * `key`: Number of the event.
-            * `link`: For device work and runtime calls, the key of their operator; 0 if none.
+            * `link`: For device work and runtime calls, the `key` of the operator that launched
+              them; 0 if there is none.
     """
     trace = RecordedTrace()
     operators_of_calls: list[int] = []
@@ -168,7 +169,7 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
                 )
             )
     if operators_of_calls:
-        # The device's runtime numbers threads differently than torch.
+        # The device's runtime numbers threads differently from torch.
         threads = {each.external: each.thread for each in trace.on_host()}
         for call, operator in zip(trace.runtime, operators_of_calls, strict=True):
             call.thread = threads.get(operator, call.thread)
@@ -176,11 +177,11 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
 
 
 class Communicated(NamedTuple):
-    """Time of a collective.
+    """The time of a collective.
 
     Attributes:
-        nanoseconds: Time of its kernel.
-        exposed: Part of this time in which nothing was computed.
+        nanoseconds: Time of the collective's kernel.
+        exposed: Part of `nanoseconds` in which nothing was computed.
     """
 
     kind: str
@@ -190,7 +191,7 @@ class Communicated(NamedTuple):
 
 @dataclass(slots=True)
 class _Times(SliceTimes):
-    """Times of all events with one name, and what this name says about them."""
+    """Times of all events with the same name, and the kind of event that the name implies."""
 
     is_node: bool = False
     is_region: bool = False
@@ -199,7 +200,7 @@ class _Times(SliceTimes):
 
 @dataclass(slots=True)
 class _Open(RegionEvent):
-    """An event of a thread, while the walk attributes the events inside it."""
+    """An event of a thread that is still open while the walk attributes the events inside it."""
 
     times: _Times = field(kw_only=True)
     children: int = 0
@@ -216,8 +217,8 @@ class AttributedTrace:
         batch_at: Returns the index of the step at a moment inside a step.
         calls: Calls of modules and scopes inside steps, on all threads.
         operators: Table of operators over all steps.
-        communication: Nanoseconds of collectives and exposed nanoseconds over all steps, by the
-            module and phase that launched them and by kind.
+        communication: Total and exposed nanoseconds of collectives over all steps, by the module
+            and phase that launched the collectives and by their kind.
         regions: Runs of compiled graphs.
     """
 
@@ -301,7 +302,7 @@ class _StepIntervals:
     """The intervals of the recorded steps. Other work, such as validation, may lie between them."""
 
     def __init__(self, steps: Sequence[Span]) -> None:
-        """Store the boundaries of the steps, which are in order."""
+        """Store the boundaries of `steps`, which must be in order."""
         self.number = len(steps)
         self._changes: list[int] = []
         for step in steps:
@@ -312,7 +313,10 @@ class _StepIntervals:
         return bisect.bisect_right(self._changes, moment) % 2 == 1
 
     def inside(self, items: Iterable[HostItem]) -> Iterator[HostItem]:
-        """Yield the items that begin in a step. Neighbours are mostly in the same step."""
+        """Yield the items that begin in a step.
+
+        Consecutive items are usually in the same step, so that step is checked first.
+        """
         begin, end = 0, 0
         for item in items:
             if begin <= item.start < end:
@@ -449,7 +453,8 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the attributed events of all threads.
 
-        If the only child of an operator has the same name, both count as one, as in torch's table.
+        If the only child of an operator has the same name as the operator, both count as one call,
+        as in torch's table.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:

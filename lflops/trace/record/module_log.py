@@ -1,7 +1,7 @@
 """Record when modules, scopes and optimizer steps run, and assign traced operators to them.
 
 `ModuleLog` only records times and the sequence numbers of autograd nodes, so that a recorded step
-runs as usual. `Replay` reads the log together with Kineto's events, in the order of time. In
+runs as usual. `Replay` reads the log together with Kineto's events, in chronological order. In
 forward, the times show which module runs. In backward, the number of a node shows which module
 built the node. A module that is entered while a backward node runs is recomputed.
 
@@ -72,11 +72,11 @@ class ModuleLog:
         install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
-        """Log the start of a training step. It ends all frames that an exception left open."""
+        """Log the start of a training step, which ends all frames that an exception left open."""
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase of work outside all modules, until a module or backward runs."""
+        """Log the phase of work outside all modules. It applies until a module or backward runs."""
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
@@ -164,11 +164,12 @@ class _ReplayFrame(Frame):
 
 
 class Replay:
-    """Replays the log of one thread in the order of time.
+    """Replays the log of one thread in chronological order.
 
     Attributes:
-        module_phase: The module and phase that run now.
-        due: Time of the next entry or end of a node. Nothing changes before it.
+        module_phase: The module and phase that are running.
+        due: Time of the next log entry or of the next end of a node, whichever is earlier. Nothing
+            changes before this time.
     """
 
     def __init__(
@@ -186,8 +187,9 @@ class Replay:
             tree: The names of the modules.
             entries: The log of the thread.
             thread: Number of the thread in the result.
-            segments: For each thread, by Kineto's number, the modules of the nodes that the thread
-                built, by node number. Segments of threads that were replayed before are complete.
+            segments: For each thread, keyed by Kineto's thread number, the modules of the autograd
+                nodes that the thread built. Threads that have already been replayed have complete
+                segments.
             own: The segments of this thread, which the replay fills.
         """
         self._tree = tree

@@ -1,4 +1,4 @@
-"""Compute the timeline of one traced step, device states, and collectives on device and host.
+"""Compute the timelines of traced steps, the device states, and the times of collectives.
 
 `trace/device_states.py` defines the states of a device.
 """
@@ -38,7 +38,7 @@ from lflops.trace.recorded import (
 _NO_PHASE = frozenset({"other", ""})
 
 PhaseMark = tuple[int, str]
-"""A moment in nanoseconds since 1970, and the phase of the step that starts at this moment."""
+"""A moment in nanoseconds since 1970, and the phase that the step enters at this moment."""
 
 
 class _Step(NamedTuple):
@@ -73,7 +73,7 @@ def timelines_of(
         trace: The trace.
         calls: Calls of modules and scopes.
         ends: For each batch, whether a step ended with it.
-        marks: The phases of the steps.
+        marks: The moments at which the steps enter a phase, in order.
     """
     steps = list(_steps(trace, ends))
     if not steps:
@@ -90,7 +90,7 @@ def _timeline(
     calls: Iterable[Call],
     marks: Sequence[PhaseMark],
 ) -> StepTimeline:
-    """Return the timeline of a step. The operators are in order of their starts."""
+    """Return the timeline of a step. `operators` must be sorted by start."""
     lanes = _lanes(_calls_by_thread(step, calls))
     lanes[0] += _phases(step, marks)
     slices: list[ModuleSlice] = []
@@ -177,7 +177,7 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
 
 
 def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
-    """Return the intervals in which each nested call was the innermost call, in order of time."""
+    """Return the intervals in which each nested call was the innermost call, sorted by start."""
     running: list[SelfTime] = []
     # For each running call, the intervals in which other calls were inside it.
     inside: list[Intervals] = []
@@ -223,7 +223,7 @@ AUTOGRAD = frozenset({"autograd", "torch"})
 
 
 def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
-    """Return the states from the first to the last work; `None` without a device."""
+    """Return the states from the first to the last device work; `None` if there is no work."""
     if not work:
         return None
     begin = min(each.start for each in work)
@@ -232,9 +232,9 @@ def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
 
 
 def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
-    """Return the fields of `DeviceTimeline` in seconds, from the first to the last work.
+    """Return the fields of `DeviceTimeline` in seconds, from the first to the last device work.
 
-    Empty without a device.
+    The result is empty if there is no work.
     """
     found = _states(work)
     if found is None:
@@ -260,9 +260,9 @@ def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     """Return the collectives that ran on the host, by the start of the operator that launched them.
 
-    Collectives are exposed while no operator computes. They run in the order in which operators
-    launch them. If the recording missed a launch, its collective belongs to the next launch of the
-    same kind.
+    A collective is exposed while no operator computes. Collectives run in the order in which
+    operators launch them. If the recording missed a launch, its collective is assigned to the next
+    launch of the same kind.
     """
     collectives = [each for each in trace.on_host() if each.name.startswith(ON_HOST)]
     if not collectives:
@@ -292,7 +292,7 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
 def _computing_on_host(trace: RecordedTrace) -> Intervals:
     """Return the intervals in which operators compute.
 
-    Time in which they launch collectives or wait for them is left out.
+    Time in which operators launch collectives or wait for them is left out.
     """
     waiting: Intervals = []
     operators: Intervals = []
@@ -306,7 +306,7 @@ def _computing_on_host(trace: RecordedTrace) -> Intervals:
 
 
 def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
-    """Return the first earlier launch of the same kind, or else the first launch.
+    """Return the first launch of the collective's kind before it ran, or else the first launch.
 
     Gloo runs a reduce-scatter as an all-reduce.
     """

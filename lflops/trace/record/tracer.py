@@ -1,10 +1,10 @@
 """Runs torch.profiler over a few consecutive steps, and reads the recording.
 
-A process has only one Kineto session. Preparing a session while another session records cuts off
-the other session, and sometimes crashes. If a prepared session starts after another session has
-ended, the process crashes. So `Tracer` starts nothing while another profiler runs, and it starts
-right after preparing, so that no other profiler can run in between. If another profiler is prepared
-during a recording, the recording ends first.
+A process can have only one Kineto session. Preparing a session while another session records cuts
+off the other session, and sometimes crashes. If a prepared session starts after another session has
+ended, the process crashes. So `Tracer` starts no session while another profiler runs, and it starts
+a session right after preparing it, so that no other profiler can run in between. If another
+profiler is prepared during a recording, the recording ends first.
 """
 
 import atexit
@@ -59,7 +59,7 @@ Refusal = Literal[
 * `not_known`: The search for other profilers took too long.
 * `own_trace`: Another recording of lflops runs.
 * `cut_off`: Another profiler began during the recording.
-* `no_activity`: This torch can record none of the activities.
+* `no_activity`: This version of torch can record none of the activities.
 * `not_written`: The trace file could not be written.
 """
 
@@ -82,13 +82,14 @@ class Recording:
         trace: Totals, without the trace files.
         device_seconds: Inclusive device time of each module and phase over complete steps; `None`
             without a device.
-        kernels: Self seconds of kernels per step, without collectives, which wait for other ranks.
-        communication: Seconds of collectives per step and the exposed part of these seconds, by the
-            module and phase that launched them and by kind.
+        kernels: Self seconds of kernels per step, by module and phase. Collectives are left out,
+            because they wait for other ranks.
+        communication: Total and exposed seconds of collectives per step, by the module and phase
+            that launched the collectives and by their kind.
         calls: Calls of modules and scopes, for annotating the trace.
         compiled: Times inside compiled graphs; `None` if they were not requested or no graph ran.
         call_times: Self nanoseconds of module calls by batch; empty without `compiled`.
-        timelines: Complete steps, the step of median length first.
+        timelines: Timelines of complete steps, the step of median length first.
     """
 
     raw: Path | None
@@ -109,7 +110,7 @@ class Tracer:
 
     Attributes:
         refusal: Reason why there is no recording or no file, or `None`.
-        error: Error because of which the trace file was not written, or `None`.
+        error: Error that kept the trace file from being written, or `None`.
     """
 
     _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
@@ -170,7 +171,7 @@ class Tracer:
     def warm_up(self) -> bool:
         """Record an empty session, so that torch loads device tracing before the first step.
 
-        Returns the same as `begin`.
+        Returns whether recording is possible; if not, `refusal` has the reason.
         """
         if not self._is_free():
             return False
@@ -213,15 +214,15 @@ class Tracer:
         """
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
-            # A dispatch mode of the user must not see the operator.
+            # A user's dispatch mode must not see the operator of `record_function`.
             with without_modes():
                 self._step.__enter__()
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
-        """End a batch, and also a step if `whole`; begin the next batch if `batch`.
+        """End a batch. With `batch`, begin the next batch.
 
-        Times are averaged over steps.
+        With `whole`, a step ends with the batch. Times are averaged over steps.
         """
         if self._step is not None:
             self._end_step(whole=whole)
@@ -245,7 +246,7 @@ class Tracer:
             folder: Folder of the trace, which is created.
             worker: Machine and global rank, for example `host_3`.
             whole: Whether the last batch ends a step; `None` if no batch has begun since the
-                previous one ended.
+                previous batch ended.
 
         Returns:
             The recording, or `None` if another profiler began during it. `refusal` and `error` have
@@ -273,7 +274,7 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop without a recording.
+        """Stop, and discard the recording.
 
         A second call does nothing.
         """
@@ -296,8 +297,8 @@ class Tracer:
 
     def _start(self) -> None:
         # Without `acc_events`, torch 2.11 warns that events of several cycles are lost, although
-        # there is only one cycle. Afterwards it is off, because otherwise torch converts all events
-        # as soon as it stops.
+        # there is only one cycle. It is turned off afterwards, because otherwise torch converts all
+        # events as soon as it stops.
         self._profile = profile(activities=self._activities, acc_events=True, **self._options)
         self._recording.add(self)
         self._profile.prepare_trace()
@@ -385,7 +386,7 @@ class Tracer:
 def _kernel_seconds(
     kernel_times: Mapping[ModulePhase, float], found: AttributedTrace, steps: int
 ) -> dict[ModulePhase, float]:
-    """Return seconds of kernels per step, without collectives."""
+    """Return the seconds of kernels per step, without collectives."""
     if not steps:
         return {}
     communicated: defaultdict[ModulePhase, float] = defaultdict(float)
@@ -400,7 +401,7 @@ def _kernel_seconds(
 def _communication_seconds(
     found: AttributedTrace, steps: int
 ) -> dict[tuple[ModulePhase, str], tuple[float, float]]:
-    """Return seconds of collectives and exposed seconds per step."""
+    """Return the total and exposed seconds of collectives per step."""
     if not steps:
         return {}
     seconds = {}
@@ -410,7 +411,7 @@ def _communication_seconds(
 
 
 def other_profiler_runs() -> bool:
-    """Return whether a torch profiler has been prepared or entered, and not stopped.
+    """Return whether a torch profiler has been prepared or entered but not yet stopped.
 
     Raises `SearchTimeout` if the search takes too long.
     """
@@ -440,10 +441,10 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 
 
 def _is_over(begun: torch.profiler.profile) -> bool:
-    """Return whether a profiler was stopped while it recorded: its last cycle has results.
+    """Return whether a profiler was stopped while it recorded, so that its last cycle has results.
 
-    torch 2.8 and 2.11 have no flag for this. A profiler that was stopped while it waited looks like
-    a profiler that still waits.
+    torch 2.8 and 2.11 have no flag for this. A profiler that was stopped while it waited looks the
+    same as a profiler that is still waiting.
     """
     action = begun.current_action.name
     is_in_cycle = action in {"WARMUP", "RECORD", "RECORD_AND_SAVE"} and not begun.acc_events
@@ -477,12 +478,12 @@ def _export(recorder: profile, into: Path) -> str | None:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether Kineto can write to a path: it is printable ASCII without a comma."""
+    """Return whether Kineto can write to a path, which must be printable ASCII without a comma."""
     return path.isascii() and path.isprintable() and "," not in path
 
 
 def remove_raw(path: Path) -> None:
-    """Remove a trace that is not annotated, or the part of it that Kineto has written."""
+    """Remove a raw trace, and its unfinished file if Kineto has left one."""
     UNANNOTATED.discard(path)
     for part in (path, path.with_name(f"{path.name}.tmp")):
         with contextlib.suppress(OSError):
@@ -507,7 +508,7 @@ def _stats_of_steps(
 def call_times(
     calls: Iterable[Call], batch_at: Callable[[int], int], batches: int
 ) -> tuple[dict[ModulePhase, float], ...]:
-    """Return self nanoseconds of each module and phase by batch, from its calls."""
+    """Return, for each batch, the self nanoseconds of each module and phase in its calls."""
     times: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in range(batches)]
     for calls_of_thread in grouped(calls, attrgetter("thread")).values():
         opened: list[Call] = []

@@ -20,7 +20,7 @@ class _Flops(NamedTuple):
 
 
 def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Label and value of each line."""
+    """Yield the label and the value of each line."""
     run = analysis.profile.run
     world = run.world_size
     data_parallel = _group_size(run.data_parallel_size, run.tensor_parallel_size, world)
@@ -49,14 +49,20 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
 
 
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
-    """The size of a parallel group; 1 if it is not known and the other group has all ranks."""
+    """Return the size of a parallel group.
+
+    An unknown size is 1 if there is only one rank, or if the other group has all ranks.
+    """
     if size is None and world in {1, other}:
         return 1
     return size
 
 
 def _work_of_stages(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Parameters and forward work of all stages together, because no GPU has the whole model."""
+    """Yield the parameters and the forward work of all pipeline stages together.
+
+    They are not given per GPU, because no GPU has the whole model.
+    """
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
     yield "params of model, all stages together", units.params(root.parameters)
@@ -89,7 +95,7 @@ def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple
 
 
 def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str, str]]:
-    """MACs and FLOPs of forward."""
+    """Yield the MACs and the FLOPs of forward."""
     if not analysis.profile.is_counted:
         yield "fwd MACs per GPU", UNKNOWN
         yield "fwd flops per GPU", UNKNOWN
@@ -101,10 +107,11 @@ def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str
 
 
 def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
-    """FLOPs of the unsharded model.
+    """Return the line with the FLOPs of the unsharded model.
 
-    torch's tensor parallelism splits some work and repeats the rest. Then the model's work is not
-    the work of a rank times their number, and comes from the unsharded MACs.
+    With torch's tensor parallelism, the ranks divide some of the work and repeat the rest. The
+    model's work is then not the work of a rank times the number of ranks, and is computed from the
+    unsharded MACs.
     """
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
@@ -120,7 +127,7 @@ def _double(macs: int | None) -> tuple[str, str]:
 
 
 def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Latencies of forward, backward, optimizer and step, and the FLOPs per second in them."""
+    """Yield the latencies of forward, backward, optimizer and step, with their FLOPs per second."""
     root = analysis.profile.modules[""]
     forward = latencies.phases.get("forward")
     if forward is None and root.forward.seconds is not None:
@@ -168,7 +175,7 @@ def _flops_of_backward(analysis: Analysis) -> _Flops:
 
 
 def _flops_of_step(analysis: Analysis) -> _Flops:
-    """FLOPs of forward and backward."""
+    """Return the FLOPs of forward and backward."""
     forward = analysis.profile.modules[""].forward.flops
     factor = _assumed_factor(analysis.profile)
     if factor is not None:
@@ -178,7 +185,7 @@ def _flops_of_step(analysis: Analysis) -> _Flops:
 
 
 def _assumed_factor(profile: Profile) -> float | None:
-    """FLOPs of backward in forwards, if it ran and was not counted."""
+    """Return the assumed cost of backward in forward passes, if backward was not counted."""
     for note in notes_with("backward_assumed", profile.notes):
         return float(note.values["forwards"])
     return None

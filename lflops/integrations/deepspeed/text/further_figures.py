@@ -14,7 +14,7 @@ from lflops.profile.series import ratio
 from lflops.report.report import Report
 from lflops.report.text import counted
 
-# Facts of the report about speed that are shown here.
+# Names of the facts about speed in the report that are shown here.
 _SPEED_FACTS = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
 # Codes of notes that have separate lines.
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
@@ -26,7 +26,7 @@ _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 def further_lines(
     analysis: Analysis, report: Report, latencies: StepTimes
 ) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; an empty label continues the line above."""
+    """Yield the label and the value of each line. An empty label continues the line above."""
     profile = analysis.profile
     yield from _work(analysis)
     yield from _generation(profile, latencies)
@@ -56,7 +56,7 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
             yield f"{label} flops {owner}", units.count(work.flops)
     for phase, macs in analysis.unsharded_macs.items():
         if phase == "forward" and analysis.is_staged:
-            # These metrics are already in DeepSpeed's figures.
+            # DeepSpeed's figures already contain these MACs.
             continue
         short_phase = _SHORT_PHASES.get(phase, phase)
         yield f"{short_phase} MACs of model, on this rank's batch", units.count(macs)
@@ -65,7 +65,10 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """The parts of a generation: prefill is the call for the prompt, decode all further calls."""
+    """Yield the parts of a generation.
+
+    Prefill is the call for the prompt, and decode is all further calls.
+    """
     for note in notes_with("generated", profile.notes):
         yield from _part_of_generation("prefill", note.values, latencies)
         yield from _part_of_generation("decode", note.values, latencies)
@@ -89,7 +92,7 @@ def _part_of_generation(
 
 
 def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """The latency of each phase, the steps that it comes from, and the cost of counting."""
+    """Yield the latency of each phase, the source of the latencies, and the cost of counting."""
     for name, seconds in latencies.phases.items():
         text = units.duration(seconds)
         if latencies.mean:
@@ -119,7 +122,7 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
 
 
 def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
-    """The files of the traces, and the operators with the most self time."""
+    """Yield the files of the traces, and the operators with the most self time."""
     for rank, file in trace.files.items():
         label = "trace" if len(trace.files) == 1 else f"trace of rank {rank}"
         yield label, plain(file)
@@ -137,7 +140,7 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
 def _remarks(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the remarks of the report.
 
-    If several remarks have the same label, only the first of them has it.
+    If consecutive remarks have the same label, only the first of them shows it.
     """
     above = ""
     for fact in report.remarks:

@@ -25,7 +25,7 @@ _FOLDED = (
 
 
 def detailed(analysis: Analysis, *, fold: bool) -> str:
-    """The legend, and the lines of the model.
+    """Return the legend and the lines of the model.
 
     With `fold`, modules with the same counts share their lines.
     """
@@ -33,7 +33,7 @@ def detailed(analysis: Analysis, *, fold: bool) -> str:
     identical = analysis.identical_subtrees
     groups = None
     if fold:
-        # Also separate the text that torch prints for the modules.
+        # Modules for which torch prints different text do not share their lines.
         groups = numbered(analysis.children, lambda name: (identical[name], modules[name].detail))
     (root,) = tree(analysis.profile, fold=False, below=analysis.children, groups=groups)
     lines = [_LEGEND]
@@ -43,7 +43,7 @@ def detailed(analysis: Analysis, *, fold: bool) -> str:
 
 
 def _module(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
-    """The lines of a module and of the modules below it."""
+    """Yield the lines of a module and of the modules below it."""
     name = plain(row.class_name)
     if row.repeat:
         name = f"{row.times} x {name}"
@@ -62,9 +62,10 @@ def _module(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
 
 
 def _label(row: ModuleRow) -> str:
-    """The last part of the module's name.
+    """Return the last part of the module's name.
 
-    Repeated modules have the range of their numbers, as torch prints it, or all their names.
+    For repeated modules, it is the range of their numbers, as torch prints it, or a list of their
+    names.
     """
     labels = [name.rpartition(".")[2] for name in row.names]
     if row.repeat and all(label.isdecimal() for label in labels):

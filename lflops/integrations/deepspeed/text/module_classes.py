@@ -1,4 +1,4 @@
-"""The classes of modules at each depth that have the most parameters, MACs and time."""
+"""Find the module classes with the most parameters, MACs and time at each depth."""
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
@@ -32,7 +32,7 @@ class ModuleClass(Struct, frozen=True, kw_only=True):
 
 
 def by_depth(profile: Profile, depth: int = -1) -> list[list[ModuleClass]]:
-    """The classes at depth 0 (the root alone), at depth 1, and so on, in the model's order.
+    """Return the classes at depth 0 (the root alone), at depth 1, and so on, in the model's order.
 
     Args:
         profile: The profile.
@@ -66,7 +66,7 @@ def _module_class(name: str, modules: list[ModuleProfile]) -> ModuleClass:
 
 
 def _forward_seconds(modules: list[ModuleProfile]) -> float | None:
-    """Sum over the modules that ran; `None` if a time is unknown, or no module ran."""
+    """Return the seconds of all modules that ran; `None` if a time is unknown, or no module ran."""
     total = None
     for module in modules:
         if not module.calls and not module.forward.calls:
@@ -80,7 +80,10 @@ def _forward_seconds(modules: list[ModuleProfile]) -> float | None:
 def most(
     classes: Iterable[ModuleClass], metric: Literal["parameters", "macs", "seconds"], number: int
 ) -> dict[str, float]:
-    """The classes with the most of a metric, sorted. Unknown values are left out."""
+    """Return the classes with the largest values of a metric, largest first.
+
+    Unknown values are left out.
+    """
     values: dict[str, float] = {}
     for each in classes:
         value = getattr(each, metric)
@@ -91,7 +94,7 @@ def most(
 
 
 def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """At each depth down to `module_depth`, the `top_modules` classes with the most of a metric."""
+    """Return a text with the `top_modules` largest classes at each depth, for each metric."""
     number = f"Top {top_modules} modules"
     lines = [f"{number} in terms of params, MACs or fwd latency at different model depths:"]
     for depth, classes in enumerate(by_depth(profile, module_depth)):

@@ -1,8 +1,9 @@
 """Write a profile as text in the format of DeepSpeed's profiler.
 
-It has a summary, the classes of modules by depth, and the model in detail. Headings, labels and
-their order are DeepSpeed's, so that two reports can be compared line by line. A label that differs
-names a number with another meaning. Lines that DeepSpeed does not have come after its lines.
+The text has a summary, the module classes at each depth, and the model in detail. The headings, the
+labels and their order are the same as in DeepSpeed, so that two reports can be compared line by
+line. A label differs only if the number has a different meaning. Lines that DeepSpeed does not have
+come after the lines that it has.
 """
 
 from collections.abc import Iterable
@@ -38,18 +39,19 @@ def summary(
     detailed: bool = True,
     fold: bool = False,
 ) -> str:
-    """The whole text. The arguments are the same as in `get_model_profile`, with two more.
+    """Return the whole text.
 
     Args:
         analysis: The profile with its results.
-        step: The step in the first line, by default the step of the run.
-        module_depth: The last depth of the classes.
-        top_modules: Number of classes at each depth.
-        detailed: Whether the model is shown module by module.
-        fold: Whether repeated modules share their lines in this listing.
+        step: The step number in the first line. Default: the step of the run.
+        module_depth: The deepest level at which module classes are listed, as in
+            `get_model_profile`.
+        top_modules: Number of module classes to list at each depth.
+        detailed: Whether to list the model, module by module.
+        fold: Whether repeated modules share their lines in the detailed list.
 
     Raises:
-        ValueError: There is no such depth.
+        ValueError: `module_depth` is below -1.
     """
     step = analysis.profile.run.step if step is None else step
     latencies = _latencies(analysis)
@@ -82,7 +84,7 @@ def _heading(title: str, dashes: int) -> str:
 
 
 def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines of labels and values; an empty label continues the line above."""
+    """Return lines with labels and values. An empty label continues the line above."""
     lines = []
     for label, value in figures:
         heading = f"{label}: " if label else ""
@@ -91,7 +93,7 @@ def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _latencies(analysis: Analysis) -> StepTimes:
-    """Times of the unprofiled steps, or of the counting steps if there are no unprofiled steps."""
+    """Return the times of the unprofiled steps, or of the counting steps if there are none."""
     if analysis.step_times.steps:
         return analysis.step_times
     steps = []

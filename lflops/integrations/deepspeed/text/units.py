@@ -1,7 +1,8 @@
 """Format numbers like DeepSpeed's profiler, so that two reports can be compared.
 
-Numbers have two decimals without trailing zeros. `K` is a thousand, `u` a millionth, and parameters
-are in billions, `B`. An unknown value is a dash. 0 is `0`, and no other value is rounded to 0.
+Numbers have two decimals without trailing zeros. `K` is a thousand and `u` is a millionth. For
+parameters, a billion is `B`. An unknown value is a dash. 0 is `0`, and no other value is rounded to
+0.
 """
 
 from functools import partial
@@ -13,7 +14,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, 
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A number with a prefix, such as `1.43 G`."""
+    """Format a number with a prefix, such as `1.43 G`."""
     if value is None:
         return UNKNOWN
     size, prefix = _prefix_of(value)
@@ -21,7 +22,7 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def _prefix_of(value: float) -> tuple[float, str]:
-    """The largest prefix that the value reaches."""
+    """Return the factor and the name of the largest prefix that the value reaches."""
     if value == 0:
         return 1.0, ""
     for size, prefix in _PREFIXES:
@@ -31,7 +32,7 @@ def _prefix_of(value: float) -> tuple[float, str]:
 
 
 def params(value: float | None) -> str:
-    """Parameters, such as `1.2 B`."""
+    """Format a number of parameters, such as `1.2 B`."""
     return number(value).replace("G", "B")
 
 
@@ -49,7 +50,7 @@ duration = partial(number, unit="s")
 
 
 def percent(part: float | None, total: float | None) -> str:
-    """A part of a total, such as `0.31%`; unknown if the total is 0."""
+    """Format a part of a total, such as `0.31%`. It is unknown if the total is 0."""
     share = ratio(part, total)
     return f"{UNKNOWN}%" if share is None else f"{_short(100 * share)}%"
 
