@@ -230,6 +230,8 @@ class _Wrapper:
         if method is _ABSENT:
             found = getattr(type(self._lflops_owner), self._lflops_name)
             method = self._lflops_bound if found is self._lflops_found else self.__wrapped__
+        if self._lflops_ended:
+            return method(*args, **kwargs)
         return self._lflops_around(method, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -287,7 +289,7 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
     """Wrap a method of one object until `undo` is closed.
 
     Only an attribute of this instance is set. If other code has wrapped the wrapper by then, the
-    wrapper stays in place and still calls `around`.
+    wrapper stays in place and only calls the method.
 
     Args:
         undo: Stack that removes the wrapper.
