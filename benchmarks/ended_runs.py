@@ -34,6 +34,8 @@ from lflops.trace.analysis.read_trace import read_trace
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 SECONDS = 4.0
 """A signal is sent within so many seconds."""
+NOT_CONNECTED = "Gloo connectFullMesh failed"
+"""Gloo ends a rank with this error if another rank is not reached in time. It trained nothing."""
 PATIENCE = 60.0
 """Seconds after which a run or a background process counts as hanging."""
 
@@ -202,12 +204,16 @@ def main() -> int:
     for number in range(given.runs):
         ended = end_run(chance, number, top, is_monitored=True)
         problems = list(ended.problems)
+        outcome = f"{ended.sent.name}, {ended.ranks} ranks: {ended.statuses}"
         others = set(ended.statuses) - usual[ended.sent, ended.ranks]
         if others:
             logs = [log_of(top / f"run{number}", rank) for rank in range(ended.ranks)]
             said = [log.read_text().strip().rpartition("\n")[2] for log in logs]
-            problems.append(f"exit statuses {ended.statuses}: {said}")
-        counts[f"{ended.sent.name}, {ended.ranks} ranks: {ended.statuses}"] += 1
+            if any(NOT_CONNECTED in line for line in said):
+                outcome = "gloo did not connect the ranks"
+            else:
+                problems.append(f"exit statuses {ended.statuses}: {said}")
+        counts[outcome] += 1
         wrong += bool(problems)
         for problem in problems:
             print(f"run {number}, {ended.sent.name}, {ended.ranks} ranks: {problem}", flush=True)
