@@ -196,7 +196,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "/below': Not a directory: pass a folder that can be written",
     ),
     ({"dirpath": True}, "dirpath=True: pass a path, or None"),
-    ({"units": {"samples": 3}}, "units={'samples': 3}: pass a function from a batch"),
+    ({"units": {"samples": 3}}, "units={'samples': 3}: pass a function that takes a batch"),
     ({"on_error": "ignore"}, "on_error='ignore': pass 'warn' or 'raise'"),
     ({"trace": 1}, "trace=1: pass True or False"),
     ({"record_shapes": None}, "record_shapes=None: pass True or False"),
