@@ -13,9 +13,9 @@ SMALL_MESSAGE_BYTES = 1 << 20
 
 
 class ExposedCommunication(PartRule):
-    """Ranks communicate or wait for each other, and compute nothing during this time.
+    """Ranks communicate or wait for each other, and compute nothing in this time.
 
-    It is an issue if a step has at least 8 collectives and they have less than 1 MiB on average.
+    It is only an issue if a step has at least 8 collectives with less than 1 MiB on average.
     """
 
     name = "communication"
@@ -34,7 +34,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in collectives of Lightning, for example of `sync_dist=True`."""
+    """Ranks wait for each other in Lightning's collectives, for example because of `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)

@@ -18,7 +18,7 @@ class NotedSetting(StepRule):
 
 
 class AnomalyMode(NotedSetting):
-    """Anomaly detection of autograd is on."""
+    """Autograd's anomaly detection is on."""
 
     name = "anomaly_mode"
     sentence = "Anomaly detection is on, which makes steps longer."

@@ -86,7 +86,7 @@ def _main_modules(step: StepEvidence) -> Iterable[str]:
 
 
 class InefficientKernels(PartRule):
-    """Time of modules beyond what their operators need on this chip.
+    """Time of modules beyond the time that their operators need on this chip.
 
     The causes are, for example, small kernels, launches and slow memory layouts. If the device was
     not traced, its idle time is included.

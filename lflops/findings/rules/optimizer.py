@@ -28,7 +28,7 @@ SLOW_ON_DEVICE = 2.0
 
 
 class SlowOptimizer(PartRule):
-    """The optimizer takes much time, and more than its operators need.
+    """The optimizer takes a lot of time, and more than its operators need.
 
     On a CPU, the operators need 20 µs per call and 0.2 ns per byte. On a device, they need the time
     to move their bytes, and the optimizer is an issue if it takes twice as long.

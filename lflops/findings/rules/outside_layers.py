@@ -16,9 +16,9 @@ PYTHON_SHARE = 0.5
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
-    It is an issue if Python code takes most of this time. The operators that the model calls
-    itself, such as functional pooling, are not an issue. Nor is it an issue if ranks wait for each
-    other in this time, as under DDP before the model runs.
+    It is only an issue if Python code takes most of this time. Operators that the model calls
+    itself, such as functional pooling, are not an issue. Waits for other ranks, as under DDP before
+    the model runs, are not an issue either.
     """
 
     name = "outside"

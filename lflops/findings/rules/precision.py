@@ -20,8 +20,9 @@ FLOAT32_HALVES_FLOAT64 = 0.5
 class WideDtype(ModuleRule):
     """A module, or the whole model, runs matmuls in a wider dtype than necessary.
 
-    A module is compared with the other repeats, such as the other blocks. Modules without repeats,
-    and the whole model, are only reported for float64. Float32 saves at least half of their time.
+    A repeated module, such as a block, is compared with the other repeats. Modules without repeats,
+    and the whole model, are only reported if they use float64, because float32 saves at least half
+    of their time.
     """
 
     name = "dtype"
@@ -97,7 +98,7 @@ def _public_name(dtype: str) -> str:
 
 
 class UnusedTensorCores(StepRule):
-    """The model runs matmuls in a dtype although the chip is faster in a narrower dtype.
+    """The model runs matmuls in a dtype in which the chip is slower than in a narrower dtype.
 
     On NVIDIA GPUs, float32 is compared with TF32, and TF32 with bfloat16. The saving is computed
     from the peaks of the chip and the ideal time of the matmuls.

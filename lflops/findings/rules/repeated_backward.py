@@ -22,15 +22,16 @@ Attention needs most: five matmuls for the two of its forward.
 class RepeatedBackward(StepRule):
     """Backward multiplies at least 2.5 times as much as forward, so it runs more than once.
 
-    Twice as much as forward is usual: gradients of the inputs and of the weights. It is not found
-    if an operator of backward is much larger than every operator of forward: then it belongs to a
-    function that needs no matmul in forward, such as a Cholesky decomposition.
+    Twice as much as forward is normal, because backward computes the gradients of both the inputs
+    and the weights. It is not reported if an operator of backward is much larger than every
+    operator of forward. Such an operator belongs to a function that needs no matmul in forward, such
+    as a Cholesky decomposition.
     """
 
     name = "backward_twice"
     threshold = Threshold(share=0.05)
     sentence = (
-        "Backward has {ratio:times} as many MACs as forward, while twice as many are usual: this "
+        "Backward has {ratio:times} as many MACs as forward, while twice as many are normal: this "
         "costs {cost}."
     )
     fix = "Call backward once, on the sum of the losses, unless you need gradients of gradients"

@@ -91,7 +91,7 @@ class SlowRank(StepRule):
 class AlternatingStragglers(StepRule):
     """Ranks alternate: each step waits for a different rank.
 
-    The usual reason is batches with different sequence lengths.
+    Most often, the reason is that batches have different sequence lengths.
     """
 
     name = "turns"

@@ -25,8 +25,8 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    It is never an issue of the training run. But if this takes much time, other issues cannot be
-    excluded.
+    It is never an issue, because the training run does not cause it. If it takes a lot of time,
+    other issues cannot be ruled out.
     """
 
     name = "not_scheduled"
@@ -35,7 +35,7 @@ class NotScheduled(RunRule):
         "slow steps in which the process was not running: other programs used its cores, or it was "
         "stopped"
     )
-    fix = "Run on a machine that does nothing else, with no more threads than cores"
+    fix = "Run on an otherwise idle machine, with no more threads than cores"
 
     def is_confirmed(self, run: RunEvidence) -> bool:
         return False
