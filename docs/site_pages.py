@@ -133,7 +133,7 @@ def findings() -> str:
         lines += [f"## `{name}`", ""]
         for rule in rules:
             lines += [inspect.getdoc(type(rule)) or "", ""]
-        lines += [f"**Issue**: {issue_threshold(rules[0])}", ""]
+        lines += [f"**Counts as an issue**: {issue_threshold(rules[0])}", ""]
         fixes = dict.fromkeys(rule.fix for rule in rules if rule.fix)
         lines += [f"**What to do**: {as_markdown(fix)}." for fix in fixes]
         lines.append("")
@@ -143,13 +143,16 @@ def findings() -> str:
 def issue_threshold(rule: Any) -> str:
     """The cost that makes a finding an issue, and how often such a finding was right."""
     from lflops.findings.finding import track_record
+    from lflops.findings.run_rule import RunRule
 
     threshold = rule.threshold
-    if threshold.share is None:
+    is_never_issue = "never an issue" in (inspect.getdoc(type(rule)) or "")
+    if threshold.share is None or is_never_issue:
         return "never; it only shows where the time goes."
     costs = []
     if threshold.share:
-        costs.append(f"{threshold.share * 100:g} % of the time")
+        whole = "run after its start-up" if isinstance(rule, RunRule) else "step"
+        costs.append(f"{threshold.share * 100:g} % of the {whole}")
     if threshold.seconds:
         costs.append(f"{threshold.seconds * 1000:g} ms per step")
     text = f"if it costs at least {' and '.join(costs)}" if costs else "always"

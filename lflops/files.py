@@ -107,7 +107,10 @@ class InflatedFile:
             raise _error(errno.EIO, str(error), self._path) from error
         self._left -= len(content)
         if self._left < 0:
-            message = f"is compressed more than {INFLATED_RATIO} times: decompress it first"
+            message = (
+                f"decompresses to more than {INFLATED_RATIO} times its size: "
+                "decompress it yourself first"
+            )
             raise _error(errno.EFBIG, message, self._path)
         return content
 

@@ -149,7 +149,7 @@ def _check_forward_time(profile: Profile, model: Layers, x: Tensor) -> Iterator[
     yield Check(
         name="forward",
         passed=LEAST_RATIO <= ratio <= MOST_RATIO,
-        found=f"{ratio:.2f} of the time with waiting for the device",
+        found=f"{ratio:.2f} times the time that includes waiting for the device",
     )
 
 

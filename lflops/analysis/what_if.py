@@ -205,7 +205,7 @@ class _ChangedStep:
         else:
             known = ", ".join([*self.phases, _RECOMPUTE, _COMMUNICATION])
             raise ProfileError(
-                f"what_if: {name!r} is no part of this profile: "
+                f"what_if: {name!r} is not part of this profile: "
                 f"pass the name of a module, or one of {known}"
             )
 

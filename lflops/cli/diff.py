@@ -84,7 +84,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> int:
-    """Compare two runs, module by module. Exit status 1: a limit is broken.
+    """Compare two runs, module by module. The exit status is 1 if a limit is broken.
 
     If a limit cannot be checked because the machine was busy or the steps vary too much, the status
     is 0 and the output says so.
@@ -157,7 +157,7 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
     if given.endswith("%"):
         if before is None:
             raise UsageError(
-                f"--max-memory={given!r}: the peak memory of the first run is unknown, "
+                f"--max-memory={given!r}: the peak memory of the first run is unknown: "
                 "pass a size, such as 24GiB"
             )
         return before * (1 + (_share("--max-memory", given) or 0))

@@ -33,8 +33,8 @@ _TARGET = (
     "or hf:NAME for a model in the local cache (nothing is downloaded). Or PACKAGE.MODULE:BUILD: a "
     "function that is called with the number of samples and returns (model, batch) or (model, "
     "batch, loss). The batch is a tuple of the model's arguments, a tensor, or a mapping of "
-    "keyword arguments; the loss is a function from the model's output to a scalar. The module is "
-    "searched for in the current folder first."
+    "keyword arguments; the loss is a function that takes the model's output and returns a scalar. "
+    "The module is searched for in the current folder first."
 )
 _AC = (
     "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
@@ -244,7 +244,7 @@ def estimate(
         str | None,
         typer.Option(
             metavar="r=N",
-            help="Freeze the model, and train adapters of rank N at the linear layers of its "
+            help="Freeze the model, and train adapters of rank N on the linear layers of its "
             "blocks.",
         ),
     ] = None,
@@ -594,11 +594,11 @@ def _check_fsdp_options(
     for option, is_given in (("--mp", mp is not None), ("--reduce", reduce is not None)):
         if is_given:
             raise UsageError(
-                f"{option} is an option of FSDP2: pass --fsdp or --hsdp"
+                f"{option} applies only to FSDP2: pass --fsdp or --hsdp"
                 + ("" if cpu_offload else "; --precision sets autocast")
             )
     if cpu_offload:
-        raise UsageError("--cpu-offload is an option of FSDP2: pass --fsdp or --hsdp")
+        raise UsageError("--cpu-offload applies only to FSDP2: pass --fsdp or --hsdp")
 
 
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
@@ -695,10 +695,7 @@ def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        message = (
-            f"{target}{signature}: {error}: it is called with one argument, "
-            "the number of samples of --batch"
-        )
+        passed = "one argument, the number of samples of --batch"
         if len(arguments) > 1:
-            message += ", and with the tokens of --seq"
-        raise UsageError(message) from error
+            passed = "two arguments, the number of samples of --batch and the tokens of --seq"
+        raise UsageError(f"{target}{signature}: {error}: it is called with {passed}") from error

@@ -23,7 +23,8 @@ def hardware(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A chip, by its name in the driver or in the list, or a TOML file with a chip.",
+            help="The name of a chip, as the driver or the list of chips spells it, or a TOML file with "
+            "a chip.",
         ),
     ] = None,
     *,
@@ -189,7 +190,7 @@ def selftest(
         str | None,
         typer.Option(
             "--device",
-            help="A device, by its name in torch. Default: the accelerator, or the CPU without one.",
+            help="A device, such as cuda:1. Default: the accelerator, or the CPU without one.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(

@@ -124,8 +124,8 @@ def window(
 ) -> None:
     """Request a profiling window of a running training run.
 
-    It opens at the next step that all ranks can meet, and its profile is written to the run's
-    folder.
+    The window opens at the same step on all ranks, as soon as possible. Its profile is written to
+    the run's folder.
     """
     ended = load_run(running).starts[-1].ended
     if ended != "running":

@@ -155,7 +155,7 @@ def _check_views(
             "not with --depth, --sort or --flat"
         )
     if memory and (is_table or by_operator or phase is not None):
-        raise UsageError("--memory can be combined with --figure and --json only")
+        raise UsageError("--memory can only be combined with --figure and --json")
 
 
 def _phase(name: str) -> Phase | None:

@@ -32,7 +32,7 @@ def why(
     *,
     form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FORMAT)] = "text",
 ) -> None:
-    """Print why a training run is slow, what that costs, and what to do next."""
+    """Print why a training run is slow, what each cause costs, and what to do next."""
     if form not in FORMATS:
         raise UsageError(f"format={form!r}: pass one of {', '.join(FORMATS)}")
     found = explain(path)
@@ -79,7 +79,7 @@ def what_if(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another chip, by its name in lflops hardware."),
+        typer.Option(metavar="NAME", help="Another chip: a name from `lflops hardware`."),
     ] = None,
     as_json: Annotated[
         bool,
@@ -90,7 +90,7 @@ def what_if(
         ),
     ] = False,
 ) -> None:
-    """Predict the time of a step after a change: a part removed, faster, slower or larger."""
+    """Predict the step time after a change, such as a faster module or a larger batch."""
     factors = dict(_factor(given) for given in scale or ())
     profile = profile_at(file)
     found = predict_step(

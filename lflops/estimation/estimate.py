@@ -200,7 +200,7 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
         return
     if not callable(step):
         raise CountError(
-            f"estimate: step={describe(step)}: pass a function of the model and its arguments"
+            f"estimate: step={describe(step)}: pass a function that takes the model and its arguments"
         )
     passed = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
     for name, value in passed.items():
@@ -468,8 +468,8 @@ class Estimator:
         """Check the options, and return the chip."""
         if only_shapes_run(()):
             raise CountError(
-                f"{self.caller}: a mode with fake tensors is already active here: call this "
-                "function outside of it"
+                f"{self.caller}: this call is inside a FakeTensorMode: call the function outside "
+                "that mode"
             )
         if self.grad_scaler not in (True, False):
             raise CountError(
@@ -728,7 +728,7 @@ class Meter:
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(
                 f"estimate: progress={describe(progress)}: "
-                "pass True, False or a function of (done, total)"
+                "pass True, False, or a function that takes (done, total)"
             )
         self._report = _write if progress is True else progress or None
         self.done = 0

@@ -59,7 +59,7 @@ NO_CUDA = re.compile(
 
 KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
-    ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
+    ("FullyShardedDataParallel", "flat parameters", "mesh={'data': ranks} for FSDP2"),
 )
 """Wrappers with memory that fake tensors cannot replace.
 
@@ -87,13 +87,13 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError(
             "estimate: the tensors of a scripted module cannot be replaced: "
-            "pass the module that it was made from"
+            "pass the original module, before torch.jit.script"
         )
     for kind, kept, mesh in KEEPERS:
         if kind in kinds:
             raise CountError(
-                f"estimate: {type(module).__name__} has {kept} that cannot be replaced: "
-                f"pass the module that it wraps, or a function that builds that module and {mesh}"
+                f"estimate: {type(module).__name__} has {kept}, which fake tensors cannot replace: "
+                f"pass the module that it wraps, or a function that builds this module, and {mesh}"
             )
     is_fake = all(type(local_part(each)) is FakeTensor for each in module.parameters())
     if "FSDPModule" in kinds and not is_fake:
@@ -164,8 +164,8 @@ def _problem(error: Exception) -> str | None:
         )
     if isinstance(error, AssertionError) and "metadata mutating" in str(error):
         return (
-            "it changes the shape of a tensor with memory in place, to the shape of a fake tensor "
-            "or to a large shape: create a new tensor"
+            "it changes the shape of a real tensor in place to the shape of a fake tensor, or to a "
+            "large shape: create a new tensor instead"
         )
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return (
@@ -188,7 +188,7 @@ def _problem_of_values(error: Exception) -> str | None:
         if any(each.filename == grad_scaler.__file__ for each in frames):
             return (
                 "a GradScaler checks whether all gradients are finite: leave it out, and pass "
-                "grad_scaler=True to lflops.estimate, which assumes that they are"
+                "grad_scaler=True to lflops.estimate, which assumes finite gradients"
             )
         needed = error.func
     elif isinstance(error, RuntimeError | TypeError) and _NEEDS_VALUES_MESSAGE.search(str(error)):

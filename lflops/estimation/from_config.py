@@ -179,7 +179,7 @@ def _shape(target: str, main: str, config: Any, tokens: int) -> tuple[int, ...]:
     if main == "input_values" and hasattr(config, "num_mel_bins"):
         return config.max_length, config.num_mel_bins
     raise CountError(
-        f"{target}: its configuration has no sizes for {main}: "
+        f"{target}: the configuration does not specify the size of {main}: "
         "pass a function that builds the model and its batch"
     )
 
@@ -189,7 +189,7 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
     size = getattr(config, "image_size", None) or _processor_size(target)
     if size is None:
         raise CountError(
-            f"{target}: the size of images is unknown: the configuration has no image_size, and "
+            f"{target}: the image size is unknown, because the configuration has no image_size, and "
             "there is no preprocessor_config.json: "
             'add "image_size": [height, width] to the configuration'
         )

@@ -69,7 +69,7 @@ def largest_batch(
     if not callable(make_args):
         raise CountError(
             f"{caller}: make_args={describe(make_args)}: "
-            "pass a function from a number of samples to the arguments"
+            "pass a function that takes the number of samples and returns the arguments"
         )
     training = loss is not None or optimizer is not None
     held = checked_model(caller, model, (), None, loss, backward=training, mesh=mesh)

@@ -111,8 +111,8 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
         return nullcontext()
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{caller}: mesh={dict(mesh)}, but a process group exists already: leave mesh= out, "
-            "and shard the model in the function"
+            f"{caller}: mesh={dict(mesh)} needs its own process group, but one is already "
+            "initialized: leave mesh= out, and shard the model in the function that builds it"
         )
     check_fake_group()
     return fake_group(prod(mesh.values()), rank)

@@ -37,7 +37,8 @@ def makes_optimizer(
     if not isinstance(asked, str):
         raise CountError(
             f"{caller}: optimizer={describe(asked)}: "
-            "pass a name such as 'adamw', or a function from parameters to an optimizer"
+            "pass a name such as 'adamw', or a function that takes parameters and returns an "
+            "optimizer"
         )
     known: dict[str, Callable[..., Optimizer]] = dict.fromkeys(IN_8_BITS, AdamIn8Bits)
     for name, value in vars(torch.optim).items():
@@ -148,7 +149,7 @@ class Stepper:
         if not trained:
             raise CountError(
                 f"{self._caller}: no parameter requires a gradient: "
-                "unfreeze the parameters for which the optimizer should step in backward"
+                "unfreeze the parameters that the optimizer should update in backward"
             )
         self._optimizers = [_made(self._caller, make, [parameter]) for parameter in trained]
         for parameter, optimizer in zip(trained, self._optimizers, strict=True):

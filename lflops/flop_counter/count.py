@@ -177,8 +177,8 @@ class Counting:
     def __enter__(self) -> Self:
         if self._entered:
             raise CountError(
-                "counting: this object was entered before, and it counts only once: create a new "
-                "one"
+                "counting: this object has already been used, and it counts only once: create a "
+                "new one"
             )
         self._entered = True
         tensors = [*self._parameters(), *tensors_in(self._batch)]
@@ -243,7 +243,9 @@ class Counting:
     def profile(self) -> Profile:
         """The profile, available after the `with` block."""
         if self._profile is None:
-            raise CountError("counting: the profile is available when the `with` block has ended")
+            raise CountError(
+                "counting: the profile is not available until the `with` block has ended"
+            )
         return self._profile
 
     def so_far(self) -> tuple[int, int]:

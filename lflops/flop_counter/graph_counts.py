@@ -264,7 +264,7 @@ class _GraphRun:
 
     def _tag_activation_checkpoint(self, graph: CapturedGraph, *args: Any, **_: Any) -> Any:
         if graph.chooses:
-            raise UncountableError("a function of the user selects the recomputed operators")
+            raise UncountableError("a user function selects which operators are recomputed")
         if not torch.is_grad_enabled():
             return self.graph(graph, args)
 

@@ -362,7 +362,7 @@ def check_new(name: str) -> None:
         raise HardwareError(f"save={name!r}: pass a name with letters or digits")
     if lookup(name) is not None:
         raise HardwareError(
-            f"save={name!r}: a chip with this name exists: pass another name, or remove the chip "
+            f"save={name!r}: a chip with this name already exists: pass another name, or remove the chip "
             f"if it is in {own_file()}"
         )
 

@@ -41,7 +41,7 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
     if isinstance(args, list):
         raise CountError(
             f"{caller}: args is a list: "
-            "pass (batch,) if it is one argument, tuple(batch) if it is several"
+            "pass (batch,) if the model takes the list, or tuple(batch) if the list has its arguments"
         )
     if not isinstance(args, tuple):
         raise CountError(
@@ -52,14 +52,15 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
         isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     ):
         raise CountError(
-            f"{caller}: kwargs={describe(kwargs)}: pass a mapping from names to the model's "
-            "keyword arguments, or pass positional arguments as args=(x, y)"
+            f"{caller}: kwargs={describe(kwargs)}: pass a dict of the model's keyword "
+            "arguments, or pass positional arguments as args=(x, y)"
         )
     if not isinstance(backward, bool):
         raise CountError(f"{caller}: backward={describe(backward)}: pass True or False")
     if loss is not None and not callable(loss):
         raise CountError(
-            f"{caller}: loss={describe(loss)}: pass a function from the model's output to a scalar"
+            f"{caller}: loss={describe(loss)}: pass a function that takes the model's output and "
+            "returns a scalar"
         )
     if loss is not None and not backward:
         raise CountError(

@@ -29,7 +29,7 @@ CATEGORIES = {
     "lflops": "lflops itself",
     "after_run": "after the run",
     "down": "down until the restart",
-    "repeated": "work lost by a restart",
+    "repeated": "work lost in a restart",
 }
 """The categories of a run's time and their labels.
 

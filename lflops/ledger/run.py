@@ -225,7 +225,7 @@ def read_segment(path: Path) -> Segment | None:
         return None
     head, *others = lines
     if not isinstance(head, Head):
-        raise ProfileError(f"{path}: this is not a ledger: the first line is not the header of one")
+        raise ProfileError(f"{path}: this is not a ledger: the first line is not a ledger header")
     if head.version != VERSION:
         raise ProfileError(
             f"{path}: the ledger has version {head.version}, but this lflops reads version "

@@ -229,8 +229,8 @@ class MonitoredRun:
         """
         if self.store is not None and self._ledger is None:
             warn(
-                "request_window: no window opens: with several ranks it needs ledger=True, because "
-                "the ranks agree on a step through the ledger"
+                "request_window: with several ranks, a window can only be requested with "
+                "ledger=True, because the ranks agree on a step through the ledger"
             )
         elif self._requests is not None:
             self._requests.ask()
@@ -469,9 +469,8 @@ class MonitoredRun:
             return
         if done > due > 0:
             warn(
-                f"on rank {training.rank} the requested window opens after step {done}: when the "
-                f"request arrived, this rank had passed step {due}, where the window of the other "
-                "ranks opens"
+                f"on rank {training.rank}, the requested window opens after step {done}, not after "
+                f"step {due} as on the other ranks, because the request arrived too late"
             )
         # from now on, the end of any step may open the window
         requests.due = 0

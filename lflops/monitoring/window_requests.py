@@ -91,8 +91,8 @@ class WindowRequests:
             self.due = 0
         elif not self._thread.is_alive():
             warn(
-                "request_window: no window opens: the first rank has ended, or the store that the"
-                " ranks share does not answer"
+                "request_window: no window opens, because the first rank has ended, or the store"
+                " that the ranks share does not answer"
             )
         self._asked = True
 

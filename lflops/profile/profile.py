@@ -323,7 +323,9 @@ class Memory(Struct, frozen=True, kw_only=True):
             ValueError: The margin is not a share.
         """
         if not 0 <= margin < 1:
-            raise ValueError(f"margin={margin!r}: pass a share of the memory, from 0 to below 1")
+            raise ValueError(
+                f"margin={margin!r}: pass a share of the memory, at least 0 and less than 1"
+            )
         return self.peak_bytes <= memory_bytes * (1 - margin)
 
 

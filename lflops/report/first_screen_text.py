@@ -92,7 +92,7 @@ def _cards(screen: FirstScreen) -> Iterator[str]:
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
-        saving = "saves an unknown time"
+        saving = "saves an unknown amount of time"
         if card.seconds is not None:
             saving = f"saves at most {units.duration(card.seconds)} a step"
         action = f" {card.action}." if card.action else ""

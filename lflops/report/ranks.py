@@ -138,9 +138,7 @@ def _nobody(found: Stragglers, analysis: Analysis) -> str:
         and found.step_seconds
         and longest_wait >= _LONG_WAIT_SHARE * found.step_seconds
     ):
-        return (
-            "cannot tell: ranks wait for each other, and in no place is a rank slower beyond noise"
-        )
+        return "cannot tell: ranks wait for each other, but no rank is slower anywhere beyond noise"
     return "none: no rank is slower than the other ranks beyond noise"
 
 

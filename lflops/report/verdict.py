@@ -42,9 +42,7 @@ BUSY_SHARE = 0.05
 
 CAVEATS = {
     "busy": "other processes used the CPU",
-    "few_steps": (
-        "too few module-timing steps were taken; active=8 in the schedule takes enough of them"
-    ),
+    "few_steps": ("too few module-timing steps were taken; set active=8 in the schedule"),
     "varied": "the module-timing steps vary too much",
     "allocating": (
         "its kernels are as short as those of identical modules, and layers wait for the driver to "

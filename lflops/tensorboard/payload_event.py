@@ -20,7 +20,7 @@ A payload with 20,000 modules has a tenth of this size.
 
 # The ends of error messages about a summary.
 _FOREIGN = "is not a summary of lflops"
-_DAMAGED = "is unreadable: it is not deflated, or damaged"
+_DAMAGED = "is unreadable: it is damaged, or not compressed with deflate"
 _CUT = "is unreadable: its end is missing"
 
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')

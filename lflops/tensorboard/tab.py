@@ -244,7 +244,7 @@ def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answe
     """Answer a request, unless the browser reports that it comes from a page of another site."""
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
         return app(environ, start)
-    return _refused(start, _FORBIDDEN, "the request came from a page of another site")
+    return _refused(start, _FORBIDDEN, "the request came from another site")
 
 
 def _parameters(environ: dict[str, Any]) -> dict[str, str]:
@@ -346,7 +346,7 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
     except (OSError, RuntimeError, ValueError):
         # The file does not exist, its links are circular, or its name is not valid for a path.
         raise LookupError(
-            "the trace does not exist, or not yet: it is written in the background"
+            "the trace does not exist, or is still being written in the background"
         ) from None
     if not inside or not _NAME.fullmatch(path.name):
         raise ValueError("the trace is not below the log directory")

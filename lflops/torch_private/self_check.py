@@ -59,10 +59,10 @@ def check_fake_tensors() -> None:
             has_values = False
     _raise_if_wrong(
         {
-            "a fake mode makes no fake tensors": type(fake) is tensors.FakeTensor,
+            "FakeTensorMode creates no fake tensors": type(fake) is tensors.FakeTensor,
             "a fake tensor has no device": tensors.fake_device(fake).type == "cpu",  # type: ignore[arg-type]
-            "modes cannot be listed": only_shapes,
-            "fake tensors have values": not has_values,
+            "the active dispatch modes are unknown": only_shapes,
+            "the value of a fake tensor can be read": not has_values,
         }
     )
 
@@ -83,11 +83,14 @@ def check_fake_group() -> None:
     wait_name = distributed.wait_operator().name()
     _raise_if_wrong(
         {
-            "a fake group has other ranks": ranks == 2,
-            "collectives are not waited for": wait_name.endswith("wait_tensor"),
-            "received tensors are not seen": distributed.receive_operator() in receives.seen,
-            "every received tensor is a vote in a pipeline": not distributed.is_pipeline_vote(),
-            "a fake group stays open": not torch.distributed.is_initialized(),
+            "a fake process group has the wrong number of ranks": ranks == 2,
+            "the operator that waits for collectives has an unexpected name": wait_name.endswith(
+                "wait_tensor"
+            ),
+            "a received tensor does not dispatch the expected operator": distributed.receive_operator()
+            in receives.seen,
+            "every received tensor is treated as a vote of pipeline stages": not distributed.is_pipeline_vote(),
+            "a fake process group is not destroyed": not torch.distributed.is_initialized(),
         }
     )
 
@@ -111,12 +114,13 @@ def check_inductor() -> None:
     calls = inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
     _raise_if_wrong(
         {
-            "graphs are not recorded": during and not before,
-            "inductor's settings are not restored": not inductor.is_recording(),
-            "calls of kernels are not numbered": calls == ("cpp_fused_add_0:12",),
-            "kernels have no nodes": names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
+            "compiled graphs are not recorded": during and not before,
+            "Inductor's settings are not restored": not inductor.is_recording(),
+            "calls of compiled kernels are not numbered": calls == ("cpp_fused_add_0:12",),
+            "the graph nodes of compiled kernels are unknown": names
+            == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
-            "keys of graphs cannot name their modules": inductor.keys_have_graphs(),
+            "cache keys of compiled graphs cannot contain module names": inductor.keys_have_graphs(),
         }
     )
 
@@ -140,7 +144,7 @@ def check_data_loader() -> None:
         next(iterator, None)
     next(iterator, None)
     are_reported = len(heard) == 2 and isinstance(heard[1], StopIteration)
-    _raise_if_wrong({"the fetches of data loaders are not reported": are_reported})
+    _raise_if_wrong({"fetches of a DataLoader are not reported": are_reported})
 
 
 @functools.cache
@@ -165,10 +169,10 @@ def check_cuda_memory(device: torch.device) -> None:
         after = cuda_memory.is_recording_memory()
     _raise_if_wrong(
         {
-            "a recording of CUDA's memory is not seen": during,
-            "a recording of CUDA's memory does not end": after == is_users,
-            "a snapshot of CUDA's memory has other blocks": segments,
-            "a snapshot of CUDA's memory has other traces": trace or is_users,
+            "an active recording of CUDA memory is not detected": during,
+            "a recording of CUDA memory cannot be stopped": after == is_users,
+            "a snapshot of CUDA memory lacks the expected block fields": segments,
+            "a snapshot of CUDA memory lacks the expected trace entries": trace or is_users,
         }
     )
 
@@ -268,17 +272,18 @@ def _numbering() -> dict[str, bool]:
     nodes = list(autograd.nodes_behind([third.grad_fn]))
     is_recording = autograd.profiler_is_recording()
     return {
-        "modes do not end": ran not in dispatch_modes.open_modes(),
-        "autograd nodes are not numbered in the order they are built": is_in_order,
-        "a node's number does not survive to backward": ran.matmul_nodes == expected_nodes,
+        "dispatch modes cannot be removed": ran not in dispatch_modes.open_modes(),
+        "autograd nodes are not numbered in the order of their creation": is_in_order,
+        "the number of an autograd node changes before backward": ran.matmul_nodes
+        == expected_nodes,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and heard == [7],
-        "operators have other names": "aten::mm" in operator_names,
-        "nodes have no names": "MmBackward" in autograd.node_name(third.grad_fn),
-        "a graph's leaves are not found": leaves == {id(x), id(w)},
-        "a graph's nodes are not found": len(nodes) == 4,
-        "a recording profiler is not seen": is_recording in (True, False),
-        "a profiler that is prepared is not reported": _are_profilers_seen(),
+        "operators have unexpected names": "aten::mm" in operator_names,
+        "autograd nodes have unexpected names": "MmBackward" in autograd.node_name(third.grad_fn),
+        "the leaves of an autograd graph are not found": leaves == {id(x), id(w)},
+        "the nodes of an autograd graph are not found": len(nodes) == 4,
+        "it is unknown whether a profiler is recording": is_recording in (True, False),
+        "the start of a profiler is not reported": _are_profilers_seen(),
     }
 
 
@@ -321,22 +326,23 @@ def _of_operators() -> dict[str, bool]:
     attention = operators.attention_kernels().keys()
     known = {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"}
     return {
-        "views are not marked": are_views_marked,
-        "composite operators are not marked": is_composite,
-        "composite operators do not decompose": decomposed.item() == 2,
-        "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
-        "fresh results are not marked": makes_storage,
-        "an operator calls nothing else": direct.item() == 2 and is_function_kept,
-        "lists of tensors are not marked": takes_list and takes_no_list,
-        "arguments have other names": names == ["self", "mat2"],
-        "an operator's overloads are not listed": is_overload_listed
+        "view operators are not marked as views": are_views_marked,
+        "composite operators are not marked as composite": is_composite,
+        "composite operators cannot be decomposed": decomposed.item() == 2,
+        "arguments that an operator writes to are not marked": operators.written_arguments(add_)
+        == (("self", 0),),
+        "results with new storage are not marked": makes_storage,
+        "an operator cannot be called directly": direct.item() == 2 and is_function_kept,
+        "arguments that are lists of tensors are not marked": takes_list and takes_no_list,
+        "operator arguments have unexpected names": names == ["self", "mat2"],
+        "the overloads of an operator are not listed": is_overload_listed
         and operators.overloads_of("mm") == [],
-        "kernels for nested tensors are not marked": has_nested_kernel,
+        "kernels for nested tensors are not found": has_nested_kernel,
         "a plain tensor is reported as a nested tensor": nested_kernel is None,
         "a C++ kernel of torch is reported as a Python kernel": python_kernel is None,
-        "an operator is not called without overrides": without_overrides.item() == 2,
+        "an operator cannot be called without overrides": without_overrides.item() == 2,
         "a kernel cannot be run directly": run.item() == 2,
-        "attention's kernels are not listed": attention <= known,
+        "torch has unknown attention kernels": attention <= known,
     }
 
 
@@ -360,16 +366,20 @@ def _of_tensors() -> dict[str, bool]:
     written = torch.zeros(1, device="cpu").add_(1)
     passes_dynamo = dispatch_modes.passes_dynamo() in (True, False)
     return {
-        "a storage has no key": has_key,
-        "a sparse tensor has other parts": sparse_sizes == (2, 3, 3, 3),
-        "a tensor's own attributes are not read": attributes == ((2, 2), False, True, None, None),
-        "a plain tensor has overrides": not has_overrides,
-        "overrides cannot be kept": tensors.with_overrides(len)([x]) == 1,
-        "a plain tensor has a local part": tensors.local_part(x) is x,
-        "modes cannot be listed": not tensors.only_shapes_run([x]),
-        "writes to a tensor are not numbered": tensors.version_of(written) == 1,
-        "a subclass is not constructed under a mode": _constructs_under_a_mode(x),
-        "tracing is reported without a trace": not dispatch_modes.is_tracing() and passes_dynamo,
+        "a tensor and its view do not have the same storage key": has_key,
+        "a sparse tensor has unexpected parts": sparse_sizes == (2, 3, 3, 3),
+        "the attributes of a plain tensor are read incorrectly": attributes
+        == ((2, 2), False, True, None, None),
+        "a plain tensor is reported to have overrides": not has_overrides,
+        "a function cannot be called with overrides": tensors.with_overrides(len)([x]) == 1,
+        "a plain tensor is reported as a part of a DTensor": tensors.local_part(x) is x,
+        "a plain tensor is reported as a fake tensor": not tensors.only_shapes_run([x]),
+        "in-place writes to a tensor are not counted": tensors.version_of(written) == 1,
+        "a tensor subclass cannot be constructed under a dispatch mode": _constructs_under_a_mode(
+            x
+        ),
+        "tracing is reported although nothing is traced": not dispatch_modes.is_tracing()
+        and passes_dynamo,
     }
 
 
@@ -466,21 +476,27 @@ def _of_modules() -> dict[str, bool]:
     is_compiled = modules.is_compiled(parent) or modules.compiles_its_hooks(parent)
     has_store = distributed.group_store() is not None
     return {
-        "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
-        "parts are registered elsewhere": modules.self_parts(parent) == ([child], []),
-        "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
+        "submodules of a module are not found": list(modules.child_modules(parent))
+        == [("0", child)],
+        "submodules and parameters of a module are not found": modules.self_parts(parent)
+        == ([child], []),
+        "buffers of a module are not found": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is reported as compiled": not is_compiled,
-        "a plain module wraps another one": modules.unwrapped(parent) is parent,
-        "a plain module has a compiled wrapper": modules.compiled_wrapper(parent) is parent,
-        "a plain module has packed parameters": modules.packed_parameters(parent) == [],
-        "compilations are not numbered": modules.compilations() >= 0,
-        "graph breaks are not numbered": modules.graph_breaks() >= 0,
-        "compilations take no time": modules.compile_seconds() >= 0,
-        "compilations begin unheard": _hears_compilations(),
+        "a plain module is reported as a wrapper": modules.unwrapped(parent) is parent,
+        "a plain module is reported to have a compiled wrapper": modules.compiled_wrapper(parent)
+        is parent,
+        "a plain module is reported to have packed parameters": modules.packed_parameters(parent)
+        == [],
+        "compilations are not counted": modules.compilations() >= 0,
+        "graph breaks are not counted": modules.graph_breaks() >= 0,
+        "the time of compilations is unknown": modules.compile_seconds() >= 0,
+        "the start of a compilation is not reported": _hears_compilations(),
         "hooks cannot be hidden from compilations": _hides_hooks(parent),
-        "hooks are registered elsewhere": _are_hooks_found(parent),
-        "modules of lflops call other hooks": _are_own_hooks_called(),
+        "registered hooks are not found": _are_hooks_found(parent),
+        "internal modules of lflops call their hooks incorrectly": _are_own_hooks_called(),
         "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
-        "process groups are not found by name": distributed.group_named("no such group") is None,
-        "the default group has no store": not has_store or torch.distributed.is_initialized(),
+        "an unknown process group is found by name": distributed.group_named("no such group")
+        is None,
+        "a store is reported without a process group": not has_store
+        or torch.distributed.is_initialized(),
     }

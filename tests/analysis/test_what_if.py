@@ -162,7 +162,7 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
         (
             {"without": "dat"},
             (
-                "what_if: 'dat' is no part of this profile: pass the name of a module, or one of "
+                "what_if: 'dat' is not part of this profile: pass the name of a module, or one of "
                 "data, forward"
             ),
         ),

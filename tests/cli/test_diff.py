@@ -59,7 +59,7 @@ def test_the_verdict_is_about_the_step() -> None:
     assert (
         "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
         "data wait is 5.5× as slow: +45.3 ms per step.",
-        "No module is slower or faster than the other modules, beyond the noise.",
+        "Relative to the other modules, no module became slower or faster beyond the noise.",
         (
             "All other modules are 18.4 % faster (the median of 4 modules with the same work): the "
             "second run used another machine, or the load of the machine changed."
@@ -422,7 +422,7 @@ def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
         (["--max-memory", "x%"], "--max-memory='x%': pass a share"),
         (
             ["--max-memory", "5%"],
-            "--max-memory='5%': the peak memory of the first run is unknown, pass a size, such as 24GiB",
+            "--max-memory='5%': the peak memory of the first run is unknown: pass a size, such as 24GiB",
         ),
         (
             ["--max-memory", "5GiB"],

@@ -314,7 +314,7 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
         for each in (
             "has no memory to draw",
             "--figure draws live memory",
-            "--memory can be combined with --figure and --json only",
+            "--memory can only be combined with --figure and --json",
         )
         if each not in said.err
     ]
@@ -643,11 +643,11 @@ WRONG = {
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
-        "--mp is an option of FSDP2: pass --fsdp or --hsdp",
+        "--mp applies only to FSDP2: pass --fsdp or --hsdp",
     ),
     "offloads on one rank": (
         ["planned:build", "--cpu-offload"],
-        "--cpu-offload is an option of FSDP2: pass --fsdp or --hsdp",
+        "--cpu-offload applies only to FSDP2: pass --fsdp or --hsdp",
     ),
     "computes in no dtype": (
         ["planned:build", "--fsdp", "2", "--mp", "int8"],

@@ -142,7 +142,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a wrapper": (
         lambda: DistributedDataParallel(whole()),
-        "DistributedDataParallel has buckets as large as the gradients that cannot be replaced",
+        "DistributedDataParallel has buckets as large as the gradients, which fake tensors cannot replace",
     ),
     "a wrapper within": (
         lambda: nn.Sequential(DistributedDataParallel(whole())),
@@ -150,7 +150,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),
-        "FullyShardedDataParallel has parameters that cannot be replaced",
+        "FullyShardedDataParallel has flat parameters, which fake tensors cannot replace",
     ),
 }
 

@@ -221,7 +221,8 @@ def test_a_name_is_saved_once(own: Path) -> None:
     before = own.read_text()
     for name in ("Green", "blue 9", "H200"):
         with pytest.raises(
-            HardwareError, match=f"save='{name}': a chip with this name exists: pass another name"
+            HardwareError,
+            match=f"save='{name}': a chip with this name already exists: pass another name",
         ):
             save(name, Hardware("x", {"bf16": 1e12}))
     with pytest.raises(HardwareError, match="save='-': pass a name with letters or digits"):
@@ -250,7 +251,7 @@ def test_the_shell_measures_and_saves(
 
     monkeypatch.setattr("lflops.hardware.calibrate.calibrate", None)  # calling it would fail
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
-    assert "a chip with this name exists" in capsys.readouterr().err
+    assert "a chip with this name already exists" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])
     assert "--save adds the figures of --measure: add --measure" in capsys.readouterr().err
 

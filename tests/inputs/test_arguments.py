@@ -63,8 +63,8 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lflops.CountError,
         [
             (
-                "count: args is a list: pass (batch,) if it is one argument, tuple(batch) if it is "
-                "several"
+                "count: args is a list: pass (batch,) if the model takes the list, or tuple(batch) if "
+                "the list has its arguments"
             )
         ],
     ),
@@ -409,7 +409,8 @@ def test_there_is_no_profile_before_the_end() -> None:
         with (
             context or torch.no_grad(),
             pytest.raises(
-                lflops.CountError, match="the profile is available when the `with` block has ended"
+                lflops.CountError,
+                match="the profile is not available until the `with` block has ended",
             ),
         ):
             _ = counted.profile

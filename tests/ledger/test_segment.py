@@ -68,7 +68,7 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
     [
         (
             b'{"kind":"row","end":1,"spent":{}}\n',
-            "this is not a ledger: the first line is not the header of one",
+            "this is not a ledger: the first line is not a ledger header",
         ),
         (
             b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n',

@@ -296,8 +296,8 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
     with lflops.monitor(model, **settings) as monitor:
         for step in range(30):
             words = (
-                "on rank 0 the requested window opens after step 11: when the request arrived, "
-                "this rank had passed step 5"
+                "on rank 0, the requested window opens after step 11, not after step 5 as on the other "
+                "ranks, because the request arrived too late"
             )
             with (
                 pytest.warns(UserWarning, match=words) if step == 10 else nullcontext(),
@@ -324,7 +324,7 @@ def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
     ) as monitor:
         monitor._run.store = object()
         with pytest.warns(
-            UserWarning, match="no window opens: with several ranks it needs ledger=True"
+            UserWarning, match="with several ranks, a window can only be requested with ledger=True"
         ):
             monitor.request_window()
         monitor._run.store = None

@@ -47,13 +47,13 @@ def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> N
     """However the others are sorted; a doubt says so, and no count is made up."""
     seen = operators_of(small_profile())
     assert (
-        "1 operator ran without a formula and is in no total"
+        "1 operator ran without a formula and is not included in any total"
         in seen.page.locator(".operators .caveat").inner_text()
     )
     for _ in range(2):
         assert "my_ops::scan" == order(seen)[0]
         seen.page.get_by_role("button", name="calls").click()
-    assert "no formula: in no total" == seen.page.locator(f"{SHEET} .mark").inner_text()
+    assert "no formula: not in any total" == seen.page.locator(f"{SHEET} .mark").inner_text()
     assert {
         "calls": "2",
         "MACs": "–",

@@ -87,7 +87,7 @@ def test_a_trace_that_is_not_there_is_said_not_to_be(seen: Seen, server: Board) 
     """And Perfetto is not asked for."""
     frame(seen).get_by_role("button", name="open in Perfetto").nth(1).click()
     frame(seen).get_by_text(
-        "This trace cannot be shown: the trace does not exist, or not yet"
+        "This trace cannot be shown: the trace does not exist, or is still being written"
     ).wait_for()
     assert [] == other_requests(server, seen)
 

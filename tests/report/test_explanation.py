@@ -266,7 +266,7 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     given = trained(cells=again)
     assert [("backward_twice", 10e-3)] == faults(given)
     assert (
-        "Backward has 4.0× as many MACs as forward, while twice as many are usual"
+        "Backward has 4.0× as many MACs as forward, while twice as many are normal"
         in explain(given).findings[0].sentence
     )
 

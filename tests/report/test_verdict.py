@@ -73,7 +73,7 @@ def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
     rows = {name: {"class_name": "Net", "calls": 0} for name in ("", "fc")}
     found = report_of(analyze(profile(rows, [], run=run(kind="training"), steps=(clean,)))).verdict
     assert (
-        "100.0 % of the step (40.0 ms) is spent outside all phases, because the watched model was never called.",
+        "100.0 % of the step (40.0 ms) is spent outside all phases, because the monitored model was never called.",
     ) == found.why
     assert ("Pass the model that the loop calls to lflops.",) == found.next
 

@@ -58,10 +58,10 @@ PROBLEMS = [
     "foreign of run bad is not a summary of lflops",
     "future of run bad has format 1, but this lflops reads 4: show it with the version of lflops that wrote it",
     "large of run bad, step 0 is not a summary of lflops",
-    "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
+    "mixed of run bad, step 1 is unreadable: it is damaged, or not compressed with deflate",
     "newer of run bad, step 0 has format 12, but this lflops reads 4: show it with the version of lflops that wrote it",
     "other of run bad, step 0 is not a summary of lflops",
-    "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
+    "text of run bad, step 0 is unreadable: it is damaged, or not compressed with deflate",
 ]
 
 
@@ -348,13 +348,13 @@ REFUSED = {
     f"a\r\nb: c{NAME}": (403, b"the summary lists a file that is not a trace"),
     f"missing_{NAME}": (
         404,
-        b"the trace does not exist, or not yet: it is written in the background",
+        b"the trace does not exist, or is still being written in the background",
     ),
     f"round_{NAME}": (
         404,
-        b"the trace does not exist, or not yet: it is written in the background",
+        b"the trace does not exist, or is still being written in the background",
     ),
-    f"a\0b/{NAME}": (404, b"the trace does not exist, or not yet: it is written in the background"),
+    f"a\0b/{NAME}": (404, b"the trace does not exist, or is still being written in the background"),
 }
 """What a summary may name, and what comes of it."""
 
@@ -425,7 +425,7 @@ def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected:
     status, headers, body = traced.get("windows", headers={"Sec-Fetch-Site": site})
     assert expected == status
     assert "same-origin" == headers["Cross-Origin-Resource-Policy"]
-    assert (expected == 403) == (body == b"the request came from a page of another site")
+    assert (expected == 403) == (body == b"the request came from another site")
 
 
 def test_a_payload_of_millions_of_values_takes_little_memory() -> None:

@@ -443,7 +443,7 @@ def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) ->
 def test_there_is_no_profile_before_the_end(clock: StillClock) -> None:
     """Nor is there a time."""
     watching = CountAndTime(nn.Sequential(Waits(16)), clock=clock, overhead=NO_OVERHEAD)
-    with watching, pytest.raises(lflops.CountError, match="when the `with` block has ended"):
+    with watching, pytest.raises(lflops.CountError, match="until the `with` block has ended"):
         _ = watching.profile
     profile = watching.profile
     assert (None, None) == (profile.modules[""].forward.seconds, profile.run.observer_ratio)

@@ -28,19 +28,27 @@ def gone(*_: object) -> Any:
 
 
 INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "nothing is recorded": ("record_graphs", lambda: lambda: None, "graphs are not recorded"),
+    "nothing is recorded": (
+        "record_graphs",
+        lambda: lambda: None,
+        "compiled graphs are not recorded",
+    ),
     "settings are gone": ("record_graphs", gone, "no such name"),
     "calls have no numbers": (
         "kernel_calls",
         lambda source: (),
-        "calls of kernels are not numbered",
+        "calls of compiled kernels are not numbered",
     ),
     "keys without a graph": (
         "keys_have_graphs",
         lambda: False,
-        "keys of graphs cannot name their modules",
+        "cache keys of compiled graphs cannot contain module names",
     ),
-    "nodes are elsewhere": ("recorded_names", lambda text: ({}, {}), "kernels have no nodes"),
+    "nodes are elsewhere": (
+        "recorded_names",
+        lambda text: ({}, {}),
+        "the graph nodes of compiled kernels are unknown",
+    ),
 }
 
 

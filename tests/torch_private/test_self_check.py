@@ -57,16 +57,16 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         autograd,
         "next_sequence_number",
         lambda: 0,
-        "not numbered in the order they are built",
+        "not numbered in the order of their creation",
     ),
     "numbers are gone": (autograd, "next_sequence_number", gone, "no such name"),
     "nodes have other numbers": (
         autograd,
         "sequence_number",
         lambda node: 0,
-        "does not survive to backward",
+        "changes before backward",
     ),
-    "no node is running": (autograd, "current_node", lambda: None, "does not survive to backward"),
+    "no node is running": (autograd, "current_node", lambda: None, "changes before backward"),
     "always in backward": (
         autograd,
         "backward_id",
@@ -86,68 +86,78 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         lambda undo, begins, ends: None,
         "the end of a backward pass is not reported",
     ),
-    "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
+    "graphs have no leaves": (
+        autograd,
+        "leaves",
+        lambda tensors: [],
+        "leaves of an autograd graph are not found",
+    ),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
     "a profiler that is prepared is not reported": (
         autograd,
         "wrap_profilers",
         lambda undo, call: None,
-        "a profiler that is prepared is not reported",
+        "the start of a profiler is not reported",
     ),
     "all storages are one": (
         tensors,
         "storage_key",
         lambda tensor: (tensor.untyped_storage(), id(tensor)),
-        "a storage has no key",
+        "a tensor and its view do not have the same storage key",
     ),
     "sparse tensors store all": (
         tensors,
         "stored_elements",
         lambda tensor: tensor.numel(),
-        "other parts",
+        "a sparse tensor has unexpected parts",
     ),
-    "everything is sharded": (tensors, "local_part", lambda tensor: tensor[0], "has a local part"),
+    "everything is sharded": (
+        tensors,
+        "local_part",
+        lambda tensor: tensor[0],
+        "reported as a part of a DTensor",
+    ),
     "everything is fake": (
         tensors,
         "only_shapes_run",
         lambda given: True,
-        "modes cannot be listed",
+        "a plain tensor is reported as a fake tensor",
     ),
     "everything decomposes": (
         operators,
         "decomposes",
         lambda operator: True,
-        "composite operators are not marked",
+        "composite operators are not marked as composite",
     ),
     "nothing is written": (
         operators,
         "written_arguments",
         lambda operator: (),
-        "written arguments are not marked",
+        "arguments that an operator writes to are not marked",
     ),
     "nothing is new": (
         operators,
         "makes_storage",
         lambda operator: False,
-        "fresh results are not marked",
+        "results with new storage are not marked",
     ),
     "nothing is nested": (
         operators,
         "has_nested_kernel",
         lambda operator: False,
-        "kernels for nested tensors are not marked",
+        "kernels for nested tensors are not found",
     ),
     "nothing has overloads": (
         operators,
         "overloads_of",
         lambda operator: [],
-        "overloads are not listed",
+        "overloads of an operator are not listed",
     ),
     "modules have no children": (
         modules,
         "child_modules",
         lambda module: [],
-        "children are registered elsewhere",
+        "submodules of a module are not found",
     ),
     "everything is compiled": (
         modules,
@@ -159,20 +169,20 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         modules.Compilations,
         "listen",
         lambda listener, guard: None,
-        "compilations begin unheard",
+        "the start of a compilation is not reported",
     ),
     "compilations are heard for ever": (
         modules.Compilations,
         "stop",
         lambda listener: None,
-        "compilations begin unheard",
+        "the start of a compilation is not reported",
     ),
     "hooks are scripted": (modules, "scripted_without", gone, "no such name"),
     "hooks stay": (
         modules,
         "remove_hook",
         lambda hook, owner: None,
-        "hooks are registered elsewhere",
+        "registered hooks are not found",
     ),
     "everything is flat": (
         distributed,
@@ -248,8 +258,12 @@ def test_fake_tensors_that_mean_something_else_are_named(
 @pytest.mark.parametrize(
     ("name", "lie", "said"),
     [
-        ("receive_operator", lambda: None, "received tensors are not seen"),
-        ("is_pipeline_vote", lambda: True, "every received tensor is a vote"),
+        (
+            "receive_operator",
+            lambda: None,
+            "a received tensor does not dispatch the expected operator",
+        ),
+        ("is_pipeline_vote", lambda: True, "every received tensor is treated as a vote"),
     ],
 )
 def test_a_fake_group_that_means_something_else_is_named(
@@ -307,9 +321,9 @@ CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "recordings are not seen": (
         "is_recording_memory",
         lambda: False,
-        "a recording of CUDA's memory is not seen",
+        "an active recording of CUDA memory is not detected",
     ),
-    "recordings go on": ("stop_recording_memory", lambda: None, "does not end"),
+    "recordings go on": ("stop_recording_memory", lambda: None, "cannot be stopped"),
     "recording is gone": ("record_memory", gone, "no such name"),
     "recording takes other arguments": (
         "record_memory",
@@ -320,17 +334,17 @@ CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "blocks have other parts": (
         "memory_snapshot",
         lambda: renamed(Recording().memory_snapshot(), "requested_size"),
-        "has other blocks",
+        "lacks the expected block fields",
     ),
     "traces have other parts": (
         "memory_snapshot",
         lambda: renamed(Recording().memory_snapshot(), "addr"),
-        "has other traces",
+        "lacks the expected trace entries",
     ),
     "stacks have other parts": (
         "memory_snapshot",
         lambda: renamed(Recording().memory_snapshot(), "filename"),
-        "has other traces",
+        "lacks the expected trace entries",
     ),
 }
 

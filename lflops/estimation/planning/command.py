@@ -121,7 +121,7 @@ def plan(
         ),
     ] = False,
 ) -> None:
-    """Rank the meshes, micro batches and checkpointing that fit by the predicted time of a step."""
+    """Rank the meshes, micro batches and checkpointing that fit into memory, by predicted step time."""
     if batch is None:
         batch = _SAMPLES_PER_GPU * gpus
     with ProgressLine("loading torch") as progress:
@@ -207,7 +207,9 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
     yield _bound_table(rows)
     if rows[0].reason:
         yield text(f"In addition to the model's work, {rows[0].name} needs {rows[0].reason}.")
-    remark = "These are lower bounds and do not rank the meshes. --json has all configurations."
+    remark = (
+        "These are lower bounds: do not rank the meshes by them. --json has all configurations."
+    )
     yield text(f"{remark} {_more(list(best), top)}".rstrip(), "dim")
 
 

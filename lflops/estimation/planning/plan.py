@@ -304,13 +304,15 @@ def plan(
     if not callable(build):
         raise CountError(
             f"{caller}: build={describe(build)}: "
-            "pass a function from a number of samples to (model, batch) or (model, batch, loss)"
+            "pass a function that takes the number of samples and returns (model, batch) or "
+            "(model, batch, loss)"
         )
     makes = makes_optimizer(caller, optimizer)
     if makes is None:
         raise CountError(
             f"{caller}: optimizer=None: "
-            "pass a name such as 'adamw', or a function from parameters to an optimizer"
+            "pass a name such as 'adamw', or a function that takes parameters and returns an "
+            "optimizer"
         )
     chip = named(hardware) if isinstance(hardware, str) else hardware
     dtype, computing = PRECISIONS[precision]
@@ -443,7 +445,7 @@ class _Search:
         depth = self._sheets.depth
         if stages <= max(depth, 1):
             return True
-        reason = "pipelines need at least 10 blocks, all of them equal"
+        reason = "pipelines need at least 10 blocks, all equal"
         if depth:
             reason = f"its {depth} blocks are too few for {stages} stages"
         self._left_out[f"PP {stages}"] = reason

@@ -83,5 +83,5 @@ class RepeatedWork(RunRule):
 
     name = "repeated"
     threshold = Threshold(share=0.05)
-    phrase = "work that was lost by a restart"
+    phrase = "work that was lost in a restart"
     fix = "Save checkpoints more often"

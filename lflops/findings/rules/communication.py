@@ -13,7 +13,7 @@ SMALL_MESSAGE_BYTES = 1 << 20
 
 
 class ExposedCommunication(PartRule):
-    """Ranks communicate or wait for each other, and compute nothing during this time.
+    """Ranks communicate or wait for each other, and compute nothing in this time.
 
     It is an issue if a step has at least 8 collectives with an average size of less than 1 MiB.
     """
@@ -34,7 +34,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in Lightning's collectives, for example for `sync_dist=True`."""
+    """Ranks wait for each other in Lightning's collectives, for example because of `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)

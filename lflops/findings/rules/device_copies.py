@@ -56,7 +56,7 @@ class InferenceInStep(PartRule):
 
 
 class ExposedCopies(PartRule):
-    """A traced device copies data and computes nothing during this time."""
+    """A traced device copies data, and computes nothing in this time."""
 
     name = "copy"
     threshold = Threshold(share=0.10)

@@ -15,8 +15,8 @@ MODEL_PHASES = {"forward", "backward", "recompute"}
 class OtherWork(PartRule):
     """The training loop spends time outside all phases: callbacks, metrics, logging, other code.
 
-    It is not an issue if matmuls run in this time. In that case, another model is trained that
-    lflops does not watch, such as the discriminator of a GAN.
+    It is not an issue if matmuls run in this time. In that case, the loop trains another model that
+    lflops does not monitor, such as the discriminator of a GAN.
     """
 
     name = "other"
@@ -29,7 +29,7 @@ class OtherWork(PartRule):
         "Keep .item() and .cpu() out of the step: each of them waits for the device"
     )
 
-    phrase_if_never_called = "outside all phases, because the watched model was never called"
+    phrase_if_never_called = "outside all phases, because the monitored model was never called"
     fix_if_never_called = "Pass the model that the loop calls to lflops"
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:

@@ -11,9 +11,9 @@ from lflops.profile.notes import notes_with
 class Padding(StepRule):
     """The model also computes the padding of each batch.
 
-    The cost is the share of forward and backward that is spent on padding. Padding is reported if
-    it makes up at least 30 % of the positions in a batch. It is found from a mask in the batch, or
-    from equal values at the ends of rows.
+    The cost is the time that forward and backward spend on padding. It is reported if at least 30 %
+    of the positions are padding. Padding is detected by a mask in the batch, or by equal values at
+    the ends of rows.
     """
 
     name = "padding"

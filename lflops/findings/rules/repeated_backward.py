@@ -31,7 +31,7 @@ class RepeatedBackward(StepRule):
     name = "backward_twice"
     threshold = Threshold(share=0.05)
     sentence = (
-        "Backward has {ratio:times} as many MACs as forward, while twice as many are usual: this "
+        "Backward has {ratio:times} as many MACs as forward, while twice as many are normal: this "
         "costs {cost}."
     )
     fix = "Call backward once, on the sum of the losses, unless you need gradients of gradients"

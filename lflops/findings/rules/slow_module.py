@@ -32,7 +32,7 @@ class SlowModule(ModuleRule):
 
 
 class MoreOperators(ModuleRule):
-    """A module takes longer than the other repeats because it runs more operators."""
+    """A repeated module takes longer than the other repeats because it runs more operators."""
 
     name = "calls"
     threshold = Threshold(share=0.0)

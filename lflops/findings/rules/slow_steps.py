@@ -35,7 +35,7 @@ class NotScheduled(RunRule):
         "slow steps in which the process was not running: other programs used its cores, or it was "
         "stopped"
     )
-    fix = "Run on a machine that does nothing else, with no more threads than cores"
+    fix = "Run on an otherwise idle machine, with no more threads than cores"
 
     def is_confirmed(self, run: RunEvidence) -> bool:
         return False

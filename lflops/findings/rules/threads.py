@@ -35,7 +35,7 @@ class TooManyThreads(StepRule):
 class ComputingThread(StepRule):
     """Another Python thread of the process computes, and the training thread waits for it.
 
-    This can only be found if torch itself computes with one thread.
+    It is only detected if torch itself computes with one thread.
     """
 
     name = "thread"

@@ -446,7 +446,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     "kept_graphs": Explanation(
         "The graphs of {count} earlier forward passes are still alive, {bytes} of activations",
         "a list or a running sum keeps losses or outputs with their graph: "
-        "keep loss.detach() or loss.item()",
+        "keep loss.detach() or loss.item() instead",
         within="activations",
     ),
     "retained_graph": Explanation(
@@ -501,10 +501,10 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     ),
     "optimizer_temporary": Explanation(
         "Temporary tensors of the optimizer's step are the largest part, {bytes}",
-        "pass foreach=False or fused=True to torch's optimizers; in your own, update in place",
+        "pass foreach=False or fused=True to torch's optimizers; update in place in your own",
     ),
     "other": Explanation(
-        "Tensors that were created outside of the model are the largest part, {bytes}",
+        "Tensors that were created outside the model are the largest part, {bytes}",
         "look at the lines of code with the category other: delete tensors that the step does not "
         "need, or keep them on the host",
     ),

@@ -131,14 +131,14 @@ class Settings:
             "True, False, or a Profile that was counted elsewhere",
         )
         functions = {
-            "units": "takes a batch and returns {'samples': n, 'tokens': n}",
-            "topology": "takes a rank and returns its coordinates",
+            "units": "a batch and returns {'samples': n, 'tokens': n}",
+            "topology": "a rank and returns its coordinates",
         }
         for name, what in functions.items():
             yield (
                 name,
                 given[name] is None or callable(given[name]),
-                f"a function that {what}, or None",
+                f"a function that takes {what}, or None",
             )
         timeout = given["gather_timeout"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -259,7 +259,7 @@ def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
     if isinstance(default, float):
         return "a number", float
     if isinstance(default, tuple):
-        return "one word, or several words with commas between them", _several
+        return "one word, or several words separated by commas", _several
     return "text or none", lambda text: None if text.lower() == "none" else text
 
 

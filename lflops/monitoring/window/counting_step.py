@@ -284,8 +284,8 @@ def _check_same_model(counted: Profile, training: Training) -> None:
     problem = _difference(counted, training)
     if problem is not None:
         raise CountError(
-            f"count: the profile is of another model: it {problem}: "
-            "pass a profile of this module from lflops.count or lflops.counting"
+            f"count: the profile belongs to another model, because it {problem}: "
+            "pass a profile of this model from lflops.count or lflops.counting"
         )
 
 

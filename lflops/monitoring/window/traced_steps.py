@@ -220,7 +220,7 @@ class TraceAnnotations:
             failure = process.finish()
         except OSError as error:
             warn(
-                f"{monitor_name()}: {process.into} was not written, everything else continues: "
+                f"{monitor_name()}: {process.into} was not written, but everything else continues: "
                 f"{type(error).__name__}: {error}"
             )
         self._processes.remove(process)

@@ -9,7 +9,7 @@ import { sortedTable } from "../table/sorted_table.js";
 export const operators = { id: "operators", label: "Operators", within: "modules", has: ({ operators: data }) => data !== null, draw: drawOperators };
 
 /** @type {Record<string, string>} */
-const KINDS = { counted: "", "no formula": "no formula: in no total", traced: "only in the trace" };
+const KINDS = { counted: "", "no formula": "no formula: not in any total", traced: "only in the trace" };
 
 /** @type {[string, string, Format][]} */
 const FIGURES = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]];
@@ -130,7 +130,7 @@ function tables(shown, go) {
 function caveat(uncounted) {
   if (!uncounted) return null;
   const ran = uncounted === 1 ? "1 operator ran without a formula and is" : `${exact(uncounted)} operators ran without a formula and are`;
-  return element("p", { class: "caveat", role: "note" }, `${ran} in no total. lflops.register_formula adds a formula.`);
+  return element("p", { class: "caveat", role: "note" }, `${ran} not included in any total. lflops.register_formula adds a formula.`);
 }
 
 // The columns that have a value in any of these rows.

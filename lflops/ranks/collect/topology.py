@@ -50,8 +50,8 @@ _NAMES = {
 """The names of mesh dimensions of each kind, without a final `_parallel`."""
 
 _NEEDED_FUNCTION = (
-    'pass a function that takes a rank and returns its coordinates, such as {"data": 0, "tensor": 1},'
-    " each counted from 0"
+    'pass a function that takes a rank and returns its coordinates, such as {"data": 0, "tensor": 1}, '
+    "which count from 0"
 )
 
 

@@ -494,7 +494,7 @@ def _check_rank(rank: Any, profile: Any) -> None:
     if not isinstance(profile, Profile):
         raise ProfileError(
             f"merge: rank {rank} is a {type(profile).__qualname__}:"
-            " pass a Profile, such as lflops.load returns"
+            " pass a Profile, for example from lflops.load"
         )
     if profile.ranks:
         raise ProfileError(
@@ -516,13 +516,13 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
             other_rank, other_value = known.setdefault(fact, (rank, value))
             if value != other_value:
                 raise ProfileError(
-                    f"merge: {fact} is {value!r} on rank {rank}, {other_value!r} on rank"
+                    f"merge: {fact} is {value!r} on rank {rank}, but {other_value!r} on rank"
                     f" {other_rank}: pass the ranks of one run"
                 )
         if run.world_size > 1 and not max(runs) < run.world_size <= LARGEST_WORLD:
             raise ProfileError(
-                f"merge: run.world_size is {run.world_size} on rank {rank}: these ranks need"
-                f" {max(runs) + 1} to {LARGEST_WORLD}"
+                f"merge: run.world_size is {run.world_size} on rank {rank}, but must be at least"
+                f" {max(runs) + 1} for these ranks, and at most {LARGEST_WORLD}"
             )
 
 

@@ -191,6 +191,7 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
             cells.append(text(fit.verdict, _COLOURS[fit.verdict]))
         table.add_row(text(strategy.strategy), *cells)
     remark = (
-        "computed from this step; needs includes fragmentation, the CUDA context, cuBLAS and NCCL"
+        "computed from this step; the column 'needs' includes fragmentation, the CUDA context, "
+        "cuBLAS and NCCL"
     )
     return Group(table, text(remark, "dim"))

@@ -107,7 +107,9 @@ def show(
     Computing, communication, copies and idle time with its causes; steps, kernels and operators.
     """
     if html is not None and as_json:
-        raise UsageError(f"html={str(html)!r}: --json prints, --html writes; pass only one of them")
+        raise UsageError(
+            f"html={str(html)!r}: --json writes no page, so pass only one of --html and --json"
+        )
     if html is not None and html.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"html={str(html)!r} is a trace itself: pass another path")
     found = summarise_all((read_trace(file) for file in files), hardware)

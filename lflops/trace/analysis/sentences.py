@@ -318,7 +318,7 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
-            yield f"{rank} is not shifted: it shares no collective with the ranks before it"
+            yield f"{rank} is not shifted, because it shares no collective with the ranks before it"
             continue
         sign = "-" if clock.moved < 0 else ""
         collectives = counted(clock.collectives, "shared collective")

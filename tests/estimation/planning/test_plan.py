@@ -396,7 +396,7 @@ def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
     """And pipelines of more stages than blocks, or of few blocks."""
     assert planned_alone().left_out == {
         "TP 2": "the model has no tp_plan",
-        "PP 2": "pipelines need at least 10 blocks, all of them equal",
+        "PP 2": "pipelines need at least 10 blocks, all equal",
     }
 
 

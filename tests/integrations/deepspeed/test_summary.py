@@ -229,7 +229,9 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
         figures["the latencies come from"],
     )
     slow = labelled(replace(counted_alone, run=replace(counted_alone.run, observer_ratio=3.0)))
-    said = "3.00 x as long; measured counting overhead is subtracted, a few µs per operator remain"
+    said = (
+        "3.00 x as long; measured counting overhead is subtracted, but a few µs per operator remain"
+    )
     assert said == slow["cost of counting: it made the pass"]
 
 

@@ -276,7 +276,7 @@ def test_a_profile_of_another_model_is_refused() -> None:
     monitor = watching(count=lflops.count(nn.Linear(3, 4), torch.zeros(ROWS, 3)))
     with pytest.raises(
         MisconfigurationException,
-        match="count: the profile is of another model: it has no module '",
+        match="count: the profile belongs to another model, because it has no module '",
     ):
         fit(Classifier(), monitor)
 

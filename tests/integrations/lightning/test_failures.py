@@ -158,7 +158,7 @@ def test_a_text_that_cannot_be_written_is_no_reason_for_a_profile_not_to_be(tmp_
     monitor = tolerant(tmp_path, output_file="/dev/full")
     with pytest.warns(
         UserWarning,
-        match="output_file=./dev/full. failed, everything else .* is a folder, a pipe or a device",
+        match="output_file=./dev/full. failed, but everything else .* is a folder, a pipe or a device",
     ) as warned:
         fit(Classifier(), monitor)
     assert ["output_file='/dev/full'"] == of_ours(warned)

@@ -327,7 +327,7 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "what the script made": (
         batches_on_the_device,
         "other",
-        "Tensors that were created outside of the model are the largest part, 8.00 GiB",
+        "Tensors that were created outside the model are the largest part, 8.00 GiB",
     ),
     "an update": (
         large_updates,

@@ -935,8 +935,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({}, "profiles is empty: pass the profile of at least one rank"),
     (replica(), "profiles is a Profile: pass the profiles of all ranks, as a list or by rank"),
     (3, "profiles is a int: pass the profiles of all ranks, as a list or by rank"),
-    ([replica(), "rank1.json"], "rank 1 is a str: pass a Profile, such as lflops.load returns"),
-    ({0: replica(), 3: None}, "rank 3 is a NoneType: pass a Profile, such as lflops.load returns"),
+    ([replica(), "rank1.json"], "rank 1 is a str: pass a Profile, for example from lflops.load"),
+    ({0: replica(), 3: None}, "rank 3 is a NoneType: pass a Profile, for example from lflops.load"),
     ({"0": replica()}, "profiles has the rank '0': pass whole numbers from 0 to 1048575"),
     ({True: replica()}, "profiles has the rank True: pass whole numbers from 0 to 1048575"),
     ({-1: replica()}, "profiles has the rank -1: pass whole numbers from 0 to 1048575"),
@@ -959,15 +959,15 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         whatever(versions={"torch": "2.11.0"}),
-        "run.versions['torch'] is '2.11.0' on rank 1, '2.13.0' on rank 0: pass the ranks of one run",
+        "run.versions['torch'] is '2.11.0' on rank 1, but '2.13.0' on rank 0: pass the ranks of one run",
     ),
     (
         [replica(run=run(window=n)) for n in (0, 1)],
-        "run.window is 1 on rank 1, 0 on rank 0: pass the ranks of one run",
+        "run.window is 1 on rank 1, but 0 on rank 0: pass the ranks of one run",
     ),
     (
         [replica(run=run(stage=stage)) for stage in ("train", "test")],
-        "run.stage is 'test' on rank 1, 'train' on rank 0: pass the ranks of one run",
+        "run.stage is 'test' on rank 1, but 'train' on rank 0: pass the ranks of one run",
     ),
     (
         [replica(), *(replica(run=run(tensor_parallel_size=n)) for n in (2, 4))],
@@ -975,15 +975,18 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         [replica(), *(replica(run=run(world_size=n)) for n in (8, 4))],
-        "run.world_size is 4 on rank 2, 8 on rank 1: pass the ranks of one run",
+        "run.world_size is 4 on rank 2, but 8 on rank 1: pass the ranks of one run",
     ),
     (
         whatever(3, world_size=2),
-        "run.world_size is 2 on rank 2: these ranks need 3 to 1048576",
+        "run.world_size is 2 on rank 2, but must be at least 3 for these ranks, and at most 1048576",
     ),
     (
         whatever(2, world_size=1 << 60),
-        f"run.world_size is {1 << 60} on rank 1: these ranks need 2 to 1048576",
+        (
+            f"run.world_size is {1 << 60} on rank 1, but must be at least 2 for these ranks, "
+            "and at most 1048576"
+        ),
     ),
 ]
 

@@ -116,7 +116,7 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
     if ratio is not None and not unprofiled:
         text = (
             f"{ratio:.2f} x as long; measured counting overhead is subtracted, "
-            "a few µs per operator remain"
+            "but a few µs per operator remain"
         )
         yield "cost of counting: it made the pass", text
 

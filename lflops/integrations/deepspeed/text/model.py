@@ -13,8 +13,8 @@ from lflops.units import UNKNOWN
 _LEGEND = (
     "After a module's name: its params, MACs and fwd latency, each with its share of the whole "
     "model; its fwd FLOPS; and the text that torch prints for it.\n"
-    "These figures include its submodules. The difference to the sum of the submodules comes from "
-    "functions that the module's forward calls itself.\n"
+    "These figures include its submodules. Any difference from the sum of the submodules comes from "
+    "functions that the module's forward calls directly.\n"
     "Parameters that several modules share are counted in the first of these modules."
 )
 
