@@ -134,7 +134,7 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
         samples=_units(units.get("samples"), client.samples),
         tokens=_units(units.get("tokens"), client.tokens),
         status=why.get("status", "–"),
-        findings=[f"{finding['cause']}: {finding['said']}" for finding in issues],
+        findings=[f"{finding['cause']}: {finding['sentence']}" for finding in issues],
         false=false,
         faults=faults,
     )
