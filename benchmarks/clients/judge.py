@@ -20,8 +20,8 @@ LEAST_SHARE = 0.05
 
 NAMED = {
     "slow data": frozenset({"data"}),
-    "slow module": frozenset({"slow", "python"}),
-    "slow hook": frozenset({"slow", "python"}),
+    "slow module": frozenset({"slow", "sleep", "python"}),
+    "slow hook": frozenset({"slow", "sleep", "python"}),
     "step logging": frozenset({"other", "logging"}),
     "slow validation": frozenset({"validation"}),
     "slow reward": frozenset({"reward", "generation", "inference", "rollout", "other"}),

@@ -292,7 +292,9 @@ def _sleep_of(step: Step) -> float | None:
     """
     if step.seconds is None or step.thread_cpu is None:
         return None
-    fetching = max(step.phases.get("data", 0.0) - (step.fetching_cpu or 0.0), 0.0)
+    # A wait for a core while the batch is fetched is part of `waited`, so it is not subtracted twice.
+    scheduled = (step.fetching_cpu or 0.0) + (step.fetching_waited or 0.0)
+    fetching = max(step.phases.get("data", 0.0) - scheduled, 0.0)
     waited = (step.thread_waited or 0.0) * (1 + UNCERTAIN_WAIT)
     return step.seconds - step.thread_cpu - waited - fetching
 

@@ -76,6 +76,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
             if unprofiled steps of several ranks are compared, otherwise `None`.
         fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
             module-timing steps.
+        fetching_waited: The part of `thread_waited` until the step's batch was available, in
+            module-timing steps.
         uncontended_phases: Seconds of each phase, without the time in which another thread had the
             core of the training thread; in module-timing steps on a busy machine. Module times
             exclude this time as well.
@@ -95,6 +97,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     thread_waited: Seconds | None = None
     waited_by_phase: Mapping[str, Seconds] | None = None
     fetching_cpu: Seconds | None = None
+    fetching_waited: Seconds | None = None
     uncontended_phases: Mapping[str, Seconds] = {}
     samples: Count | None = None
     tokens: Count | None = None

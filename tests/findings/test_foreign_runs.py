@@ -49,6 +49,7 @@ def trained(
     operators: Mapping[str, float] | None = None,
     on_core: float | None = None,
     waited: float = 0.0,
+    fetching_waited: float = 0.0,
     device_type: str = "cpu",
     marks: tuple[str, ...] = (),
     steps: int = 6,
@@ -58,7 +59,8 @@ def trained(
     """A training run of two layers.
 
     Operators have these traced seconds per step; of the seconds of a module-timing step, the
-    training thread computes for `on_core`, and waits for a core for `waited`.
+    training thread computes for `on_core`, and waits for a core for `waited`, of which it waits for
+    `fetching_waited` before it has the batch.
     """
     took = USUAL | phases
     seconds = sum(took.values())
@@ -74,6 +76,7 @@ def trained(
         thread_cpu=on_core,
         thread_waited=waited,
         fetching_cpu=0.0,
+        fetching_waited=fetching_waited,
     )
     fields: dict[str, Any] = dict(facts or {})
     if operators is not None:
@@ -305,6 +308,19 @@ def test_on_a_busy_machine_a_little_time_without_cpu_is_no_sleep() -> None:
     assert pytest.approx(20e-3) == findings(busy)["sleep"].seconds
     busier = trained(own=slow, forward=100e-3, on_core=58e-3, waited=100e-3)
     assert "sleep" not in findings(busier)
+
+
+def test_waiting_for_a_core_while_fetching_is_subtracted_once() -> None:
+    """Of a step of 210 ms, 74 are computed, 60 and a tenth are waits for a core, and 1 is a wait for the batch.
+
+    The twin does not wait for a core while it fetches, so 40 ms more are a wait for the batch.
+    """
+    slow = {("b", "forward"): 80e-3}
+    busy = {"own": slow, "forward": 100e-3, "data": 41e-3, "on_core": 74e-3, "waited": 60e-3}
+    found = findings(trained(**busy, fetching_waited=40e-3))
+    assert found["sleep"].seconds == pytest.approx(69e-3)
+    twin = findings(trained(**busy))
+    assert twin["sleep"].seconds == pytest.approx(29e-3)
 
 
 def test_waiting_for_a_device_is_no_sleep() -> None:

@@ -77,10 +77,17 @@ class ModuleTimingStep:
             self.cpu_lost = self._cpu.lost()
             self._cpu = None
 
-    def fetching(self, begin: bytes | None) -> float | None:
-        """Return the thread's CPU seconds from the start of the step until its batch was fetched."""
-        times = ThreadSchedule.between(begin, self._begun_at)
-        return None if times is None else times[0]
+    def fetching(self, begin: bytes | None) -> tuple[float | None, float | None]:
+        """Return how the thread was scheduled until the step's batch was available.
+
+        Args:
+            begin: Scheduler counters at the start of the step.
+
+        Returns:
+            The seconds that the thread ran on a core, and the seconds that it waited for one. Both
+            are `None` if a reading has no counters.
+        """
+        return ThreadSchedule.between(begin, self._begun_at) or (None, None)
 
     def uncontended_phases(
         self, step: PhaseMarks, fetching: float, waited: float | None

@@ -486,9 +486,11 @@ class StepTimer:
         step = replace(step, thread_cpu=on_core, thread_waited=waited)
         if hooks is None:
             return step
+        fetching_cpu, fetching_waited = hooks.fetching(timed.thread[0])
         return replace(
             step,
             cpu_lost=hooks.cpu_lost,
-            fetching_cpu=hooks.fetching(timed.thread[0]),
+            fetching_cpu=fetching_cpu,
+            fetching_waited=fetching_waited,
             uncontended_phases=hooks.uncontended_phases(timed.device_marks, fetching, waited),
         )

@@ -434,6 +434,10 @@ def test_processes_that_a_loader_has_started_are_known() -> None:
     hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
     assert hooked
     assert all(step.fetching_cpu is not None for step in hooked)
+    for step in hooked:
+        assert step.fetching_waited is not None
+        assert step.thread_waited is not None
+        assert 0 <= step.fetching_waited <= step.thread_waited
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
