@@ -163,7 +163,7 @@ def problem_of(path: Path) -> str:
         elif path.name.endswith(".pt.trace.json.gz"):
             read_trace(path)
             gzip.decompress(path.read_bytes())
-        elif path.name.startswith(".lflops-") and path.name != ".lflops-is-writing":
+        elif path.name.startswith(".lflops-"):
             return f"left: {path.name}"
     except Exception as error:  # noqa: BLE001 - this is what is looked for
         return f"{path.name}: {type(error).__name__}: {error}"

@@ -30,6 +30,9 @@ INFLATED_RATIO = 100
 Up to `MOST_INFLATED` decompressed bytes are always allowed.
 """
 
+_ACCESS_LIST = "system.posix_acl_access"
+"""The attribute of a file on Linux that has its access list."""
+
 _NOT_REGULAR = "is a folder, a pipe or a device"
 
 
@@ -131,20 +134,21 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` when it is complete.
 
-    If `path` is a link, the link is replaced, and its target does not change. The new file has the
-    permissions of the file that it replaces, if that file belongs to this user.
+    If `path` is a link, the link is replaced, and its target does not change. If the replaced file
+    belongs to this user, nobody else can read the new file who could not read the replaced file.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
     """
-    permissions = _permissions(path)
+    before = _replaced(path)
+    permissions = 0o666 if before is None else stat.S_IMODE(before.st_mode) & 0o777
     temporary = temporary_path(path.parent, ".tmp")
     flags = _flags("O_WRONLY", "O_CREAT", "O_EXCL")
-    number = os.open(temporary, flags, 0o666 if permissions is None else permissions)
+    number = os.open(temporary, flags, permissions)
     try:
         with os.fdopen(number, "wb") as file:
-            if permissions is not None:
-                temporary.chmod(permissions)
+            if before is not None:
+                temporary.chmod(_permissions(path, before, temporary))
             yield file
         temporary.replace(path)
     except BaseException:
@@ -161,11 +165,26 @@ def temporary_path(folder: Path, ending: str) -> Path:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that ended processes of this machine have left behind."""
     prefix = _temporary_prefix()
+    paths: list[Path] = []
     with suppress(OSError):
-        for path in folder.iterdir():
-            process = path.name.removeprefix(prefix).partition("-")[0]
-            if path.name.startswith(prefix) and process.isdecimal() and not _is_running(process):
+        paths.extend(folder.iterdir())
+    for path in paths:
+        process = path.name.removeprefix(prefix).partition("-")[0]
+        if path.name.startswith(prefix) and process.isdecimal() and not _is_running(process):
+            # Someone else may have made a folder with such a name.
+            with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def owner_text() -> bytes:
+    """Return text for a file that belongs to this process, for `has_ended`."""
+    return f"{platform.node()} {os.getpid()}".encode()
+
+
+def has_ended(owner: bytes) -> bool:
+    """Check whether a process of this machine wrote `owner_text` and has ended."""
+    node, _, process = owner.decode(errors="replace").rpartition(" ")
+    return node == platform.node() and process.isdecimal() and not _is_running(process)
 
 
 def _temporary_prefix() -> str:
@@ -250,18 +269,35 @@ def open_device(path: Path) -> BinaryIO:
     return path.open("wb", buffering=0)
 
 
-def _permissions(path: Path) -> int | None:
-    """Return the permissions to keep when a file is replaced.
+def _replaced(path: Path) -> os.stat_result | None:
+    """Return the status of the file that a new file replaces.
 
-    Returns `None` if the file is new, is a link or belongs to another user.
+    Returns `None` if there is no file, or if it is a link or belongs to another user.
     """
     with suppress(FileNotFoundError):
         _check_regular(path.stat(), path)
         before = path.lstat()
         is_own = not hasattr(os, "getuid") or before.st_uid == os.getuid()
         if stat.S_ISREG(before.st_mode) and is_own:
-            return stat.S_IMODE(before.st_mode) & 0o777
+            return before
     return None
+
+
+def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
+    """Give a new file the group of the file that it replaces, and return the permissions to set.
+
+    The group gets none if the group cannot be set, or if an access list applied to it.
+    """
+    permissions = stat.S_IMODE(before.st_mode) & 0o777
+    is_limited = False
+    with suppress(OSError, AttributeError):
+        is_limited = _ACCESS_LIST in os.listxattr(path)
+    try:
+        if not is_limited and before.st_gid != new.stat().st_gid:
+            os.chown(new, -1, before.st_gid)
+    except OSError:
+        is_limited = True
+    return permissions & ~stat.S_IRWXG if is_limited else permissions
 
 
 def _flags(*names: str) -> int:

@@ -52,7 +52,6 @@ ALLOWED = {
     "lflops/timing/clock.py: os.open",  # the counters of a thread in /proc
     "lflops/trace/annotate_in_background.py: TemporaryFile",  # without a name
     "lflops/monitoring/outputs/loggers.py: TemporaryDirectory",  # of this user alone
-    "lflops/monitoring/outputs/paths.py: touch",  # exclusive
     "lflops/monitoring/inputs/settings.py: TemporaryDirectory",  # exclusive, and removed at once
 }
 
@@ -251,6 +250,29 @@ def test_a_file_keeps_its_permissions(before: int | None, expected: int, tmp_pat
     assert expected == stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to any group")
+def test_a_file_keeps_its_group(tmp_path: Path) -> None:
+    """Otherwise another group could read it."""
+    path = tmp_path / "file"
+    path.touch()
+    os.chown(path, -1, 12_345)
+    path.chmod(0o660)
+    write_whole(path, b"new")
+    assert (12_345, 0o660) == (path.stat().st_gid, stat.S_IMODE(path.stat().st_mode))
+
+
+def test_a_file_whose_group_cannot_be_kept_is_closed_to_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for one with an access list, which may deny what the permissions seem to allow."""
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(0o664)
+    monkeypatch.setattr(os, "listxattr", lambda _: ["system.posix_acl_access"], raising=False)
+    write_whole(path, b"new")
+    assert 0o604 == stat.S_IMODE(path.stat().st_mode)
+
+
 def test_an_error_while_writing_leaves_the_file_before(tmp_path: Path) -> None:
     """And no temporary file."""
     (path := tmp_path / "file").write_bytes(b"older")
@@ -288,8 +310,10 @@ def test_what_a_killed_process_left_is_removed(
     of_init = own.with_name(own.name.replace(f"-{os.getpid()}-", "-1-"))
     elsewhere = own.with_name(left.name.replace(platform.node(), "elsewhere"))
     others = [own, of_init, elsewhere, tmp_path / "a.profile.json", tmp_path / f".{ended.pid}"]
+    # Someone else made a folder with the name of such a file.
+    (folder := left.with_name(f"{left.name}-1")).mkdir()
     for path in (left, left.with_name(f"{left.name}.calls"), *others):
         path.touch()
     remove_leftovers(tmp_path)
-    assert set(others) == set(tmp_path.iterdir())
+    assert {*others, folder} == set(tmp_path.iterdir())
     remove_leftovers(tmp_path / "missing")

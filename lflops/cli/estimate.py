@@ -632,10 +632,22 @@ def builder_for(
 ) -> Iterator[Callable[[int], Any]]:
     """Provide a function that takes a number of samples and builds the target's subject.
 
-    Modules in the current folder can be imported. Errors name the target.
+    A function of the user can import modules in the current folder. A configuration cannot, and
+    transformers downloads nothing for it. Errors name the target.
     """
-    # As with `python -m`, the user's function can import from the current folder while it runs.
-    sys.path.insert(0, "")
+    from lflops.estimation.from_config import is_config, offline
+
+    with contextlib.ExitStack() as undo:
+        if is_config(target):
+            undo.enter_context(offline())
+        else:
+            # As with `python -m`, the function can import from the current folder while it runs.
+            sys.path.insert(0, "")
+            undo.callback(sys.path.remove, "")
+        yield from _built(target, tokens, remote_code=remote_code)
+
+
+def _built(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
     try:
         build = _builder(target, tokens, remote_code=remote_code)
         # The objects of torch and transformers stay alive. Without this, every full garbage
@@ -651,7 +663,6 @@ def builder_for(
         raise UsageError(message) from error
     finally:
         gc.unfreeze()
-        sys.path.remove("")
 
 
 def _builder(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:

@@ -7,6 +7,7 @@ unreadable file; a one-line error message is then printed.
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from lflops.cli.why import what_if, why
 from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_file import json_schema
+from lflops.profile.module_names import plain
 from lflops.report.explanation import FORMAT, Explanation
 from lflops.version import __version__
 
@@ -77,7 +79,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Writing to stdout failed, because a failed read raises a ProfileError. Discard the rest of
         # the buffer, so that writing it does not fail again while Python shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
         return _refused(f"cannot write: {error.strerror}")
@@ -109,5 +112,6 @@ def lflops(
 
 
 def _refused(reason: str) -> int:
-    typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
+    # The reason may quote a file or a path of someone else.
+    typer.echo(f"lflops: {plain(' '.join(reason.split()))}", err=True)
     return 2

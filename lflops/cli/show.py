@@ -281,12 +281,14 @@ def html(
     if path.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"out={str(path)!r} is one of the profiles: pass another path with --out")
     if len(files) == 1 and files[0].is_dir() and not data:
-        write(page_of_run(windows_in(files[0]), ledger_in(files[0])), path)
+        text = page_of_run(windows_in(files[0]), ledger_in(files[0]))
+        write(text, path, is_named=out is not None)
         typer.echo(path)
         return
     analyses = [analyze(profile_at(file)) for file in files]
     if not data:
-        write(page(*analyses, names=_distinct_names(files)), path)
+        text = page(*analyses, names=_distinct_names(files))
+        write(text, path, is_named=out is not None)
         typer.echo(path)
     elif len(analyses) == 1:
         write_json(payload(analyses[0]))

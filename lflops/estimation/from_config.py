@@ -2,8 +2,12 @@
 
 import inspect
 import json
+import os
+import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from math import prod
 from operator import attrgetter
@@ -40,10 +44,23 @@ Builder = Callable[[int], tuple[nn.Module, Batch, Loss | None]]
 Its argument is the number of samples. The loss is `None` if it depends on values.
 """
 
-DEEPEST = 10_000
-"""Maximum number of layers.
+DEEPEST = 1_000
+"""Maximum number of layers, blocks, stages or experts.
 
 Building and running a deeper model takes so long that the command seems to hang.
+"""
+
+MOST_LABELS = 100_000
+"""Maximum number of labels. transformers makes a name for each of them."""
+
+_REPEATED = re.compile(r"layer|depth|block|stage|repeat|expert")
+_SIZE = re.compile(r"size|dim|width|capacity|channel|length|position|inter|freq|step|_id|index")
+"""A number with such a word in its name is no number of layers, such as `block_size`."""
+
+_IMPLEMENTATION = "_implementation"
+"""Ending of a key that selects the code of attention or of experts.
+
+A value with a slash is the name of a repository with such code.
 """
 
 ONE_LABEL = (
@@ -92,7 +109,7 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
     """
     config = _config(target, remote_code=remote_code)
     kind = _class(config, remote_code=remote_code)
-    _check_depth(target, config.to_dict())
+    _check_settings(target, config.to_dict())
 
     def build(samples: int) -> tuple[nn.Module, Batch, Loss | None]:
         model = kind(config).train()
@@ -114,14 +131,55 @@ def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
 
-def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep transformers from downloading anything, whatever a configuration names."""
+    variable = "HF_HUB_OFFLINE"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    # The package reads the variable when it is imported.
+    constants = sys.modules.get("huggingface_hub.constants")
+    was_offline = getattr(constants, variable, None)
+    if constants is not None:
+        setattr(constants, variable, True)
+    try:
+        yield
+    finally:
+        if constants is not None:
+            setattr(constants, variable, was_offline)
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+def _check_settings(target: str, settings: Mapping[str, Any]) -> None:
+    """Raise an error for settings that would use unbounded memory or time, or load other code."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            _check_depth(target, value)
-        elif "layer" in str(name) and isinstance(value, int) and value > DEEPEST:
+            _check_settings(target, value)
+        elif str(name).endswith(_IMPLEMENTATION) and "/" in str(value):
             raise CountError(
-                f"{target}: {name}={value}: pass a configuration with at most {DEEPEST:,} layers"
+                f"{target}: {name}={value!r}: pass a configuration with 'sdpa' or 'eager', because "
+                "the code of another repository is not loaded"
             )
+        else:
+            _check_number(target, str(name), value)
+
+
+def _check_number(target: str, name: str, value: Any) -> None:
+    """Raise an error for a number, or a list of numbers, that stands for too many modules."""
+    numbers = value if isinstance(value, list) else [value]
+    number = sum(each for each in numbers if isinstance(each, int))
+    if name == "num_labels" and number > MOST_LABELS:
+        raise CountError(
+            f"{target}: {name}={value}: pass a configuration with at most {MOST_LABELS:,} labels"
+        )
+    if _REPEATED.search(name) and not _SIZE.search(name) and number > DEEPEST:
+        raise CountError(
+            f"{target}: {name}={value!r:.60}: pass a configuration with at most {DEEPEST:,} layers, "
+            "blocks, stages or experts"
+        )
 
 
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:
@@ -227,7 +285,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
             f"{target}: no such file: pass a config.json, its folder, "
             f"or {BY_NAME} and a name in transformers' cache"
         )
-    _check_file(Path(name))
+    _check_file(target, Path(name))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -249,24 +307,32 @@ def _config(target: str, *, remote_code: bool) -> Any:
     return config
 
 
-def _check_file(path: Path) -> None:
-    """Raise an error for a pipe, a device or a huge file, because transformers would read it."""
+def _check_file(target: str, path: Path) -> None:
+    """Raise an error for a file that transformers would read without end, or with too much memory.
+
+    That is a pipe, a device, a huge file, or a file with a setting that is too large.
+    """
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         return
     try:
-        read(file)
+        content = read(file)
     except OSError as error:
         raise CountError(f"{file}: {error.strerror}: pass a config.json, or its folder") from error
+    # transformers has the error for a file that is not JSON.
+    with suppress(ValueError, RecursionError):
+        settings = json.loads(content)
+        if isinstance(settings, dict):
+            _check_settings(target, settings)
 
 
 def _class(config: Any, *, remote_code: bool) -> Callable[[Any], Any]:
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
-        found: Any = getattr(transformers, name, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        found: Any = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
     autos: list[Any] = [getattr(transformers, f"AutoModelFor{task}") for task in AUTO]
     general = autos[0] if remote_code else transformers.AutoModel
     for auto in autos:

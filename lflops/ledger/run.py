@@ -9,7 +9,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
@@ -60,6 +59,12 @@ LARGEST_FILE = 1 << 24
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 """A number of nanoseconds, steps or bytes. A larger number would not fit into a float."""
 
+
+MOST_DAMAGED = 10_000
+"""Maximum number of unreadable lines in a file. A killed process leaves one of them."""
+
+MOST_CATEGORIES = 1_000
+"""Maximum number of categories in a row."""
 
 MOST_STEPS = 2**53
 """Upper limit of the number of steps of a run.
@@ -220,7 +225,7 @@ def read_segment(path: Path) -> Segment | None:
         content = read(path, LARGEST_FILE)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror or error}") from error
-    lines = list(_decoded(content.split(b"\n")))
+    lines = list(_decoded(content.split(b"\n"), path))
     if not lines:
         return None
     head, *others = lines
@@ -237,12 +242,22 @@ def read_segment(path: Path) -> Segment | None:
     return Segment(head, path, rows, slow, groups)
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[Line]:
+def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
+    damaged = 0
     for text in lines:
-        with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        if not text:
+            continue
+        try:
             line: Line = msgspec.json.decode(text, type=Line)
-            if _is_known(line):
-                yield line
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            damaged += 1
+            if damaged > MOST_DAMAGED:
+                raise ProfileError(
+                    f"{path}: more than {MOST_DAMAGED:,} lines are damaged"
+                ) from None
+            continue
+        if _is_known(line):
+            yield line
 
 
 def _is_known(line: Line) -> bool:
@@ -252,6 +267,8 @@ def _is_known(line: Line) -> bool:
     if isinstance(line, StepGroup):
         return max(abs(line.first), abs(line.last), abs(line.steps)) < MOST_STEPS
     if isinstance(line, Row):
+        if len(line.spent) + len(line.open) > MOST_CATEGORIES:
+            return False
         if any(abs(each) > _LARGEST_CLASS for each in line.durations):
             return False
         for category in (*line.spent, *line.open):

@@ -109,13 +109,14 @@ def save(analysis: Analysis, path: Path) -> None:
     write_whole(path, page(analysis, ledger=ledger).encode())
 
 
-def write(text: str, path: Path) -> None:
-    """Write a file to the user's path, atomically, and create missing folders.
+def write(text: str, path: Path, *, is_named: bool = True) -> None:
+    """Write a file atomically, and create missing folders.
 
-    If the path is a device or a pipe, the text is written to it.
+    If the path is a device or a pipe, the text is written to it, but only if the user named the
+    path. A pipe with a default name may have been planted, and nothing may read from it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if is_named and path.exists() and not path.is_file() and not path.is_dir():
         with open_device(path) as file:
             file.write(text.encode())
     else:

@@ -174,7 +174,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         root = self._logdir.resolve()
         run, datum = window
         folder = self._logdir / run / "lflops"
-        for path in (folder, *folder.glob(f"*{ENDING}")):
+        for path in (folder, *folder.rglob(f"*{ENDING}")):
             if not path.resolve().is_relative_to(root):
                 return _refused(start, _FORBIDDEN, "the ledger is not below the log directory")
         try:

@@ -4,6 +4,8 @@ The arguments of the process are `TRACE CALLS INTO [PROFILE]`, which are all pat
 """
 
 import contextlib
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -45,11 +47,14 @@ _DAMAGED = (
 """Errors from files that are damaged, or that cannot be read or written."""
 
 _PROGRAM = f"""
-import os, sys
-sys.path[:] = sys.argv.pop(1).split(os.pathsep)
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
 from {__name__} import run
 run()
 """
+
+_PACKAGES = ("lflops", "msgspec", "torch_tb_profiler")
+"""The packages that the background process imports."""
 
 _MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}
 
@@ -92,11 +97,10 @@ class AnnotationProcess:
             raise
 
     def _start(self, arguments: list[str]) -> "subprocess.Popen[bytes]":
-        # The new process has the same import path as this process, but without the current folder,
-        # where other people may have files.
-        search_path = os.pathsep.join(filter(os.path.isabs, sys.path))
+        # An isolated interpreter adds neither the current folder nor PYTHONPATH to its import path.
+        command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(search_path()), *arguments]
         return subprocess.Popen(  # noqa: S603 - our own program, on our own files
-            [sys.executable, "-P", "-c", _PROGRAM, search_path, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -148,6 +152,31 @@ class AnnotationProcess:
         # not keep the interpreter from ending.
         name = f"lflops: {self.into.name}"
         threading.Thread(target=self._process.wait, name=name, daemon=True).start()
+
+
+def search_path() -> list[str]:
+    """Return the import path of the background process.
+
+    It is that of this process, without the current folder and the folder of the training script,
+    where other people may put files while the run goes on. Such a folder is kept if one of the
+    packages that the process needs was found there.
+    """
+    left_out: set[Path] = set()
+    with contextlib.suppress(OSError):
+        left_out.add(Path.cwd().resolve())
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None:
+        left_out.add(Path(script).resolve().parent)
+    for package in _PACKAGES:
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(package)
+            if found is not None and found.origin is not None:
+                left_out.discard(Path(found.origin).resolve().parent.parent)
+    folders = []
+    for folder in map(Path, sys.path):
+        if folder.is_absolute() and folder.resolve() not in left_out:
+            folders.append(str(folder))
+    return folders
 
 
 def main(arguments: Sequence[str]) -> int:

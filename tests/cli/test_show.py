@@ -346,3 +346,11 @@ def test_the_package_itself_is_the_shell() -> None:
         [sys.executable, "-m", "lflops", "--version"], check=True, capture_output=True, text=True
     )
     assert ran.stdout.startswith("lflops ")
+
+
+def test_an_error_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    """It quotes a path, which someone else may have chosen."""
+    assert main(["show", "\x1b]0;owned\x07.profile.json"]) == 2
+    said = capsys.readouterr().err
+    assert "owned" in said
+    assert said.strip().isprintable()

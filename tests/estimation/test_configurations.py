@@ -1,5 +1,9 @@
 """Models by their configuration, beyond text: what they are given, and what they need."""
 
+import importlib
+import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 import lflops
+from lflops.cli.estimate import builder_for
 from lflops.estimation.estimate import Estimator, subject_of
-from lflops.estimation.from_config import builder_of
+from lflops.estimation.from_config import builder_of, offline
 from tests.support.cpu_allocator import allocated
 
 SMALL: dict[str, Any] = {
@@ -184,9 +189,64 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
     with pytest.raises(
         lflops.CountError,
-        match=r"num_hidden_layers=1000000: pass a configuration with at most 10,000 layers",
+        match=r"num_hidden_layers=1000000: pass a configuration with at most 1,000 layers",
     ):
         builder_of(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"num_labels": 5_000_000},
+            "num_labels=5000000: pass a configuration with at most 100,000",
+        ),
+        ({"depths": [1, 1, 1, 3000]}, r"depths=\[1, 1, 1, 3000\]: .* at most 1,000 layers"),
+        (
+            {"text_config": {"attn_implementation": "someone/kernels"}},
+            "attn_implementation='someone/kernels': pass a configuration with 'sdpa' or 'eager'",
+        ),
+    ],
+)
+def test_a_setting_is_refused_before_transformers_reads_it(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """It would make five million names, run for hours, or load someone's code."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", **settings}))
+    with pytest.raises(lflops.CountError, match=said):
+        builder_of(str(tmp_path))
+
+
+def test_a_size_is_no_number_of_layers(tmp_path: Path) -> None:
+    """The twin: these names have the words of what is limited."""
+    settings = {"block_size": 32_768, "shared_expert_intermediate_size": 5_632}
+    saved(tmp_path, "ViTForImageClassification", **settings)
+    assert builder_of(str(tmp_path))(1)
+
+
+def test_a_class_that_is_no_model_is_not_called(tmp_path: Path) -> None:
+    """`architectures` may name anything in transformers."""
+    folder = saved(tmp_path, "ViTForImageClassification")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["pipeline"]}))
+    assert type(builder_of(str(folder))(1)[0]).__name__ == "ViTForImageClassification"
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_transformers_is_offline_for_a_configuration(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration can name a repository. What was set before is set again."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if before is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
+    with offline():
+        assert constants.HF_HUB_OFFLINE
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert not constants.HF_HUB_OFFLINE
+    assert os.environ.get("HF_HUB_OFFLINE") == before
 
 
 def test_a_configuration_of_text_without_a_class_is_a_language_model(tmp_path: Path) -> None:
@@ -198,3 +258,13 @@ def test_a_configuration_of_text_without_a_class_is_a_language_model(tmp_path: P
         kind.save_pretrained(tmp_path)
         model: nn.Module = builder_of(str(tmp_path))(1)[0]
         assert found == type(model).__name__
+
+
+def test_a_configuration_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """It may come from a repository that also has a `transformers.py`. The twin is a function."""
+    folder = saved(tmp_path, "ViTForImageClassification")
+    with builder_for(str(folder), None, remote_code=False):
+        assert "" not in sys.path
+    with builder_for("tests.estimation.planning.test_plan:build", None, remote_code=False):
+        assert "" in sys.path
+    assert "" not in sys.path

@@ -4,6 +4,7 @@ Each profile has the phases, operators and times of such a run. Next to each is 
 issue, which still has to be found.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -252,6 +253,11 @@ def test_python_outside_the_layers_is_found(operators: dict[str, float] | None) 
     found = findings(given)["outside"]
     assert found.is_issue
     assert ".item()" in found.fix
+    # The operators are not listed as if they took these 30 ms.
+    assert "max_pool2d" not in found.sentence
+    if operators is not None:
+        # 2 ms in forward, and little in backward.
+        assert re.search(r"but the operators there take only 2\.\d+ ms\.", found.sentence)
 
 
 def test_without_a_trace_large_operators_may_need_their_time() -> None:

@@ -84,6 +84,30 @@ def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -
         read_segment(path)
 
 
+def test_a_file_of_damaged_lines_is_refused(tmp_path: Path) -> None:
+    """Empty lines cost nothing, and a killed process leaves one damaged line."""
+    path = tmp_path / "a.ledger.jsonl"
+    head = b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":1}\n'
+    path.write_bytes(head + b"\n" * 1_000_000 + b"{\n" * 10_000)
+    assert read_segment(path) is not None
+    path.write_bytes(head + b"{\n" * 10_001)
+    with pytest.raises(ProfileError, match=r"more than 10,000 lines are damaged"):
+        read_segment(path)
+
+
+def test_a_row_with_countless_categories_is_left_out(tmp_path: Path) -> None:
+    """A row has some dozens; the twin has a thousand."""
+    path = tmp_path / "a.ledger.jsonl"
+    head = b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":1}\n'
+    for categories in (1_000, 1_001):
+        spent = ",".join(f'"training/{number}":1' for number in range(categories))
+        row = f'{{"kind":"row","end":2,"spent":{{{spent}}}}}\n'
+        path.write_bytes(head + row.encode())
+        segment = read_segment(path)
+        assert segment is not None
+        assert len(segment.rows) == (categories == 1_000)
+
+
 def test_rows_of_long_ago_become_one() -> None:
     """A day of rows of two seconds.
 

@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import os
 import re
 import zlib
 from pathlib import Path
@@ -152,6 +153,19 @@ def test_html_writes_the_page_beside_the_file(
         assert 0 == main(["html", str(file), *arguments])
         assert f"{tmp_path / place}\n" == capsys.readouterr().out
         assert page(analyze(small_profile())) == (tmp_path / place).read_text("utf-8")
+
+
+def test_a_pipe_with_the_default_name_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing reads from it, so the command would hang."""
+    file = tmp_path / "small.profile.json"
+    save(small_profile(), file)
+    os.mkfifo(tmp_path / "small.profile.html")
+    assert main(["html", str(file)]) == 2
+    assert "is a folder, a pipe or a device" in capsys.readouterr().err
+    # The twin is a device that the user names.
+    assert main(["html", str(file), "-o", os.devnull]) == 0
 
 
 def test_html_puts_several_profiles_into_one_page(

@@ -440,6 +440,21 @@ def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
     assert peak < 10 << 20
 
 
+def test_a_ledger_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A link in a folder of the run leads out of the log directory."""
+    logs = tmp_path / "logs"
+    with SummaryWriter(logs / "run") as writer:
+        lflops.tensorboard.log(writer, small_profile(), 8)
+    name = "rank0-1-1.ledger.jsonl"
+    (tmp_path / name).write_text("")
+    (logs / "run" / "lflops" / "part").mkdir(parents=True)
+    (logs / "run" / "lflops" / "part" / name).symlink_to(tmp_path / name)
+    with board(logs) as running:
+        running.windows(expected=1)
+        status, _, body = running.get("run", run="run", tag="lflops/fit/profile", step=8)
+    assert (403, b"the ledger is not below the log directory") == (status, body)
+
+
 def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     """Anybody who can write into the folder of a run can make one."""
     with SummaryWriter(tmp_path / "run") as writer:

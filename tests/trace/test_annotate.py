@@ -24,6 +24,7 @@ from lflops.trace.annotate import PROCESS, PROCESS_ID, RecordedCalls, annotate, 
 from lflops.trace.annotate_in_background import AnnotationProcess, main
 from lflops.trace.record.tracer import Recording, Tracer
 from tests.support.quarters import exact
+from tests.support.repository import ROOT
 from tests.support.small_models import Block, Projections, sequence, up
 
 BASE = 1_700_000_000_000_000_000
@@ -480,3 +481,23 @@ def test_an_annotation_that_takes_long_goes_on(
     told.write_text("enough\n")
     assert ["enough", "enough"] == [annotation.finish(), annotation.finish()]
     assert [into] == list(folder.iterdir())
+
+
+def test_the_background_process_imports_nothing_from_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from the current folder nor from that of the script, nor from a relative one."""
+    for name in ("here", "scripts", "packages"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    script = str(tmp_path / "scripts" / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
+    added = [str(tmp_path / name) for name in ("here", "scripts", "packages")]
+    before = [folder for folder in sys.path if Path(folder).is_absolute()]
+    monkeypatch.setattr(sys, "path", ["", ".", *added, *before])
+    found = program.search_path()
+    assert str(tmp_path / "packages") in found
+    assert not {"", ".", *added[:2]} & set(found)
+    # The twin is a folder in which lflops itself was found.
+    monkeypatch.chdir(ROOT)
+    assert str(ROOT) in program.search_path() or str(ROOT) not in before

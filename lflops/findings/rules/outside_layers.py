@@ -13,6 +13,10 @@ PYTHON_SHARE = 0.5
 """Python code is the reason if it takes at least this share of the time outside the layers."""
 
 
+OPERATORS_SHARE = 0.25
+"""The operators are listed if they take at least this share of the time outside the layers."""
+
+
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
@@ -52,7 +56,7 @@ class OutsideLayers(ModuleRule):
                 seconds = max(seconds - step.sleeping_in(""), 0.0)
                 facts: Facts = {
                     "itself": root_itself(step.root.class_name),
-                    "operators": _in_operators(step),
+                    "operators": _in_operators(step, seconds),
                 }
                 yield Candidate(rule=self, seconds=seconds, facts=facts)
 
@@ -98,8 +102,11 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
 
 
-def _in_operators(step: StepEvidence) -> str:
-    """Describe the operators outside the layers: from other models, or from the model itself."""
+def _in_operators(step: StepEvidence, seconds: float) -> str:
+    """Describe the operators outside the layers: from other models, or from the model itself.
+
+    They are listed if they explain the time. Otherwise only their total is stated.
+    """
     forward = step.root.forward
     if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:
         return (
@@ -109,4 +116,6 @@ def _in_operators(step: StepEvidence) -> str:
     operators = step.operator_times.of({""}, {"forward", "backward"})
     if not operators.names:
         return ""
+    if operators.seconds < OPERATORS_SHARE * seconds:
+        return f", but the operators there take only {units.duration(operators.seconds)}"
     return f", in {operators.listed()}"

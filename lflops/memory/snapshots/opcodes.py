@@ -54,6 +54,9 @@ SECONDS = 5.0
 BYTES_PER_SECOND = 5_000_000
 """Time limit of the check: `SECONDS`, plus one second for each `BYTES_PER_SECOND` bytes."""
 
+_NEW_CONTAINERS = (b"}", b"]", b"(l", b"(d", b"\x85", b"\x86", b"\x87")
+"""Opcodes that make a list, a dictionary or a tuple."""
+
 MANY_CONTAINERS = 2_000_000
 BYTES_OF_CONTAINER = 9
 """Maximum number of containers: `MANY_CONTAINERS`, plus one for each `BYTES_OF_CONTAINER` bytes.
@@ -64,7 +67,7 @@ An empty container uses 64 bytes of memory.
 
 def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
     """Raise `pickle.UnpicklingError` for a pickle that could use unbounded memory or time."""
-    containers = content.count(b"}") + content.count(b"]")
+    containers = sum(content.count(opcodes) for opcodes in _NEW_CONTAINERS)
     if containers > MANY_CONTAINERS + len(content) // BYTES_OF_CONTAINER:
         raise pickle.UnpicklingError("has more containers than its size allows")
     most_memo = len(content) // BYTES_OF_MEMO

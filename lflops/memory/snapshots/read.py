@@ -257,6 +257,9 @@ class _Reader:
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
         self._parts = 0
+        # The ids of the dictionaries of blocks and entries. A small pickle can refer to one of them a
+        # million times, but torch writes each of them once.
+        self._read: set[int] = set()
         # Stacks, keyed by the id of their list of frames. torch's pickles share these lists.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
 
@@ -268,6 +271,14 @@ class _Reader:
             raise ProfileError(f"{place} is {_described(value)}: it must be a dictionary")
         return value
 
+    def once(self, value: Any, place: str) -> Mapping[str, Any]:
+        """Return a dictionary that may occur only once in a file."""
+        mapping = self.mapping(value, place)
+        if id(mapping) in self._read:
+            raise ProfileError(f"{place} is the same object as an earlier one")
+        self._read.add(id(mapping))
+        return mapping
+
     def listed(self, value: Any, place: str) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise ProfileError(f"{place} is {_described(value)}: it must be a list")
@@ -278,7 +289,7 @@ class _Reader:
         at = _number(value, "address", place)
         for index, each in enumerate(self.listed(value.get("blocks"), f"{place}.blocks")):
             block_place = f"{place}.blocks[{index}]"
-            block = self.block(self.mapping(each, block_place), at, block_place)
+            block = self.block(self.once(each, block_place), at, block_place)
             blocks.append(block)
             at = block.address + block.size
         return Segment(_number(value, "total_size", place), tuple(blocks))
@@ -306,7 +317,7 @@ class _Reader:
     def entries(self, trace: Any, place: str) -> Iterable[Entry]:
         for index, each in enumerate(self.listed(trace, place)):
             at = f"{place}[{index}]"
-            entry = self.mapping(each, at)
+            entry = self.once(each, at)
             action = entry.get("action")
             if not isinstance(action, str):
                 raise ProfileError(f"{at}.action is {_described(action)}: it must be a string")

@@ -616,7 +616,7 @@ class Reporters:
         stage = profiles[-1].run.stage
         windows = [profile for profile in profiles if profile.run.stage == stage]
         with self._failures.contained("the page"):
-            page.write(page.page_of_run(windows, ledger), self._last_page)
+            page.write(page.page_of_run(windows, ledger), self._last_page, is_named=False)
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
         """Return a sentence about each rank that makes other ranks wait, with a key for the rank."""

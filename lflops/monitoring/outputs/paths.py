@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from lflops.files import open_for_append, remove_leftovers, write_whole
+from lflops.files import (
+    has_ended,
+    open_for_append,
+    owner_text,
+    read,
+    remove_leftovers,
+    temporary_path,
+    write_whole,
+)
 from lflops.profile.profile import Run
 
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
@@ -21,6 +29,7 @@ _MARKER = ".lflops-is-writing"
 """Name of the file that marks a folder as claimed by a running loop.
 
 The file is removed when the run ends. From then on, the run's files show that the folder is in use.
+It names the process, so that the marker of a killed run does not count.
 """
 
 # a folder with such files belongs to another run
@@ -43,8 +52,9 @@ def claim(folder: Path, loop: object) -> str:
         path = folder / part
         try:
             path.mkdir(parents=True, exist_ok=True)
+            _remove_stale_marker(path)
             if not _has_files(path):
-                (path / _MARKER).touch(exist_ok=False)
+                _mark(path)
                 claimed[folder] = part
         except FileExistsError:
             continue
@@ -52,6 +62,30 @@ def claim(folder: Path, loop: object) -> str:
             # the code that writes the files reports the problem
             return ""
     return claimed[folder]
+
+
+def _mark(folder: Path) -> None:
+    """Create the marker. Raises `FileExistsError` if another run has marked the folder."""
+    with os.fdopen(open_for_append(folder / _MARKER, new=True), "ab") as file:
+        file.write(owner_text())
+
+
+def _remove_stale_marker(folder: Path) -> None:
+    """Remove the marker of a run that was killed.
+
+    The marker is renamed first: of two runs that begin at the same time, only one can do this, and
+    the other one cannot remove the new marker of the first.
+    """
+    marker = folder / _MARKER
+    with contextlib.suppress(OSError):
+        if not has_ended(read(marker)):
+            return
+        aside = temporary_path(folder, ".tmp")
+        marker.rename(aside)
+        if has_ended(read(aside)):
+            aside.unlink()
+        else:
+            aside.rename(marker)
 
 
 def _has_files(folder: Path) -> bool:
@@ -120,6 +154,8 @@ class OutputPaths(NamedTuple):
     def remove_leftovers(self) -> None:
         """Remove temporary files that killed runs left in the folders and in their parts."""
         profiles = [self.profiles, *self.profiles.glob("run-*/")]
+        for folder in profiles:
+            _remove_stale_marker(folder)
         traces = [self.traces, *self.traces.glob("*/"), *self.traces.glob("run-*/*/")]
         for folder in (*profiles, *traces):
             remove_leftovers(folder)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from lflops.errors import ProfileError
 from lflops.profile.series import grouped, summed
 from lflops.trace.analysis.categories import precision_by_name
 from lflops.trace.annotate import threads_of_tracks
@@ -30,6 +31,12 @@ from lflops.trace.recorded import (
     Span,
     outer_first,
 )
+
+MOST_NESTED = 1_000
+"""Maximum number of items around an item of a thread.
+
+Python itself nests no more calls. The walk looks at all items around an item.
+"""
 
 _OperatorKey = tuple[str, Inputs | None]
 
@@ -254,9 +261,15 @@ class _Walker:
         self._forward: list[OperatorCall] = []
 
     def walk_thread(self, items: Iterable[HostItem]) -> None:
-        """Walk through the items of one thread."""
+        """Walk through the items of one thread.
+
+        Raises:
+            ProfileError: More than `MOST_NESTED` items overlap.
+        """
         opened: list[_Open] = []
         for item in outer_first(items, opened):
+            if len(opened) > MOST_NESTED:
+                raise ProfileError(f"more than {MOST_NESTED:,} events of one thread overlap")
             if isinstance(item, RuntimeCall):
                 self._add_launch(item, opened)
                 continue

@@ -1,6 +1,9 @@
 """Which folder a run's files go to, and which runs write none."""
 
+import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from lflops.integrations.lightning.monitor import FlopsMonitor, InjectedMonitor
 from lflops.integrations.lightning.training import RUNS
-from lflops.monitoring.outputs.paths import claim, release
+from lflops.monitoring.outputs.paths import OutputPaths, claim, release
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,
     QUIET,
@@ -214,6 +217,24 @@ def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
     for each in (other, one):
         release(tmp_path / "ours", each)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_marker_of_a_killed_run_does_not_count(tmp_path: Path) -> None:
+    """The twin's process still runs."""
+    folder = tmp_path / "ours"
+    marker = folder / ".lflops-is-writing"
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    for process, part in ((ended.pid, ""), (1, "run-2")):
+        folder.mkdir(exist_ok=True)
+        marker.write_text(f"{platform.node()} {process}")
+        loop = Classifier()
+        assert claim(folder, loop) == part
+        release(folder, loop)
+    assert marker.exists()
+    marker.write_text(f"{platform.node()} {ended.pid}")
+    OutputPaths(folder, folder / "traces").remove_leftovers()
+    assert not marker.exists()
 
 
 def test_ranks_agree_on_the_part(tmp_path: Path) -> None:

@@ -188,14 +188,22 @@ def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> N
 def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes that would be a billion blocks."""
+    """A few bytes that would be a billion blocks, and a million entries that are one dictionary."""
     monkeypatch.setattr("lflops.memory.snapshots.read.MOST_PARTS", 1_000)
-    blocks = [{"size": 1, "state": "inactive"}] * 1000
-    (tmp_path / "snapshot.pickle").write_bytes(
-        pickle.dumps({"segments": [{"address": 1, "total_size": 1, "blocks": blocks}] * 1000})
-    )
+    blocks = [{"size": 1, "state": "inactive"} for _ in range(2000)]
+    segment = {"address": 1, "total_size": 1, "blocks": blocks}
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment]}))
     with pytest.raises(ProfileError, match="has more than 1,000 parts"):
-        read_snapshot(tmp_path / "snapshot.pickle")
+        read_snapshot(path)
+    segment["blocks"] = blocks[:1] * 2
+    path.write_bytes(pickle.dumps({"segments": [segment]}))
+    with pytest.raises(ProfileError, match=r"segments\[0\].blocks\[1\] is the same object"):
+        read_snapshot(path)
+    traces = [[{"action": "alloc", "frames": []}] * 2]
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
+    with pytest.raises(ProfileError, match=r"\[1\] is the same object"):
+        read_snapshot(path)
 
 
 def test_older_snapshots_are_read() -> None:

@@ -321,3 +321,27 @@ def test_the_verdict_names_one_cause_where_one_is_most_of_it(
     trace.operator("aten::mm", 500, 1000)
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert "is idle, mostly while the host prepares launches; 18.2 %" in text.splitlines()[0]
+
+
+def test_a_thread_of_countless_overlapping_events_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The walk looks at all events around an event. The twin has as many as Python could nest."""
+    path = tmp_path / "deep.pt.trace.json"
+    for depth, status in ((900, 0), (1_100, 2)):
+        events = []
+        for number in range(depth):
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "cpu_op",
+                    "name": f"aten::op{number}",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": number,
+                    "dur": 2 * depth - 2 * number,
+                }
+            )
+        path.write_text(json.dumps({"traceEvents": events}))
+        assert main(["trace", "show", str(path)]) == status
+    assert "more than 1,000 events of one thread overlap" in capsys.readouterr().err
